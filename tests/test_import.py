@@ -211,7 +211,7 @@ def build(kind, tmp_path_factory):
 
 
 # Programs, which fork nothing, and modules of PyCUDA, which the backend imports as a whole when it is asked for.
-WITHOUT_FORKS = ("cli.py", "demo", "cuda")
+WITHOUT_FORKS = ("cli.py", "cuda")
 TRACED = "_operators"  # PyTorch's compiler follows this function of api/attention.py, and knows no locks
 
 

@@ -15,7 +15,7 @@ def runs(*triples):
 )
 def test_runs_that_meet_in_one_key(one, other):
     """In the last key of the one and the first of the other."""
-    with pytest.raises(ValueError, match="^runs: expected each key of a row once"):
+    with pytest.raises(ValueError, match="^runs: expected disjoint runs in each row"):
         AffineRows.from_runs(runs(one, other), 20)
     start, step, count = one
     shorter = (start, step, count - 1)

@@ -41,8 +41,8 @@ def test_csr_of_any_integers(dtype):
         ([0, 1], np.ma.masked_array([1], [True]), TypeError, "^indices: expected a plain array"),
         ([0, 1], [2**64], ValueError, "^indices: expected integers in"),
         ([0, 1], np.array([2**63 + 3], np.uint64), ValueError, "^indices: expected integers in"),
-        ([0, 2**63 - 1, -(2**63), -1, 0], [], ValueError, "^indptr: expected a rising"),
-        ([0, 1], [[1]], ValueError, "^indices: expected one axis"),
+        ([0, 2**63 - 1, -(2**63), -1, 0], [], ValueError, "^indptr: expected a non-decreasing"),
+        ([0, 1], [[1]], ValueError, "^indices: expected a 1-D array"),
     ],
 )
 def test_csr_that_is_refused(indptr, indices, error, message):

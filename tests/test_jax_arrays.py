@@ -103,7 +103,7 @@ def test_an_array_on_several_devices_is_refused(python):
 q, k, v = (jnp.asarray(x) for x in inputs(2, 2, q_len=20, head_dim=8))
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
 split = jax.device_put(k, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
-refused(TypeError, "k: expected a plain array, got one on 2 devices; use jax.device_put",
+refused(TypeError, "k: expected a plain array, got an array on 2 devices; use jax.device_put",
         lambda: spattn.attention(q, split, v))
 expected = np.asarray(spattn.attention(q, k, v))
 assert_same(spattn.attention(q, jax.device_put(split, jax.devices()[0]), v), expected)

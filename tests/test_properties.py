@@ -64,7 +64,7 @@ def test_plan_of_long_sequence_equals_predicate(name, data):
 
 def check_planned(case, tile, workers):
     batch, heads, q_len, kv_len = lengths(case)
-    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tiling=Tiling(tile=tile, workers=workers))
     note(repr(made))
     variants, _ = case.pattern.variants(batch, heads)
     check_plan(made, [own.index_set(q_len, kv_len) for own in variants])
@@ -74,7 +74,7 @@ def check_planned(case, tile, workers):
 @given(cases(max_len=150) | compositions(max_len=150), st.sampled_from(TILES), st.sampled_from([1, 1000]))
 def test_executed_plan_equals_reference(case, tile, workers):
     batch, heads, q_len, kv_len = lengths(case)
-    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tiling=Tiling(tile=tile, workers=workers))
     q, k, v = inputs(batch, heads, case.sizes.heads_kv, q_len, kv_len, 8, 3, dtype="float64")
     results = execute(made, q, k, v, -0.7), reference.attend(q, k, v, made.pattern, -0.7)
     for actual, expected in zip(*results, strict=True):

@@ -140,7 +140,7 @@ def test_arrays_that_do_not_fit_are_refused_as_ever():
         spattn.attention(q, k[:, 0, :301], v[:, 0, :301], STREAMING, return_lse=True)
     with pytest.raises(TypeError, match="^v: expected dtype float32 like q, got float64$"):
         spattn.attention(q, k, v.astype(np.float64), STREAMING, return_lse=True)
-    with pytest.raises(ValueError, match="^scale: expected a finite number, got nan$"):
+    with pytest.raises(ValueError, match="^scale must be finite, got nan$"):
         step(q, k, v, 302, STREAMING, scale=float("nan"))
 
 

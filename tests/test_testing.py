@@ -258,7 +258,7 @@ def test_pattern_that_forgets_a_field_is_noticed():
             check_pattern(Forgetful(3), 30)
         check.check_index_set(Forgetful(3), 1, 1, 30, 30)
     finally:
-        del p._registry._REGISTRY["forgetful"]
+        del p.base.registry._REGISTRY["forgetful"]
 
 
 def test_leak_of_unseen_keys_is_noticed():
@@ -276,7 +276,7 @@ def registered(name, cls):
     try:
         yield p.authoring.register(name)(dataclasses.dataclass(frozen=True)(cls))
     finally:
-        del p._registry._REGISTRY[name]
+        del p.base.registry._REGISTRY[name]
 
 
 class Comb(p.Pattern):

@@ -1,30 +1,33 @@
-#!/usr/bin/env python3
-"""Run the demo and update its committed results, README table and figures.
+"""Run the example and write its figures: results/demo_cpu.json, the README's tables, docs/images/demo_*.png.
 
-    make demo && .venv/bin/python benchmarks/workloads/demo_cpu.py
+    make demo && .venv/bin/python benchmarks/demo_cpu.py
 
-The machine must be idle: results are discarded if other programs took more than a tenth of the processors. Writes
-``demo_cpu``, the table in README.md and docs/images/demo_*.png.
+The machine must be otherwise idle: a run during which other programs took more than a tenth of the processors is
+discarded.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "examples"))
 
-import record
+from sentence_encoder.others import set_up_threads  # noqa: E402
 
-from spattn import demo
+set_up_threads()  # before NumPy and spattn are imported
 
-README = record.ROOT / "README.md"
-BEGIN, END = "<!-- written by benchmarks/workloads/demo_cpu.py -->", "<!-- end -->"
+import readme_tables  # noqa: E402
+import record  # noqa: E402
+from sentence_encoder import report as example  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
 _BUSY = 0.1
+_SECONDS = 240  # more rounds than `make demo`, which has 80 s
 
 
 def rows(report: dict) -> list[dict]:
@@ -59,44 +62,20 @@ def rows(report: dict) -> list[dict]:
     return found
 
 
-def table(results: list[dict]) -> str:
-    """The README's table for the longest length, in Markdown."""
-    longest = max(r["tokens"] for r in results)
-    lines = [
-        f"| {longest} tokens | pairs | ms | against naive dense | against spattn dense | efficiency |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for r in results:
-        if r["tokens"] == longest:
-            dense, naive = r.get("times_faster_than_spattn_dense"), r["times_faster_than_naive_dense"]
-            lines.append(
-                f"| {r['name']} | {r['pairs_percent']:.3g} % | {r['ms']:.4g} | {naive:.3g}× | "
-                + (f"{dense:.3g}× | {r['efficiency']:.2f} |" if dense else "– | – |")
-            )
-    return "\n".join(lines)
-
-
-def with_table(text: str, results: list[dict]) -> str:
-    """The README's text with a new table."""
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> int:
-    """Run, print, write; return 1 if results disagree or the machine was busy."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    """Run the example; 0 if its results agree and the machine was idle."""
     with tempfile.TemporaryDirectory() as folder:
-        if not demo.run(Path(folder), "cpu"):
-            print("demo_cpu: results disagree; nothing written", file=sys.stderr)
+        if not example.run(Path(folder), "cpu", seconds=_SECONDS):
+            print("demo_cpu: results do not agree; nothing was recorded", file=sys.stderr)
             return 1
         report = json.loads((Path(folder) / "demo.json").read_text())
         taken = report["machine"]["taken by other programs"]
         if taken > _BUSY:
-            print(f"demo_cpu: other programs took {100 * taken:.0f} % of the CPU; results discarded", file=sys.stderr)
+            print(f"demo_cpu: other programs took {100 * taken:.0f} % of the processors; not recorded", file=sys.stderr)
             return 1
-        record.IMAGES.mkdir(exist_ok=True)
+        IMAGES.mkdir(exist_ok=True)
         for picture in ("speed", "patterns", "embeddings"):
-            shutil.copy(Path(folder) / f"{picture}.png", record.IMAGES / f"demo_{picture}.png")
+            shutil.copy(Path(folder) / f"{picture}.png", IMAGES / f"demo_{picture}.png")
     results = rows(report)
     notes = f"Medians of wall time, contenders in turns, float32, all threads. {report['settings']['note']}."
     record.write(
@@ -108,7 +87,7 @@ def main() -> int:
         embeddings=report["embeddings"],
         taken_by_other_programs=taken,
     )
-    README.write_text(with_table(README.read_text(), results))
+    readme_tables.main()
     return 0
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
-import operator
 import re
 import textwrap
 from pathlib import Path
@@ -117,16 +117,11 @@ def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     return Entry(file, name, "", text, None, known, known)
 
 
-def _module(name: str):
-    """A public module; ``patterns.deepspeed`` is an attribute only."""
-    return operator.attrgetter(name.removeprefix("spattn."))(spattn)
-
-
 def public_path(cls: type) -> str:
     """The name under which users import a class."""
     public = cls.public if issubclass(cls, Recipe) else cls
     for module in PUBLIC_MODULES:
-        if getattr(_module(module), cls.__name__, None) is public:
+        if getattr(importlib.import_module(module), cls.__name__, None) is public:
             return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
 

@@ -5,8 +5,8 @@ from common import figure
 from matplotlib.colors import ListedColormap
 
 from spattn import patterns as sp
+from spattn.planning.symbolic import tile_pairs
 from spattn.planning.symbolic.cells import Cells
-from spattn.planning.symbolic.symbols import TilePairs
 
 n = 4096
 pattern = sp.SlidingWindow(700, 0) | sp.Sinks(128)
@@ -18,7 +18,7 @@ for axis, box in zip(axes, (1024, 256, 64), strict=True):
     count = n // box
     boxes = Cells.listed(np.arange(n).reshape(count, box))
     q_box, k_box = (a.reshape(-1) for a in np.indices((count, count)))
-    result = TilePairs(boxes, boxes, q_box, k_box, with_keys=False).evaluate(pattern)
+    result = tile_pairs(boxes, boxes, q_box, k_box, with_keys=False).evaluate(pattern)
     verdict = np.where(result.lo > 0, always, np.where(result.hi > 0, undecided, never)).reshape(count, count)
     asked = count * count if known is None else int(np.repeat(np.repeat(known == undecided, 4, 0), 4, 1).sum())
     known = verdict

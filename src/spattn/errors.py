@@ -1,9 +1,9 @@
-"""Errors and warnings of spattn's own."""
+"""Exceptions and warnings."""
 
 
 class BackendUnavailable(RuntimeError):
-    """A backend was asked for by name and cannot run here; the message says what is missing and what fixes it."""
+    """The requested backend cannot run here; the message names what is missing and the remedy."""
 
 
 class EfficiencyWarning(UserWarning):
-    """A plan computes far more pairs than are allowed, and attention over all pairs is predicted to take less time."""
+    """The plan computes far more pairs than are allowed, and dense attention is predicted to be faster."""

@@ -1,4 +1,4 @@
-"""The canonical index set: for each query row a few affine runs of keys (the ACSR of SPLAT, arXiv:2407.16847)."""
+"""Index sets as affine runs of keys per query row (ACSR of SPLAT, arXiv:2407.16847)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["AffineRows", "Runs"]
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Affine runs of keys of many rows: row i has the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``.
+    """Affine runs of keys: row i holds the keys ``start[i, r] + step[i, r] * t`` for ``0 <= t < count[i, r]``.
 
     Parameters
     ----------
     start, step, count : (rows, runs) int64 arrays
-        Runs with count 0 are absent; the runs of a row are disjoint.
+        Runs with count 0 are empty; the runs of a row must be disjoint.
     """
 
     start: np.ndarray
@@ -31,7 +31,7 @@ class Runs:
 
     @classmethod
     def empty(cls, rows: int) -> Runs:
-        """No keys at all.
+        """Rows without keys.
 
         Parameters
         ----------
@@ -47,14 +47,14 @@ class Runs:
 
     @classmethod
     def span(cls, start: npt.ArrayLike, stop: npt.ArrayLike, kv_len: int) -> Runs:
-        """One run of consecutive keys a row, ``[start, stop)`` cut to ``[0, kv_len)``.
+        """One run of consecutive keys per row, ``[start, stop)`` clipped to ``[0, kv_len)``.
 
         Parameters
         ----------
         start, stop : int or int array
-            First key, and the one after the last; broadcast together to (rows,).
+            First key and exclusive end; broadcast together to (rows,).
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -63,24 +63,24 @@ class Runs:
         Raises
         ------
         TypeError
-            If `start` or `stop` is not of integers.
+            If `start` or `stop` is not an integer array.
         ValueError
-            If one of them does not fit into int64.
+            If a value does not fit int64.
         """
         return cls.stepped(start, stop, 1, kv_len)
 
     @classmethod
     def stepped(cls, start: npt.ArrayLike, stop: npt.ArrayLike, step: int, kv_len: int) -> Runs:
-        """The keys ``start, start + step, ...`` below `stop` that lie in ``[0, kv_len)``, one run a row.
+        """One run per row: the keys ``start, start + step, ...`` below `stop`, clipped to ``[0, kv_len)``.
 
         Parameters
         ----------
         start, stop : int or int array
-            First key, and an end that is not reached; broadcast together to (rows,). `start` may be negative.
+            First key, which may be negative, and exclusive end; broadcast together to (rows,).
         step : int
-            Distance of neighbouring keys, at least 1.
+            Distance between consecutive keys, at least 1.
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -89,14 +89,14 @@ class Runs:
         Raises
         ------
         TypeError
-            If `start` or `stop` is not of integers.
+            If `start` or `stop` is not an integer array.
         ValueError
-            If one of them does not fit into int64.
+            If a value does not fit int64.
         """
         start = integer_array("start", start)
-        # Cut on both sides before it is subtracted: a stop far below 0 would wrap.
+        # Clipped before the subtraction, which could overflow.
         end: np.ndarray = np.minimum(np.maximum(integer_array("stop", stop), 0), kv_len)
-        if step == 1:  # divisions take longer than all else
+        if step == 1:  # avoids slow integer division
             first = np.maximum(start, 0)
             count = np.maximum(end - first, 0)
         else:
@@ -108,12 +108,12 @@ class Runs:
 
     @classmethod
     def single(cls, row: np.ndarray, key: np.ndarray, rows: int) -> Runs:
-        """A run for each of some pairs, which are distinct and sorted by row.
+        """One run of a single key per pair.
 
         Parameters
         ----------
         row, key : (pairs,) int arrays
-            Row and key of each pair.
+            Row and key of each pair; pairs are distinct and sorted by row.
         rows : int
             Number of rows.
 
@@ -128,7 +128,7 @@ class Runs:
         return cls(start, np.ones_like(start), count)
 
     def __or__(self, other: Runs) -> Runs:
-        """Both sets of runs; the caller knows that they are disjoint."""
+        """Union of disjoint runs, row by row; disjointness is not checked."""
         return Runs(*(np.concatenate(pair, axis=1) for pair in zip(self._fields(), other._fields(), strict=True)))
 
     def _fields(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,18 +139,18 @@ class Runs:
 class AffineRows:
     """An index set of ``q_len × kv_len`` pairs in affine-compressed rows.
 
-    A row is a base (its first key) and a class (a list of runs relative to the base); rows of one shape share a class,
-    so a window of any length has one class for its interior. Memory is O(rows) at worst for a regular pattern and never
-    O(pairs) unless the set is irregular.
+    Each row is a base (its first key) and a class (runs relative to the base). Rows of equal shape share a class: a
+    sliding window of any length has one class for all interior rows. Memory is O(q_len) for a regular pattern, O(nnz)
+    only for an irregular one.
 
     Parameters
     ----------
     q_len, kv_len : int
-        Lengths in tokens.
+        Number of queries and keys.
     row_base : (q_len,) int64 array
         First key of each row; 0 for an empty row.
     row_class : (q_len,) int32 array
-        Number of each row's class.
+        Class index of each row.
     class_indptr : (classes + 1,) int64 array
         Runs of class c are ``class_indptr[c]:class_indptr[c + 1]``.
     start, step, count : (runs,) int64 arrays
@@ -170,14 +170,14 @@ class AffineRows:
 
     @classmethod
     def from_runs(cls, runs: Runs, kv_len: int) -> AffineRows:
-        """Index set from one :class:`Runs` row per query.
+        """Build from one row of :class:`Runs` per query.
 
         Parameters
         ----------
         runs : Runs
-            One row for each query.
+            One row per query.
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -186,16 +186,16 @@ class AffineRows:
         Raises
         ------
         TypeError
-            If an array of `runs` is not one of integers.
+            If a field of `runs` is not an integer array.
         ValueError
-            If shapes differ, a number does not fit into int64, a count is negative, a step is below 1, a key lies
-            outside ``[0, kv_len)``, or a row has a key in two runs.
+            If shapes differ, a value does not fit int64, a count is negative, a step is below 1, a key is outside
+            ``[0, kv_len)``, or two runs of a row share a key.
         """
         fields = dict(zip(("start", "step", "count"), runs._fields(), strict=True))
         for name, array in fields.items():
             if not isinstance(array, np.ndarray):
                 raise TypeError(f"{name}: expected an array of integers, got {type(array).__name__}")
-            fields[name] = integer_array(name, array)  # int8 and uint64 would wrap in the sums to come
+            fields[name] = integer_array(name, array)  # sums of int8 or uint64 would overflow
         check_runs(**fields, kv_len=kv_len)
         present = fields["count"] > 0
         row = np.nonzero(present)[0]
@@ -206,16 +206,16 @@ class AffineRows:
 
     @classmethod
     def from_csr(cls, indptr: npt.ArrayLike, indices: npt.ArrayLike, kv_len: int) -> AffineRows:
-        """Index set from CSR rows with sorted, distinct column numbers; discovers their affine structure.
+        """Build from CSR rows with sorted, unique column indices; detects runs.
 
         Parameters
         ----------
         indptr : (q_len + 1,) int array
-            Where the keys of each row start.
+            Row pointers.
         indices : (nnz,) int array
-            Keys, row by row.
+            Keys of all rows, concatenated.
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -224,10 +224,10 @@ class AffineRows:
         Raises
         ------
         TypeError
-            If `indptr` or `indices` is not of integers, or a masked array.
+            If `indptr` or `indices` is not an integer array, or is a masked array.
         ValueError
-            If `indptr` does not rise from 0 to ``len(indices)``, a number does not fit into int64, or a row is
-            unsorted, repeats a key or leaves ``[0, kv_len)``.
+            If `indptr` is not non-decreasing from 0 to ``len(indices)``, a value does not fit int64, or a row is
+            unsorted, has duplicates or leaves ``[0, kv_len)``.
         """
         indptr, indices = integer_array("indptr", indptr), integer_array("indices", indices)
         check_csr(indptr, indices, kv_len)
@@ -238,12 +238,12 @@ class AffineRows:
 
     @classmethod
     def from_dense(cls, mask: npt.ArrayLike) -> AffineRows:
-        """Index set of a boolean array (q_len, kv_len).
+        """Build from a boolean array.
 
         Parameters
         ----------
         mask : (q_len, kv_len) bool array
-            True where a query row may attend to a key.
+            True where a query may attend to a key.
 
         Returns
         -------
@@ -267,7 +267,7 @@ class AffineRows:
     def _from_flat(
         cls, rows: int, kv_len: int, row: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray
     ) -> AffineRows:
-        """From runs in any order, `row` naming each one's row."""
+        """Build from flat runs in any order; `row` is the row of each run."""
         order = np.lexsort((start, row))
         row, start, step, count = row[order], start[order], step[order], count[order]
         per_row = np.bincount(row, minlength=rows)
@@ -288,7 +288,7 @@ class AffineRows:
             count[pick],
         )
 
-    # -- what it offers ----------------------------------------------------------------------------------------------
+    # -- queries and conversions --------------------------------------------------------------------------------------
 
     @property
     def nnz(self) -> int:
@@ -297,12 +297,12 @@ class AffineRows:
 
     @property
     def density(self) -> float:
-        """nnz / (q_len × kv_len)."""
+        """``nnz / (q_len × kv_len)``."""
         return self.nnz / (self.q_len * self.kv_len) if self.q_len and self.kv_len else 0.0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Total bytes of the arrays."""
         return sum(a.nbytes for a in self.__dict__.values() if isinstance(a, np.ndarray))
 
     def row(self, i: int) -> np.ndarray:
@@ -322,7 +322,7 @@ class AffineRows:
         return np.sort(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
 
     def runs(self, i: int) -> list[tuple[int, int, int]]:
-        """Runs ``(start, step, count)`` of query row `i`, absolute.
+        """Runs ``(start, step, count)`` of query row `i`, with absolute starts.
 
         Parameters
         ----------
@@ -339,7 +339,7 @@ class AffineRows:
         ]
 
     def to_csr(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(indptr, indices)``, both int64, columns sorted in each row. O(nnz) memory.
+        """Convert to CSR with sorted columns, in O(nnz) memory.
 
         Returns
         -------
@@ -349,7 +349,7 @@ class AffineRows:
         Raises
         ------
         MemoryError
-            At once, when the machine has not that much memory.
+            If the machine has too little memory; raised before any allocation.
         """
         self._check_memory(7 * 8 * self.nnz)
         lengths = np.diff(self.class_indptr)[self.row_class]
@@ -364,7 +364,7 @@ class AffineRows:
         return indptr, column[order]
 
     def to_dense(self) -> np.ndarray:
-        """Boolean array (q_len, kv_len).
+        """Convert to a boolean array.
 
         Returns
         -------
@@ -373,7 +373,7 @@ class AffineRows:
         Raises
         ------
         MemoryError
-            At once, when the machine has not the memory.
+            If the machine has too little memory; raised before any allocation.
         """
         self._check_memory(self.q_len * self.kv_len)
         indptr, indices = self.to_csr()
@@ -382,10 +382,10 @@ class AffineRows:
         return mask
 
     def _check_memory(self, needed: int) -> None:
-        """The system may hand out any amount and end the process when it is used."""
+        """MemoryError up front: with overcommit, an oversized allocation gets the process killed instead."""
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
         if needed > available:
-            raise MemoryError(f"{self!r} needs {needed} bytes as an array, this machine has {available}")
+            raise MemoryError(f"{self!r} needs {needed} bytes as an array, but this machine has {available}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AffineRows):
@@ -394,7 +394,7 @@ class AffineRows:
             return False
         return all(np.array_equal(a, b) for a, b in zip(self.to_csr(), other.to_csr(), strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # as Python itself does it
+    __hash__ = None  # type: ignore[assignment]  # unhashable, as for any class with __eq__
 
     def __repr__(self) -> str:
         return (
@@ -408,7 +408,7 @@ class AffineRows:
 
 
 def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Maximal runs of consecutive columns: (row, start, count)."""
+    """Merge consecutive columns into maximal runs: (row, start, count)."""
     if not len(row):
         return row, column, column
     new = np.concatenate([[True], (np.diff(column) != 1) | (np.diff(row) != 0)])
@@ -419,7 +419,7 @@ def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.nd
 def _join_singles(
     row: np.ndarray, start: np.ndarray, count: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Joins isolated keys at equal distances into strided runs; returns (row, start, step, count)."""
+    """Merge isolated, evenly spaced keys into strided runs: (row, start, step, count)."""
     single = np.nonzero(count == 1)[0]
     step = np.ones_like(start)
     if len(single) < 3:
@@ -427,8 +427,8 @@ def _join_singles(
     r, s = row[single], start[single]
     same_row = np.diff(r) == 0
     distance = np.where(same_row, np.diff(s), -1)
-    # A key continues the run of the key before it when both its distances so far are equal; the first distance of a
-    # group belongs to the group that ends there, so neighbouring groups never share a key.
+    # A key extends the run of its predecessor if its last two distances are equal. The first distance of a run belongs
+    # to the run that ends there, so neighbouring runs never share a key.
     new = np.concatenate([[True], ~same_row])
     new[2:] |= same_row[1:] & (distance[1:] != distance[:-1]) & same_row[:-1]
     first = np.nonzero(new)[0]
@@ -446,7 +446,7 @@ def _join_singles(
 def _classes(
     per_row: np.ndarray, first: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shares rows of equal shape: (class of each row, one row of each class)."""
+    """Deduplicate rows of equal shape: (class of each row, a representative row of each class)."""
     row_class = np.zeros(len(per_row), dtype=np.int64)
     chosen: list[np.ndarray] = []
     classes = 0
@@ -465,6 +465,6 @@ def _classes(
 
 
 def _as_bytes(rows: np.ndarray) -> np.ndarray:
-    """Rows as opaque scalars, so that np.unique compares whole rows fast."""
+    """View rows as void scalars, so that np.unique compares whole rows."""
     rows = np.ascontiguousarray(rows)
     return rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)

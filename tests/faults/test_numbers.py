@@ -237,7 +237,7 @@ def test_fault_06_scale_zero_is_uniform(forward):
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
 def test_fault_06_scale_must_be_finite(scale):
-    with pytest.raises(ValueError, match="scale: expected a finite number, got"):
+    with pytest.raises(ValueError, match="scale must be finite, got"):
         spattn.attention(*inputs(), scale=scale)
 
 

@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from spattn.demo import DemoUnavailable, layers, model, text  # noqa: E402
+from sentence_encoder import layers, model, text  # noqa: E402
+from sentence_encoder.model import DemoUnavailable  # noqa: E402
 
 from . import models  # noqa: E402
 

@@ -224,8 +224,8 @@ refused(TypeError, "pattern: expected a Pattern, a registered name or a bool arr
 mask = jnp.ones((50, 70), bool)
 refused(TypeError, "pattern: expected a plain array, got a tracer, which has no values",
         lambda: jax.jit(lambda mask: spattn.jax.attention(q, k, v, mask))(mask))
-refused(TypeError, "scale: expected a number", lambda: jax.jit(lambda s: spattn.jax.attention(q, k, v, scale=s))(0.5))
-refused(ValueError, "scale: expected a finite number", lambda: attention(q, k, v, scale=float("inf")))
+refused(TypeError, "scale must be an int", lambda: jax.jit(lambda s: spattn.jax.attention(q, k, v, scale=s))(0.5))
+refused(ValueError, "scale must be finite", lambda: attention(q, k, v, scale=float("inf")))
 refused(ValueError, "precision: expected None or 'tf32'", lambda: attention(q, k, v, precision="bf16"))
 refused(TypeError, "backend: expected a name", lambda: spattn.jax.attention(q, k, v, backend=3))
 

@@ -174,7 +174,7 @@ def test_other_operands_are_refused(join):
             with pytest.raises(TypeError, match=numbers):
                 join(*pair)
     for pair in ((p.Causal(), np.ma.masked_array(MASK, ~MASK)), (np.ma.masked_array(MASK, ~MASK), p.Causal())):
-        with pytest.raises(TypeError, match=r"^mask: expected a plain array, got a masked one.*\.filled\(False\)"):
+        with pytest.raises(TypeError, match=r"^mask: expected a plain array, got a masked array.*\.filled\(False\)"):
             join(*pair)
     for other in ([[True]], None, 3, "causal", np.True_):
         with pytest.raises(TypeError, match="unsupported operand|does not support"):
@@ -194,7 +194,7 @@ def test_masked_fields_are_refused():
         "start": lambda: p.ColumnIntervals(hidden([0]), [1]),
         "cu_seqlens": lambda: p.Documents.from_cu_seqlens(hidden([0, 5])),
     }.items():
-        with pytest.raises(TypeError, match=f"^{name}: expected a plain array, got a masked one"):
+        with pytest.raises(TypeError, match=f"^{name}: expected a plain array, got a masked array"):
             make()
 
 

@@ -77,7 +77,7 @@ def test_array_of_torch_is_taken():
 
 
 def test_masked_array_is_refused():
-    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked one"):
+    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked array"):
         Clusters(np.ma.masked_array(NUMBERS))
 
 
@@ -86,10 +86,12 @@ def test_keeps_every_promise(dtype):
     p.authoring.register("clusters_of_a_test")(Clusters)
     try:
         check_pattern(Clusters(NUMBERS.astype(dtype), np.linspace(0, 1, 7)), 40)
-        with pytest.raises(ValueError, match="^data: expected an array of"):
-            from_data(json.loads(Clusters(np.array(["a"])).to_json()))
+        with pytest.raises(
+            ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"
+        ):
+            Clusters(np.array(["a"])).to_json()
     finally:
-        del p._registry._REGISTRY["clusters_of_a_test"]
+        del p.base.registry._REGISTRY["clusters_of_a_test"]
     q, k, v = inputs(1, 2, q_len=40, head_dim=8)
     expected = spattn.attention(q, k, v, NUMBERS.astype(dtype)[:, None] == NUMBERS.astype(dtype))
     assert np.array_equal(spattn.attention(q, k, v, Clusters(NUMBERS.astype(dtype))), expected)

@@ -18,10 +18,10 @@ from typing import Annotated
 
 import numpy as np
 
-from ._parameters import Range
-from ._pattern import Pattern
-from ._predicate import member
-from ._registry import register
+from .base.parameters import Range
+from .base.pattern import Pattern
+from .base.predicate import member
+from .base.registry import register
 
 
 @register("log_sparse")
@@ -35,7 +35,7 @@ class LogSparse(Pattern):
         return member(np.array([0, *(2**n for n in range(self.powers))]), q - k)
 '''
 IMPORT = "from .log_sparse import LogSparse as LogSparse\n"
-OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "executed_plan", "test_laws", "to_dict"]
+OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "executed_plan", "test_laws", "to_json"]
 
 
 @pytest.mark.slow

@@ -26,14 +26,12 @@ def even(pattern):
 PATTERNS = [
     p.Causal(),
     p.Documents((30, 50, 40)),
-    p.prefix_lm(9),
     p.SlidingWindow(20, 3),
     p.DilatedWindow(8, dilation=4),
     p.Neighborhood((8, 15), 5),
     p.Sinks(7),
     p.VerticalSlash((0, 9), (0, 1, 30)),
     p.BlockLocal(16),
-    p.strided(16),
     p.KeyBlocks(np.arange(8)[:, None], 16, 16),
 ]
 

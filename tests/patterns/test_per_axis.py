@@ -107,8 +107,8 @@ def test_runs_take_less_than_their_pairs():
         ([0], [1], [1], "^start: expected 2-D or 3-D or 4-D, got shape"),
         ([[0]], [[0]], [[2]], "^step: expected numbers >= 1, got 0"),
         ([[0]], [[1]], [[-1]], "^count: expected numbers >= 0, got -1"),
-        ([[0]], [[3]], [[3]], r"^count: expected keys in \[0, 5\), got 3 from 0 in steps of 3"),
-        ([[0, 2]], [[1, 1]], [[3, 1]], "^runs: expected each key of a row once"),
+        ([[0]], [[3]], [[3]], r"^count: expected keys in \[0, 5\), got 3 keys from 0 in steps of 3"),
+        ([[0, 2]], [[1, 1]], [[3, 1]], "^runs: expected disjoint runs in each row"),
         ([[0], [0]], [[1], [1]], [[1], [1]], r"^start: expected shape \(..., 1, runs\), got \(2, 1\)"),
     ],
 )

@@ -27,7 +27,7 @@ CLASSES = [
     p.Documents,
     p.KeyBlocks,
     p.KeyPadding,
-    p.prefix_lm,
+    pattern_class("prefix_lm"),
     p.Sinks,
     p.SlidingWindow,
     p.VerticalSlash,
@@ -251,6 +251,6 @@ def test_arrays_that_do_not_fit_are_refused(change):
     sound = {"start": [0, 9], "indptr": [0, 2], "first": [1, 5], "stop": [4, 7], "near": [[0, 1]]}
     fields = {name: np.array(value, np.int64) for name, value in {**sound, **change}.items()}
     view = cut_view(0, (1,), (9,), (16,))
-    with pytest.raises(ValueError, match="bands: expected arrays that fit each other"):
+    with pytest.raises(ValueError, match="bands: expected consistent arrays"):
         budget = Budget(1 << 20)
         Tiles.of((Bands(**fields),), view, view, Masks(16, 64, budget), budget)

@@ -83,7 +83,7 @@ def test_the_warning_says_how_many_tiles_are_evaluated():
 
 
 def test_a_predicate_that_is_unknown_nearly_everywhere_is_refused_before_it_is_evaluated():
-    cells, refused = [], r"^pattern: expected at most 1073741824 pairs .*, got 42\d{8} .*; join it by &"
+    cells, refused = [], r"^pattern: expected at most 1073741824 pairs .*, got 42\d{8} .*; intersect it \(&\)"
     with pytest.raises(ValueError, match=refused):
         plan(Unknown("gcd", cells) - p.SlidingWindow(63), 1 << 16, tiling=Tiling(tile=(64, 64)))
     assert not cells

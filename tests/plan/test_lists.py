@@ -36,7 +36,7 @@ def test_lists_one_behind_the_other(several):
 
 def test_numbers_that_fall_are_refused():
     for numbers in ([1, 0], [0, 2], [-1]):
-        with pytest.raises(ValueError, match="number: expected numbers below 2 that never fall"):
+        with pytest.raises(ValueError, match="number: expected non-decreasing numbers below 2"):
             RunLists().add(2, *columns(numbers, *[[1] * len(numbers)] * 3))
     with pytest.raises(ValueError, match="number: expected four arrays of 2 runs"):
         RunLists().add(2, *columns([0, 1], [1], [1], [1]))

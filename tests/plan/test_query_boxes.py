@@ -13,7 +13,7 @@ from spattn.patterns.authoring import Lattice, Part
 from spattn.patterns.hints.lattice import Span
 from spattn.testing.strategies import Draw, sizes
 
-GRIDS = st.sampled_from((sp.Neighborhood, sp.windowed))
+GRIDS = st.sampled_from((sp.Neighborhood, pattern_class("windowed")))
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.windowed((56, 56), 7)
 
 

@@ -125,7 +125,7 @@ ARITHMETIC = {
 
 
 class Predicate:
-    """What TilePairs evaluates of a pattern."""
+    """What tile pairs evaluate of a pattern."""
 
     def __init__(self, allows):
         self.allows = allows

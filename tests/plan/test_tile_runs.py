@@ -64,7 +64,7 @@ def test_runs_written_out():
 @pytest.mark.slow
 def test_more_tiles_than_can_be_written_out():
     made = plan(p.Causal(), 10**7)
-    with pytest.raises(ValueError, match=r"^plan: expected at most 2147483647 tiles to write out, got 61035\d+;"):
+    with pytest.raises(ValueError, match=r"^plan: expected at most 2147483647 tiles in expanded lists, got 61035\d+;"):
         tile_lists(made)
 
 

@@ -50,12 +50,11 @@ def pairs_asked(searched, monkeypatch):
     """The numbers of tile pairs that the rules were asked for."""
     asked = []
 
-    class Counting(_search.TilePairs):
-        def evaluate(self, pattern):
-            asked.append(len(self.query_box))
-            return super().evaluate(pattern)
+    def counting(query, key, query_box, key_box, made=_search.tile_pairs, **options):
+        asked.append(len(query_box))
+        return made(query, key, query_box, key_box, **options)
 
-    monkeypatch.setattr(_search, "TilePairs", Counting)
+    monkeypatch.setattr(_search, "tile_pairs", counting)
     return asked
 
 

@@ -140,20 +140,23 @@ def _another_shape(views):
 WRONG = {  # what: (what is expected instead, changes)
     "no work": ("18 lists", {"work": lambda w: w[:0], "work_indptr": np.zeros_like}),
     "an item less": ("18 lists", {"work": drop(0), "work_indptr": lambda e: np.maximum(e - 1, 0)}),
-    "an item twice": ("pieces that make up", {"work": _double, "work_indptr": lambda e: 2 * e}),
-    "a piece shorter": ("pieces that make up", {"work": lambda w: put("end", 0, w["end"][0] - 1)(w)}),
-    "an empty piece": ("pieces that make up", {"work": lambda w: put("end", 0, w["begin"][0])(w)}),
-    "an item of no tile": ("pieces that make up", {"work": _empty_first, "work_indptr": lambda e: e + (e > 0)}),
+    "an item twice": ("items that partition", {"work": _double, "work_indptr": lambda e: 2 * e}),
+    "a piece shorter": ("items that partition", {"work": lambda w: put("end", 0, w["end"][0] - 1)(w)}),
+    "an empty piece": ("items that partition", {"work": lambda w: put("end", 0, w["begin"][0])(w)}),
+    "an item of no tile": ("items that partition", {"work": _empty_first, "work_indptr": lambda e: e + (e > 0)}),
     "an item of another variant": ("components of the item's variant", {"work_indptr": put(..., 1, 1)}),
     "a component of another variant": ("components of the item's variant", {"components": put("variant", 0, 1)}),
-    "items that share a slot": ("a slot of its own", {"work": lambda w: put("slot", w["slot"] >= 0, 0)(w)}),
+    "items that share a slot": ("distinct consecutive slots", {"work": lambda w: put("slot", w["slot"] >= 0, 0)(w)}),
     "a slot for a row that an item writes": ("each row to be written once", {"work": put("slot", slice(None), -1)}),
-    "slots that do not count from 0": ("a slot of its own", {"work": lambda w: put("slot", w["slot"] == 0, 10**6)(w)}),
-    "more slots": ("12, the most", {"slots": lambda n: n + 1}),
-    "fewer slots": ("12, the most", {"slots": lambda n: n - 1}),
-    "slots beyond int64": ("12, the most", {"slots": lambda n: 2**63}),
+    "slots that do not count from 0": (
+        "distinct consecutive slots",
+        {"work": lambda w: put("slot", w["slot"] == 0, 10**6)(w)},
+    ),
+    "more slots": ("12, the maximum", {"slots": lambda n: n + 1}),
+    "fewer slots": ("12, the maximum", {"slots": lambda n: n - 1}),
+    "slots beyond int64": ("12, the maximum", {"slots": lambda n: 2**63}),
     "a merge less": (
-        "numbers that rise",
+        "a non-decreasing array",
         {"merge_rows": drop(0), "merge_indptr": drop(0), "merge_variants": lambda e: np.maximum(e - 1, 0)},
     ),
     "a row merged twice": ("each row to be written once", {"merge_rows": lambda r: put(..., 0, r[1])(r)}),
@@ -164,7 +167,7 @@ WRONG = {  # what: (what is expected instead, changes)
     "nnz": ("15682 pairs", {"nnz": lambda n: n + 1}),
     "a bit more": ("15678 pairs", {"masks": lambda m: put(..., (0, 0, 0), m[0, 0, 0] ^ np.uint64(1))(m)}),
     "a lattice outside": ("positions in", {"views": _turned}),
-    "a position twice": ("no position twice", {"views": _stuck}),
+    "a position twice": ("without duplicate positions", {"views": _stuck}),
     "an offset before the sequence": ("positions in", {"views": put("offset", 0, -1)}),
     "an offset at the end of int64": ("positions in", {"views": put("offset", 0, 2**63 - 1)}),
     "a lattice beyond int64": ("positions in", {"views": _wraps}),
@@ -178,9 +181,9 @@ WRONG = {  # what: (what is expected instead, changes)
     "a tile beyond all masks": ("up to 32768 queries", {"block_q": lambda n: 2**31 - 64}),
     "no variant of any head": ("at least one", {"variant": lambda v: v[:, :0]}),
     "one variant more": ("one range per variant", {"work_indptr": lambda e: np.append(e, e[-1])}),
-    "rows that no component has": ("follow one another", {"indptr": lambda e: np.append(e, e[-1])}),
+    "rows that no component has": ("families with consecutive rows", {"indptr": lambda e: np.append(e, e[-1])}),
     "families that overlap": (
-        "follow one another",
+        "families with consecutive rows",
         {"components": lambda c: put("first_row", -1, c["first_row"][-1] - 1)(c)},
     ),
     "a family of different views": ("one shape", {"views": _another_shape}),
@@ -194,11 +197,11 @@ WRONG = {  # what: (what is expected instead, changes)
     "a run one tile beyond its view": ("key tiles of the view", {"tile_indptr": lambda e: put(..., -1, e[-1] + 1)(e)}),
     "a run beyond int32": ("runs of at least one tile", {"tile_indptr": lambda e: put(..., -1, 2**62)(e)}),
     "a list that is not sorted": ("sorted lists", {"indices": _falling}),
-    "key views in another order": ("numbers of key views", {"key_view": lambda k: 1 - np.minimum(k, 1)}),
-    "a key view before the first": ("numbers of key views, got another in key_view", {"key_view": put(..., 0, -1)}),
+    "key views in another order": ("indices of key views", {"key_view": lambda k: 1 - np.minimum(k, 1)}),
+    "a key view before the first": ("indices of key views in key_view", {"key_view": put(..., 0, -1)}),
     "full tiles at the end": ("a bitmask for a tile with padding keys", {"mask": lambda m: np.full_like(m, -1)}),
-    "all bits": ("no padding key", {"masks": lambda m: np.full_like(m, 2**64 - 1)}),
-    "key views beyond int32": ("numbers of key views", {"key_view": lambda k: np.full_like(k, 2**31 - 1)}),
+    "all bits": ("zero bits for padding keys", {"masks": lambda m: np.full_like(m, 2**64 - 1)}),
+    "key views beyond int32": ("indices of key views", {"key_view": lambda k: np.full_like(k, 2**31 - 1)}),
 }
 
 
@@ -214,12 +217,12 @@ def test_refused(what):
     [("q_len", "300"), ("slots", None), ("nnz", 1.0), ("nnz", True), ("views", None), ("work", []), ("mask", "mask")],
 )
 def test_refused_types(name, value):
-    with pytest.raises(ValueError, match=rf"^plan: expected .*, got another in {name}$"):
+    with pytest.raises(ValueError, match=rf"^plan: expected .* in {name}$"):
         validate(dataclasses.replace(good_plan(), **{name: value}))
 
 
 def test_message_has_the_first_number():
-    with pytest.raises(ValueError, match=r"^plan: expected -1 or numbers of bitmasks, got another in mask\[3\]$"):
+    with pytest.raises(ValueError, match=r"^plan: expected -1 or indices of bitmasks in mask\[3\]$"):
         validate(spoiled(good_plan(), mask=put(..., slice(3, 5), 10**6)))
 
 

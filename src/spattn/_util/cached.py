@@ -1,4 +1,4 @@
-"""What is computed once, and what is kept for a while."""
+"""Lock-free cached properties and a small bounded cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ T = TypeVar("T")
 
 
 class cached_property(Generic[T]):
-    """A property computed at its first use and kept in the object's ``__dict__``.
+    """A property computed on first use and stored in the instance's ``__dict__``.
 
-    :class:`functools.cached_property` without the lock that it has up to Python 3.11: all objects of a class share that
-    one, and a child forked while another thread holds it waits for it for ever. Threads that meet here may both
-    compute; the first result stays.
+    :class:`functools.cached_property` up to Python 3.11 holds one lock per class: a child forked while another thread
+    holds it deadlocks. Without the lock, two threads may both compute the value; the first result is kept.
     """
 
     def __init__(self, function: Callable[[Any], T]):
@@ -36,14 +35,14 @@ class cached_property(Generic[T]):
 
 
 class Recent(dict[Any, Any]):
-    """What can be made again, for at most `most` keys: it forgets everything when it is full."""
+    """A bounded cache of recomputable values: cleared when it holds `most` keys."""
 
     def __init__(self, most: int):
         super().__init__()
         self.most = most
 
     def keep(self, key: Any, value: Any) -> Any:
-        """Keeps a value; returns the one that was there first."""
+        """Store `value` unless the key is present; return the stored value."""
         if len(self) >= self.most:
             self.clear()
         return self.setdefault(key, value)

@@ -1,9 +1,9 @@
-"""Checks that cost too much for users: ``SPATTN_CHECK_PLANS=1``, and observers of the tables made of plans.
+"""Expensive self-checks: ``SPATTN_CHECK_PLANS=1`` and observers of kernel tables.
 
-The planner always proves that each row is written once (:mod:`spattn.schedule.proof`). With the environment variable
-set to 1 it also runs the checks of foreign plans on its own plans, and compares small ones with their predicates.
-Functions in `observers` see each table that a backend makes of a plan; :mod:`spattn.testing.tables` compares them with
-the plan. tests/conftest.py switches both on.
+The planner always proves that each row is written exactly once (:mod:`spattn.schedule.proof`). With
+``SPATTN_CHECK_PLANS=1`` it also validates its own plans as if they were user-made, and compares small plans with their
+predicates. Functions in `observers` receive every table that a backend derives from a plan;
+:mod:`spattn.testing.tables` compares the tables with the plan. ``tests/conftest.py`` enables both.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 __all__ = ["MOST_CELLS", "observers", "show"]
 
-MOST_CELLS = 1 << 18  # (query, key) cells of a plan that is compared pair by pair
+MOST_CELLS = 1 << 18  # largest number of (query, key) pairs for a pair-by-pair comparison
 
-observers: list[Callable[..., None]] = []  # of (name of the table, **what it is made of)
+observers: list[Callable[..., None]] = []  # called with (table name, **the table's sources)
 
 
 def show(table: str, **of: Any) -> None:
-    """Hands a new table to the observers."""
+    """Pass a new table to the observers."""
     for observer in observers:
         observer(table, **of)

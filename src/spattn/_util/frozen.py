@@ -1,4 +1,4 @@
-"""Arrays that nobody can change."""
+"""Immutable NumPy arrays backed by ``bytes``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["content", "frozen", "frozen_part", "frozen_whole"]
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """A C-contiguous array over a ``bytes`` object with the same elements, which NumPy cannot make writeable.
+    """Return a C-contiguous array backed by ``bytes``, which NumPy cannot make writeable.
 
-    The bytes are a copy, unless `array` lies on such an object itself. The array object is always another one: NumPy
-    lets anybody who holds an array set its shape and dtype. Arrays of Python objects come back as they are.
+    The bytes are copied unless `array` is already backed by them. The array object is always new, because shape and
+    dtype of an array stay mutable. Arrays of Python objects are returned unchanged.
     """
     if array.dtype.hasobject:
         return array
@@ -22,14 +22,14 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def content(array: np.ndarray) -> bytes:
-    """The elements of an array in C's order: what it lies on where that is bytes and no more, otherwise a copy."""
-    base: Any = array.base  # of which NumPy's types say that it is an array
+    """The elements in C order: the backing ``bytes`` if they match exactly, otherwise a copy."""
+    base: Any = array.base  # NumPy's stubs declare an ndarray
     whole = type(base) is bytes and array.nbytes == len(base) and array.flags.c_contiguous
     return base if whole else array.tobytes()
 
 
 def frozen_part(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
-    """One entry of the first axes of a frozen array, without a copy: it lies on the same bytes."""
+    """Index the leading axes of a frozen array without a copy."""
     base: Any = array.base
     if type(base) is not bytes or array.nbytes != len(base) or not base:
         return frozen(array[index])
@@ -38,7 +38,7 @@ def frozen_part(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
 
 
 def frozen_whole(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one axis and one dtype, one behind the other. NumPy's own function would look at each field of each."""
+    """Concatenate 1-D arrays of one dtype; np.concatenate would inspect structured dtypes field by field."""
     dtype = arrays[0].dtype
     whole = content(arrays[0]) if len(arrays) == 1 else b"".join(map(content, arrays))
     return np.ndarray(len(whole) // dtype.itemsize, dtype, whole)

@@ -1,8 +1,8 @@
-"""Imports at first use, which no fork cuts in two.
+"""Fork-safe imports at first use.
 
-A child that is forked while another thread of its parent imports a module waits for that import for ever: nobody goes
-on with it there. So ``os.fork`` waits until nobody is within ``with whole_imports:``. An import that fails for want of
-memory raises MemoryError there, as any other allocation does.
+A child forked while another thread of its parent imports a module would wait for that import forever. ``os.fork``
+therefore waits until no thread is inside ``with whole_imports:``. An import that fails for lack of memory raises
+MemoryError, as any other allocation does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 
 __all__ = ["whole_imports"]
 
-_ENOMEM = 12  # on every POSIX system; `import spattn` does without the module errno
-_NO_MEMORY = "Cannot allocate memory", "failed to map segment", "cannot map zero-fill pages"  # of the dynamic linker
+_ENOMEM = 12  # ENOMEM on every POSIX system; avoids importing errno
+_NO_MEMORY = "Cannot allocate memory", "failed to map segment", "cannot map zero-fill pages"  # dynamic linker messages
 
 
 class _WholeImports:
@@ -27,7 +27,7 @@ class _WholeImports:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self.release()
         if _is_out_of_memory(error):
-            raise MemoryError(f"no memory is left to import a module: {error}") from error
+            raise MemoryError(f"not enough memory to import a module: {error}") from error
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of what index sets are made of: lengths, integers, affine runs and CSR rows. Nothing here costs O(pairs)."""
+"""Validation of lengths, integer arrays, affine runs and CSR rows, in less than O(nnz)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
     "q_offset",
 ]
 
-LONGEST = 2**31 - 1  # tokens of a sequence: plans and kernels hold positions as int32
+LONGEST = 2**31 - 1  # longest sequence: plans and kernels store positions as int32
 
 
 def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Both as Python integers, which do not wrap; ValueError unless they are integers in ``[0, LONGEST]``."""
+    """Return both as Python ints; ValueError unless they are integers in ``[0, LONGEST]``."""
     for what, length in (("q_len", q_len), ("kv_len", kv_len)):
         integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if not integer or not 0 <= length <= LONGEST:
@@ -33,25 +33,25 @@ def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
 
 
 def q_offset(q_len: int, kv_len: int) -> int:
-    """Position of the first query: the last query stands beside the last key, as in a cache of keys that grows."""
+    """Position of the first query: queries are aligned with the last keys, as in a KV cache."""
     return kv_len - q_len
 
 
 def plain_array(name: str, value: Any) -> np.ndarray:
-    """`value` as NumPy sees it; TypeError for a masked array, whose mask NumPy would drop without a word."""
+    """``np.asarray(value)``; TypeError for a masked array, whose mask would be dropped silently."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name}: expected a plain array, got a masked one; make it plain, as by .filled(False)")
+        raise TypeError(f"{name}: expected a plain array, got a masked array; use .filled(False)")
     return np.asarray(value)
 
 
 def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
-    """`value` as an array of `dtype`; TypeError unless it holds integers, ValueError unless `dtype` can hold them."""
+    """Convert `value` to `dtype`; TypeError unless it holds integers, ValueError if one is out of range."""
     array = plain_array(name, value)
     if array.dtype.kind not in "iu":
-        # Of a list with integers beyond int64 NumPy makes floats, and of an empty one too.
+        # NumPy returns floats for an empty list and for a list with integers beyond int64.
         exact = array if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
         if exact.dtype != object or not all(isinstance(x, int) and not isinstance(x, bool) for x in exact.flat):
-            raise TypeError(f"{name}: expected an array of integers, got one of {array.dtype}")
+            raise TypeError(f"{name}: expected an array of integers, got {array.dtype}")
         array = exact
     if not np.can_cast(array.dtype, dtype) and array.size:
         limits = np.iinfo(dtype)
@@ -62,22 +62,22 @@ def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.
 
 
 def check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
-    """ValueError unless rows are sorted, without repeats and inside of ``[0, kv_len)``."""
+    """ValueError unless each row is sorted, free of duplicates and within ``[0, kv_len)``."""
     if indices.ndim != 1:
-        raise ValueError(f"indices: expected one axis, got shape {indices.shape}")
+        raise ValueError(f"indices: expected a 1-D array, got shape {indices.shape}")
     rising = indptr.ndim == 1 and len(indptr) > 0 and (indptr[1:] >= indptr[:-1]).all()
     if not rising or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ValueError(f"indptr: expected a rising array from 0 to {len(indices)} (the number of indices)")
+        raise ValueError(f"indptr: expected a non-decreasing array from 0 to {len(indices)} (the number of indices)")
     if len(indices) and (indices.min() < 0 or indices.max() >= kv_len):
         raise ValueError(f"indices: expected keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")
     rises = indices[1:] > indices[:-1]
     rises[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(indices))] - 1] = True
     if not rises.all():
-        raise ValueError("indices: expected each row sorted and without repeats")
+        raise ValueError("indices: expected sorted rows without duplicates")
 
 
 def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
-    """ValueError unless these int64 arrays are runs of keys in ``[0, kv_len)``; absent ones may have any start."""
+    """ValueError unless the int64 arrays are runs of keys in ``[0, kv_len)``; empty runs may start anywhere."""
     for name, array in (("start", start), ("step", step), ("count", count)):
         if array.ndim != 2 or array.shape != start.shape:
             expected = start.shape if start.ndim == 2 else "(rows, runs)"
@@ -87,22 +87,22 @@ def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: i
     outside = (count > 0) & ((start < 0) | (start >= kv_len))
     if outside.any():
         raise ValueError(f"start: expected keys in [0, {kv_len}), got {start[outside][0]}")
-    still = (count > 1) & (step < 1)  # the step of a single key means nothing
+    still = (count > 1) & (step < 1)  # the step of a single key is unused
     if still.any():
         raise ValueError(f"step: expected numbers >= 1, got {step[still][0]}")
-    # Divided, because start + step · (count - 1) may wrap.
+    # Division avoids the int64 overflow of start + step · (count - 1).
     beyond = (count > 1) & (count - 1 > (kv_len - 1 - start) // np.maximum(step, 1))
     if beyond.any():
         first, by, keys = (array[beyond][0] for array in (start, step, count))
-        raise ValueError(f"count: expected keys in [0, {kv_len}), got {keys} from {first} in steps of {by}")
+        raise ValueError(f"count: expected keys in [0, {kv_len}), got {keys} keys from {first} in steps of {by}")
 
 
 def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
-    """ValueError if a row (or a class of rows) has a key in two runs, which are sorted by start."""
+    """ValueError if two runs of a row (or equivalence class of rows) share a key; runs are sorted by start."""
     last = start + step * (count - 1)
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     a, lag = np.arange(len(start)), 0
-    # A run that ends before the n-th run after it starts also ends before all later ones: it is done.
+    # Starts are sorted: a run that ends before the n-th next start cannot intersect any later run.
     while len(a):
         lag += 1
         a = a[a + lag < len(start)]
@@ -113,7 +113,7 @@ def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, coun
 def _check_pairs(
     a: np.ndarray, b: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, last: np.ndarray
 ) -> None:
-    """ValueError if run ``a[i]`` shares a key with run ``b[i]``: the keys of the shorter one decide."""
+    """ValueError if run ``a[i]`` shares a key with run ``b[i]``; enumerates the keys of the shorter run."""
     meet = (start[b] - start[a]) % np.gcd(step[a], step[b]) == 0
     a, b = a[meet], b[meet]
     few, many = np.where(count[a] < count[b], (a, b), (b, a))
@@ -122,4 +122,4 @@ def _check_pairs(
     few, many = np.repeat(few, lengths), np.repeat(many, lengths)
     key = start[few] + step[few] * place
     if ((key >= start[many]) & (key <= last[many]) & ((key - start[many]) % step[many] == 0)).any():
-        raise ValueError("runs: expected each key of a row once, got two runs that share one")
+        raise ValueError("runs: expected disjoint runs in each row, got two that share a key")

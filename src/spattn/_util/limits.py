@@ -1,4 +1,4 @@
-"""What the operating system grants and tells this process: processors, memory, environment variables."""
+"""Limits of the process: processors, memory, environment variables."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["environment", "memory", "processors"]
 _CGROUPS = "/sys/fs/cgroup"
 
 
-# The dict behind os.environ, which encodes every name that it is asked for: that takes two microseconds.
+# The dict behind os.environ, whose lookup spends 2 µs on encoding the name.
 environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def processors() -> int:
-    """Processors of the affinity mask, and no more than the cgroup's quota of them, rounded up."""
+    """Number of processors in the affinity mask, capped by the cgroup quota (rounded up)."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(max(1, min(own, _quota())))
 
 
 def memory() -> int:
-    """Bytes: of the machine or of the cgroup, and no more than the limit of the address space still has room for."""
+    """Memory in bytes of the machine or cgroup, capped by what is left of RLIMIT_AS."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return _installed()
@@ -34,24 +34,24 @@ def memory() -> int:
 
 @functools.cache
 def _quota() -> float:
-    """Processors that the cgroup grants this process, rounded up; inf without a limit."""
+    """The cgroup's CPU quota, rounded up; inf without a limit."""
     return _least("cpu", _processors_v2, _processors_v1)
 
 
 @functools.cache
 def _installed() -> int:
-    """Bytes of the machine's memory, or of the cgroup's share of it."""
+    """Physical memory in bytes, capped by the cgroup limit."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min(installed, _least("memory", _memory_v2, _memory_v1)))
 
 
 def _least(controller: str, *limits: Callable[[str], float]) -> float:
-    """The least of a controller's limits, in either version of cgroups."""
+    """The smallest limit of a controller, in cgroups v1 and v2."""
     return min(limit(folder) for folder in _folders(controller) for limit in limits)
 
 
 def _folders(controller: str) -> set[str]:
-    """The process's own folders of a controller and all above them, as far as they are visible here."""
+    """The visible folders of the process's cgroup and of its ancestors."""
     folders = {_CGROUPS, f"{_CGROUPS}/{controller}"}
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -63,7 +63,7 @@ def _folders(controller: str) -> set[str]:
 
 
 def _read(file: str) -> str:
-    """What a file says, nothing where there is none."""
+    """The contents of a file, or '' if it does not exist."""
     if not os.path.isfile(file):
         return ""
     with open(file) as opened:

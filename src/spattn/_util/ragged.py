@@ -1,4 +1,4 @@
-"""Rows of different lengths in one flat array."""
+"""Ragged arrays: rows of different lengths in one flat array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["offsets", "ramp"]
 
 
 def offsets(lengths: ArrayLike) -> np.ndarray:
-    """Where each row starts, and where the last one ends: 0, n₀, n₀ + n₁, … in int64."""
+    """The exclusive prefix sum with the total appended: 0, n₀, n₀ + n₁, … as int64."""
     lengths = np.asarray(lengths)
     found = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=found[1:])
@@ -17,6 +17,6 @@ def offsets(lengths: ArrayLike) -> np.ndarray:
 
 
 def ramp(lengths: np.ndarray) -> np.ndarray:
-    """0 … n−1 for each n of `lengths`, one after another."""
+    """Concatenate ``arange(n)`` for each n of `lengths`."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

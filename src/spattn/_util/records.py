@@ -1,6 +1,6 @@
-"""Records that Python and C++ or CUDA share: a NumPy dtype is where one is written, and compilers are held to it.
+"""Structs shared by Python and C++/CUDA, defined once as NumPy dtypes and asserted by the compilers.
 
-A build writes a header of some of them::
+The build generates a header from dtypes::
 
     python _util/records.py records.h View=planning/contract/types.py:VIEW Work=planning/contract/types.py:WORK
 """
@@ -29,20 +29,7 @@ namespace spattn {{
 
 
 def assertions(name: str, record: np.dtype) -> str:
-    """What compiles only where a struct has the size of a dtype, and its fields the same places and sizes.
-
-    Parameters
-    ----------
-    name : str
-        Of the struct, with its namespace.
-    record : dtype
-        Whose fields have the names of the struct's.
-
-    Returns
-    -------
-    str
-        C++ that needs ``offsetof``.
-    """
+    """C++ static_asserts that a struct has the size and field offsets of a dtype (needs ``offsetof``)."""
     lines = [f'static_assert(sizeof({name}) == {record.itemsize}, "size of {name}");']
     for field, (kind, offset, *_) in (record.fields or {}).items():
         right = f"offsetof({name}, {field}) == {offset} && sizeof({name}::{field}) == {kind.itemsize}"
@@ -51,25 +38,7 @@ def assertions(name: str, record: np.dtype) -> str:
 
 
 def declaration(name: str, record: np.dtype) -> str:
-    """A record as a struct of C++, with its assertions.
-
-    Parameters
-    ----------
-    name : str
-        Of the struct.
-    record : dtype
-        With fields of 32 or 64 bits in the machine's byte order, or arrays of these.
-
-    Returns
-    -------
-    str
-        Needs ``offsetof`` and the types of ``stdint.h``.
-
-    Raises
-    ------
-    TypeError
-        If a field is none of these.
-    """
+    """A dtype as a C++ struct with assertions (needs ``offsetof``, stdint.h); TypeError for unsupported fields."""
     members = []
     for field, (kind, *_) in (record.fields or {}).items():
         if not kind.isnative or kind.base.str[1:] not in _TYPES:
@@ -80,9 +49,9 @@ def declaration(name: str, record: np.dtype) -> str:
 
 
 def read(path: Path, name: str) -> np.dtype:
-    """The dtype that a module's text gives to `name`: ``np.dtype([...])`` of literals and of the module's constants.
+    """Parse ``name = np.dtype([...])`` from a module's source, resolving the module's constants.
 
-    The module is neither imported nor run: its package is only being built.
+    The module is not imported, since its package is still being built.
     """
     constants: dict[str, ast.Constant] = {}
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -96,7 +65,7 @@ def read(path: Path, name: str) -> np.dtype:
 
 
 class _Known(ast.NodeTransformer):
-    """Puts values in the place of names."""
+    """Substitute constants for names."""
 
     def __init__(self, constants: dict[str, ast.Constant]):
         self.constants = constants

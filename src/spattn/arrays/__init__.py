@@ -1,7 +1,7 @@
-"""The kinds of arrays that spattn takes, described alike: what they are, where they live, how to see them as NumPy.
+"""Array backends (NumPy, PyTorch, CuPy, JAX) behind one interface.
 
-All that knows a library is in the module of its kind. Libraries are looked up in ``sys.modules`` only: an array of a
-library that was never imported cannot exist.
+Each library is confined to its own module. Libraries are looked up in ``sys.modules`` only: an array of a library that
+was never imported cannot exist.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = [
 NUMPY = NumPy()
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
 _kinds: dict[str, ArrayKind] = {}
-_plain: dict[type, ArrayKind] = {np.ndarray: NUMPY}  # classes whose arrays are known at a glance
+_plain: dict[type, ArrayKind] = {np.ndarray: NUMPY}  # dispatch by exact type
 
 
 def kind_of(x: Any) -> ArrayKind | None:
-    """The kind of an array; None for anything else."""
+    """The array backend of `x`, or None."""
     return _plain.get(type(x)) or _search(x)
 
 
 def add_plain(array: type, kind: ArrayKind) -> None:
-    """From now on arrays of this class, which are plain, are of this kind."""
+    """Register an array class as plain arrays of `kind`."""
     _plain[array] = kind
 
 
@@ -54,7 +54,7 @@ def _search(x: Any) -> ArrayKind | None:
     if isinstance(x, np.ndarray):
         return NUMPY
     for name, array in _CLASSES.items():
-        own = getattr(sys.modules.get(name), array, None)  # a module that another thread is importing has none yet
+        own = getattr(sys.modules.get(name), array, None)  # None while another thread is importing the module
         if own is not None and isinstance(x, own):
             kind = _kinds.get(name)
             if kind is None:
@@ -68,9 +68,9 @@ def _search(x: Any) -> ArrayKind | None:
 
 
 def signature(*arrays: Any) -> tuple[Any, ...] | None:
-    """What checks, plan and kernels of a call depend on: kind, dtype, device, shape and strides of its arrays.
+    """The cache key of a call: array backend, then dtype, device, shape and strides of each array.
 
-    None for arrays that differ in kind or are not plain: these are looked at anew by every call.
+    None if the arrays differ in backend or are not plain; such calls are not cached.
     """
     of = type(arrays[0])
     for x in arrays:
@@ -78,15 +78,15 @@ def signature(*arrays: Any) -> tuple[Any, ...] | None:
             return None
     kind = _plain.get(of)
     if kind is None:
-        _search(arrays[0])  # the first array of a kind
+        _search(arrays[0])  # registers the class at its first array
         kind = _plain.get(of)
     return None if kind is None else kind.signature(*arrays)
 
 
 def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | None:
-    """The signature of q, k and v without how many keys there are and where they lie in memory, and how many there are.
+    """Split a cache key of q, k and v into (the key without kv_len and the strides of k and v, kv_len).
 
-    None for arrays that are no keys and values of one length.
+    None unless k and v are 4-D and of one length.
     """
     kind, q, (k, _, *of_k), (v, _, *of_v) = signature
     if not len(k) == len(v) == 4 or k[2] != v[2]:
@@ -95,31 +95,31 @@ def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | N
 
 
 def autocast(*operands: Any) -> tuple[Any, ...] | None:
-    """See :meth:`ArrayKind.autocast`, of the first operand's kind."""
+    """See :meth:`ArrayKind.autocast`; dispatches on the first operand."""
     kind = kind_of(operands[0])
     return None if kind is None else kind.autocast(*operands)
 
 
 def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:
-    """See :meth:`ArrayKind.recorder`, of the first operand's kind."""
+    """See :meth:`ArrayKind.recorder`; dispatches on the first operand."""
     kind = kind_of(operands[0])
     return None if kind is None else kind.recorder(*operands)
 
 
 def traced(*operands: Any) -> bool:
-    """See :meth:`ArrayKind.traced`, of the first operand's kind."""
+    """See :meth:`ArrayKind.traced`; dispatches on the first operand."""
     kind = kind_of(operands[0])
     return kind is not None and kind.traced()
 
 
 def to_host(x: Any) -> Any:
-    """Any array as NumPy, copied from its device where it is not in host memory."""
+    """Convert any array to NumPy, copying it from its device if necessary."""
     kind = kind_of(x)
     return NUMPY.to_host(x) if kind is None else kind.to_host(x)
 
 
 def compiling() -> bool:
-    """Whether torch.compile is tracing the caller, whose arrays are stand-ins."""
+    """Whether torch.compile is tracing the caller with fake tensors."""
     traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
     return traced is not None and traced()
 

@@ -1,4 +1,4 @@
-"""Buffers that XLA hands to a foreign function: arrays of JAX within its programs, without their Python objects."""
+"""XLA buffers: JAX arrays inside a compiled program, as passed to a foreign function."""
 
 from __future__ import annotations
 
@@ -16,29 +16,23 @@ __all__ = ["Buffer", "Execution", "Xla"]
 
 
 class Execution(Protocol):
-    """What XLA gives to one execution of a foreign function beside its operands.
-
-    Attributes
-    ----------
-    ordinal : int or None
-        CUDA's number of the device; None for the host.
-    """
+    """Context of one execution of a foreign function; `ordinal` is the CUDA device, None for the host."""
 
     ordinal: int | None
 
     def stream(self) -> int:
-        """Raw handle of the stream that XLA works on."""
+        """Raw handle of XLA's stream."""
 
     def result(self, shape: tuple[int, ...], dtype: str) -> Buffer:
-        """The first result that was not asked for yet, which XLA allocated before."""
+        """The next unclaimed result buffer, preallocated by XLA."""
 
     def allocate(self, nbytes: int) -> int:
-        """Address of device memory that is there until the execution ends."""
+        """Address of device memory that lives until the execution ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """An array in row-major order; with neither address nor execution it says what an array will be."""
+    """A row-major array; without address and execution, only its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -51,7 +45,7 @@ class Buffer:
 
 
 class Xla(ArrayKind):
-    """XLA's buffers. Their users know them as arrays of JAX."""
+    """XLA buffers, reported to users as JAX arrays."""
 
     name = "jax"
 

@@ -1,4 +1,4 @@
-"""All that knows CuPy."""
+"""CuPy arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .operand import Operand, in_order
 
 
 class CuPy(ArrayKind):
-    """CuPy."""
+    """CuPy arrays."""
 
     name = "cupy"
 

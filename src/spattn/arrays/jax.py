@@ -1,4 +1,4 @@
-"""All that knows JAX."""
+"""JAX arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .operand import Operand, row_major
 
 
 class Jax(ArrayKind):
-    """JAX."""
+    """JAX arrays."""
 
     name = "jax"
 
@@ -25,11 +25,11 @@ class Jax(ArrayKind):
     def oddity(self, x: Any) -> str | None:
         if isinstance(x, self.module.core.Tracer):
             return (
-                "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap, or "
-                "spattn.jax.attention within"
+                "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap, or use "
+                "spattn.jax.attention inside"
             )
         devices = len(x.devices())
-        return f"one on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
+        return f"an array on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         return self, *[(x.shape, None, x.dtype, x.sharding) for x in arrays]
@@ -59,7 +59,7 @@ class Jax(ArrayKind):
         return self.module.device_put(self.module.numpy.full(shape, value, dtype=dtype), device)
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
-        # JAX arrays are immutable to their users; this one is new and computed, so nobody else uses its memory.
+        # JAX arrays are immutable for users; this new array is computed, so no one else writes to its memory.
         return self.full(like, shape, dtype, 0).block_until_ready()
 
 

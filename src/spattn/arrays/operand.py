@@ -1,4 +1,4 @@
-"""Arrays in device memory, as kernels see them."""
+"""Device arrays as kernel operands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IN_ORDER = (0, 1, 2, 3)
 
 
 class Operand(NamedTuple):
-    """An array in device memory: address, shape, and strides in elements, of (batch, heads, rows, columns)."""
+    """A 4-D device array: address, shape, and strides in elements."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -18,7 +18,7 @@ class Operand(NamedTuple):
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a contiguous array."""
+    """Strides, in elements, of a C-contiguous array."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
@@ -26,9 +26,9 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_order(x: Operand) -> tuple[int, ...]:
-    """Axes of `x`, slowest in memory first and the last always last: a result so laid out can be reshaped as `x` can.
+    """Axes of `x` from slowest to fastest in memory, the last axis always last.
 
-    Axes of one element have no order of their own and stay where (batch, heads, rows) has them.
+    A result with this layout can be reshaped wherever `x` can. Axes of length 1 keep their index.
     """
     if x.strides[0] >= x.strides[1] >= x.strides[2]:
         return IN_ORDER
@@ -38,7 +38,7 @@ def memory_order(x: Operand) -> tuple[int, ...]:
 
 
 def in_order(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape with its axes in `order`, and the permutation back; None where there is nothing to permute."""
+    """The shape permuted by `order`, and the inverse permutation; None for the identity."""
     if order is None or order == IN_ORDER:
         return shape, None
     return tuple(shape[axis] for axis in order), tuple(order.index(axis) for axis in range(len(order)))

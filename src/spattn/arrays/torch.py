@@ -1,4 +1,4 @@
-"""All that knows PyTorch."""
+"""PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .operand import Operand, in_order
 
 
 class Torch(ArrayKind):
-    """PyTorch."""
+    """PyTorch tensors."""
 
     name = "torch"
 
@@ -23,34 +23,32 @@ class Torch(ArrayKind):
         self._dtypes = {name: getattr(self.module, name) for name in DTYPES}
         self._forward_ad = self.module.autograd.forward_ad
         functorch = getattr(self.module._C, "_functorch", None)
-        # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
+        # Non-None result inside a torch.func transformation, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
-        # How many modes see every operation: those that trace graphs or hold tensors without values, and users' own.
+        # Number of active dispatch modes: graph tracing, fake tensors and users' own.
         self._modes = self.module._C._len_torch_dispatch_stack
-        self._script = self.module._C._get_tracing_state  # of torch.jit.trace, None elsewhere
-        self._autocast = self.module._C._is_any_autocast_enabled  # on some device
+        self._script = self.module._C._get_tracing_state  # None outside torch.jit.trace
+        self._autocast = self.module._C._is_any_autocast_enabled  # on any device
 
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
 
     def oddity(self, x: Any) -> str | None:
         if x.is_nested:
-            return "a nested tensor; join its sequences into one, with spattn.patterns.Documents"
+            return "a nested tensor; concatenate its sequences and use spattn.patterns.Documents"
         if type(x).__torch_dispatch__ is not self.module.Tensor.__torch_dispatch__:
-            return (
-                f"a {type(x).__name__}, whose operations are not those of its memory; use a torch.Tensor of its values"
-            )
+            return f"a {type(x).__name__} with operations of its own; pass its values as a plain torch.Tensor"
         if x.layout is not self.module.strided:
             return f"a tensor of layout {x.layout}; use .to_dense()"
         if x.is_quantized:
             return "a quantized tensor; use .dequantize()"
         if x.is_meta:
             return "a meta tensor, which has no values"
-        try:  # detached, because torch.func.grad wraps what is touched inside of it
+        try:  # detached, because torch.func.grad wraps tensors that are used inside it
             somewhere = x.detach().data_ptr() or not x.numel()
         except RuntimeError:
             somewhere = False
-        return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
+        return None if somewhere else "a tensor inside a transformation of torch.func; call this outside of it"
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
@@ -64,9 +62,9 @@ class Torch(ArrayKind):
                 if recording and x.requires_grad:
                     found[0] = self, "recorded"
                 found.append((x.shape, x.stride(), x.dtype, x.device))
-            if self._autocast():  # calls of other dtypes are never kept under this signature
+            if self._autocast():  # the autocast dtype is part of the cache key
                 found[0] = found[0], self._autocast_dtype(arrays[0])
-        except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
+        except RuntimeError:  # nested and sparse tensors lack a shape or strides
             return None
         return tuple(found)
 
@@ -74,7 +72,7 @@ class Torch(ArrayKind):
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
 
     def to_numpy(self, x: Any) -> np.ndarray:
-        x = x.detach().resolve_neg()  # of negation as a flag on the tensor
+        x = x.detach().resolve_neg()  # negation may be a lazy flag
         return x.view(self.module.int16).numpy().view(BFLOAT16) if x.dtype == self.module.bfloat16 else x.numpy()
 
     def to_host(self, x: Any) -> np.ndarray:
@@ -91,7 +89,7 @@ class Torch(ArrayKind):
         return self._in_dual_level() and self._forward_ad.unpack_dual(x).tangent is not None
 
     def autocast(self, *operands: Any) -> tuple[Any, ...] | None:
-        """As PyTorch casts the operands of ``scaled_dot_product_attention`` under ``torch.autocast``."""
+        """Cast as PyTorch casts the operands of ``scaled_dot_product_attention`` under ``torch.autocast``."""
         if not self._autocast():
             return None
         cast = tuple([self._cast(x) if isinstance(x, self.module.Tensor) else x for x in operands])
@@ -103,13 +101,13 @@ class Torch(ArrayKind):
             return x
         try:
             return x.to(dtype)
-        except RuntimeError as error:  # which the allocator for host memory raises
+        except RuntimeError as error:  # raised by the host allocator
             if "can't allocate memory" in str(error):
-                raise MemoryError(f"no memory is left to cast {x.numel()} numbers to {dtype}") from error
+                raise MemoryError(f"not enough memory to cast {x.numel()} numbers to {dtype}") from error
             raise
 
     def _autocast_dtype(self, x: Any) -> Any:
-        """The dtype of autocast on the tensor's device; None where it is off."""
+        """The autocast dtype of the tensor's device; None if autocast is off."""
         device = x.device.type
         if not self.module.amp.is_autocast_available(device) or not self.module.is_autocast_enabled(device):
             return None
@@ -117,7 +115,7 @@ class Torch(ArrayKind):
 
     def traced(self) -> bool:
         if self._in_dual_level():
-            return False  # operators would lose the tangents in silence
+            return False  # custom operators would silently drop tangents
         if self._transformation is None or self._transformation() is None:
             return self._modes() > 0 or self._script() is not None
         functorch = self.module._C._functorch
@@ -128,13 +126,13 @@ class Torch(ArrayKind):
         if not self.module.is_grad_enabled() or not any(getattr(x, "requires_grad", False) for x in operands):
             return None
         if self._transformation is not None and self._transformation() is not None or self._in_dual_level():
-            return None  # neither is recorded, but refused
+            return None  # check_gradients refuses these
         with whole_imports:
             from .torch_gradients import Recorded
         return Recorded.apply
 
     def _in_dual_level(self) -> bool:
-        """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""
+        """Whether forward-mode AD is active; querying a tensor's tangent costs 1 µs."""
         return getattr(self._forward_ad, "_current_level", 0) >= 0
 
     # -- in device memory ---------------------------------------------------------------------------------------------
@@ -143,14 +141,14 @@ class Torch(ArrayKind):
         return x.device.index if x.device.type == "cuda" else None
 
     def resolve(self, x: Any) -> Any:
-        return x.resolve_neg()  # a negation may be a flag on the tensor
+        return x.resolve_neg()  # negation may be a lazy flag
 
     def operand(self, x: Any) -> Operand:
         return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
     @property
     def raw_stream(self) -> Any:
-        """Ordinal to stream: torch.cuda.current_stream(device).cuda_stream, without making a Stream first."""
+        """``torch.cuda.current_stream(device).cuda_stream`` by ordinal, without creating a Stream object."""
         return self.module._C._cuda_getCurrentRawStream
 
     def stream(self, x: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Attention as PyTorch's autograd records it; imported when the first gradient is wanted."""
+"""Attention as a torch.autograd.Function, imported when a gradient is first required."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Recorded", "without_repeats"]
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(backward, forward, q, k, v, scale)`` is ``forward(q, k, v, scale)``, which are out and lse, on record.
+    """``apply(backward, forward, q, k, v, scale)`` returns ``forward(q, k, v, scale)``, i.e. out and lse.
 
-    `backward` takes (dout, q, k, v, out, lse) and ``dlse=`` and ``scale=``.
+    `backward` is called as ``backward(dout, q, k, v, out, lse, dlse=, scale=)``.
     """
 
     @staticmethod
@@ -24,13 +24,13 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         out, lse = forward(*operands)
         ctx.save_for_backward(*arrays, out, lse)
         ctx.backward_of, ctx.scale = backward, scale
-        ctx.set_materialize_grads(False)  # the gradient of an lse that nobody used is None, which costs nothing
+        ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        if dout is None:  # nobody used out
+        if dout is None:  # out is unused
             dout = torch.zeros_like(out)
         again = torch.is_grad_enabled()  # create_graph=True
         gradients = (_Once.apply if again else _gradients)(
@@ -40,8 +40,10 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients on record, so that whoever differentiates them is told that they have none. PyTorch's
-    ``once_differentiable`` would say so only where `dout` requires a gradient."""
+    """Gradients whose own derivative raises an error.
+
+    PyTorch's ``once_differentiable`` raises only if `dout` requires a gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -49,7 +51,7 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        raise RuntimeError("attention: expected a first derivative, got a second one, which there is not")
+        raise RuntimeError("spattn.attention is not twice differentiable; create_graph=True is not supported")
 
 
 def _gradients(backward: Callable[..., tuple[torch.Tensor, ...]], *operands: Any) -> tuple[torch.Tensor, ...]:
@@ -58,5 +60,5 @@ def _gradients(backward: Callable[..., tuple[torch.Tensor, ...]], *operands: Any
 
 
 def without_repeats(dout: torch.Tensor) -> torch.Tensor:
-    """A gradient whose elements lie apart: a Hopper GPU, which copies tiles by itself, cannot read that of a sum."""
+    """Materialize a broadcast gradient (as that of a sum): TMA cannot read zero strides."""
     return dout.contiguous() if 0 in dout.stride() else dout

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .._util.imports import whole_imports
+from . import deepspeed as deepspeed  # a public module
 from .base.pattern import Pattern
 from .base.serialize import from_json
 from .grids.neighborhood import Neighborhood
@@ -12,7 +13,6 @@ from .grids.windowed import axial, windowed
 from .listed.clusters import Clusters
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
-from .papers import deepspeed as deepspeed  # a public module
 from .papers.bigbird import BigBird
 from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
 from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride

@@ -1,4 +1,4 @@
-"""Plans: what a pattern allows, as tiles over affine views, and who computes them; every backend executes the same."""
+"""Plans: a pattern compiled to tiles over affine views, for every backend."""
 
 from __future__ import annotations
 

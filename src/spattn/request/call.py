@@ -1,4 +1,4 @@
-"""A request, checked once: what it hands over, and what follows from that."""
+"""A validated attention call and its derived sizes."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ __all__ = [
 ]
 
 LARGEST_HEAD_DIM = 256
-_NOT_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy count among the integers
-_LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in float32, but for float64 arrays
+_NOT_NUMBERS = (bool, np.timedelta64)  # subclasses of int and np.integer
+_LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in float32, except for float64 arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Operands that fit each other, and the numbers with which to compute.
+    """Mutually compatible operands and the parameters of an attention call.
 
-    A backend prepares a call for all others of the same signature: it may rely on everything here but the arrays'
+    A backend prepares a call once for every call with the same cache key: it may rely on all fields except the arrays'
     values and addresses, and the scale.
 
     Attributes
     ----------
     q, k, v : arrays
-        (batch, heads, length, head_dim), of one kind, dtype and device: views of those that were given.
+        (batch, heads, length, head_dim) views of the operands, of one array backend, dtype and device.
     layout : Layout
-        Of the arrays that were given, and of results. Backends see neither.
+        Axis order of the operands and results; backends see neither.
     kind : ArrayKind
-        Of all three.
+        Array backend.
     dtype, device : str
-        As :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayKind.device` say.
+        See :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayKind.device`.
     batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v : int
         Sizes.
     scale : float
-        Factor of the logits.
+        Factor applied to ``q @ k.T``.
     precision : {None, "tf32"}
-        Of the products; None is that of `dtype`.
+        Precision of the matrix products; None means that of `dtype`.
     return_lse : bool
-        Whether somebody wants the lse; a backend may leave it out otherwise.
+        Whether lse is required.
     """
 
     q: Any = field(repr=False)
@@ -87,15 +87,9 @@ class Call:
         return_lse: bool = True,
         layout: str = "bhnd",
     ) -> Call:
-        """The call of these operands, by default with the scale ``1 / sqrt(head_dim)``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :func:`spattn.attention`, which names the argument.
-        """
+        """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, errors name the argument."""
         with whole_imports:
-            from .layout import Layout  # late, as backends are
+            from .layout import Layout  # lazy, as backends are
 
         kind, dtype, device = _check_operands(q, k, v)
         given = Layout.of(layout, q, k, v)
@@ -140,22 +134,22 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Query heads of a key-value head."""
+        """Query heads per KV head."""
         return self.heads_q // self.heads_kv if self.heads_kv else 0
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Shape of lse: (batch, heads_q, q_len)."""
+        """Shape of lse, (batch, heads_q, q_len)."""
         return self.batch, self.heads_q, self.q_len
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """(batch, heads_q, q_len, kv_len)."""
+        """``(batch, heads_q, q_len, kv_len)``."""
         return *self.rows, self.kv_len
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """Shape of out: (batch, heads_q, q_len, head_dim_v)."""
+        """Shape of out, (batch, heads_q, q_len, head_dim_v)."""
         return *self.rows, self.head_dim_v
 
     def result_bytes(self, backward: bool = False) -> int:
@@ -168,7 +162,7 @@ class Call:
 
     @property
     def lse_dtype(self) -> str:
-        """The element type of lse."""
+        """Dtype of lse."""
         return "float64" if self.dtype == "float64" else "float32"
 
 
@@ -188,7 +182,7 @@ def check_options(backend: str, return_lse: bool = False, precision: str | None 
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
-    """Three plain arrays of one kind, dtype and device, which are returned."""
+    """Check that q, k and v share array backend, dtype and device; return these."""
     like_q = _check_operand("q", q)
     for name, x in (("k", k), ("v", v)):
         kind, dtype, device = _check_operand(name, x)
@@ -215,7 +209,7 @@ def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
 
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
-    """What the forward call returned, and the gradients of it; that of its lse may be None."""
+    """Check the forward results and their gradients; dlse may be None."""
     of_out, of_lse = (call.layout.shape(call.out_shape), call.dtype), (call.layout.shape(call.rows), call.lse_dtype)
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
@@ -231,27 +225,26 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -
 
 
 def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
-    """No array of this kind through which its library would expect a gradient."""
+    """RuntimeError if a gradient is required through an operand."""
     wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:
         raise RuntimeError(
-            f"{', '.join(wanting)}: expected no tensor that requires a gradient, which {caller}() does not record; "
-            "call it under torch.no_grad() or detach them"
+            f"{', '.join(wanting)}: {caller}() does not record gradients; use torch.no_grad() or detach()"
         )
 
 
 def check_scale(scale: float, dtype: str) -> float:
-    """The scale as a float."""
+    """Validate the scale and return it as a float."""
     if not isinstance(scale, (int, float, np.integer, np.floating)) or isinstance(scale, _NOT_NUMBERS):
-        raise TypeError(f"scale: expected a number (int or float), got {type(scale).__name__}")
+        raise TypeError(f"scale must be an int or float, got {type(scale).__name__}")
     try:
         number = float(scale)
     except OverflowError:  # an int beyond float64
         number = math.inf if scale > 0 else -math.inf
     if not math.isfinite(number):
-        raise ValueError(f"scale: expected a finite number, got {number}")
+        raise ValueError(f"scale must be finite, got {number}")
     if abs(number) > _LARGEST_SCALE and dtype != "float64":
-        raise ValueError(f"scale: expected at most {_LARGEST_SCALE:.4g} for arrays of no float64, got {number}")
+        raise ValueError(f"scale must not exceed {_LARGEST_SCALE:.4g} unless q is float64, got {number}")
     return number
 
 

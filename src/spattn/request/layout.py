@@ -1,4 +1,4 @@
-"""The order of the axes of q, k, v and what belongs to them, and views of them in the order in which all else works."""
+"""Axis order of q, k, v and results, and canonical (batch, heads, length, head_dim) views."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ DEFAULT = "bhnd"
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes of the arrays of a call, as its user has them.
+    """The axis order of a call's arrays.
 
-    Everything but this class knows (batch, heads, length, head_dim), and (batch, heads, length) of what belongs to
-    rows. Arrays of either order are views of one another; only grids of tokens that do not follow one another in memory
-    at one distance, as those of a cropped image, are copied.
+    All other code sees (batch, heads, length, head_dim), or (batch, heads, length) for per-row results. Both orders are
+    views of the same memory; only token grids without a uniform stride, as of a cropped image, are copied.
 
     Attributes
     ----------
     axes : tuple of str
-        Their names. "total" is the tokens of all sequences, packed into one batch entry; "*grid" several axes of
-        tokens, whose numbers are row-major.
+        Axis names. "total" is the packed tokens of all sequences in one batch entry; "*grid" is several token axes in
+        row-major order.
     tokens : int
-        Which of them is of tokens.
+        Index of the token axis.
     grid : tuple of int
-        Tokens along each axis of a grid; () where one axis has all of them.
+        Grid shape of the tokens; () for a single token axis.
     """
 
     axes: tuple[str, ...]
@@ -37,13 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
-        """The layout of this name, with the grid that q has.
-
-        Raises
-        ------
-        ValueError
-            If there is no such layout, or an array has another number of axes.
-        """
+        """Look up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
         if name not in _LAYOUTS:
             raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
         layout = _LAYOUTS[name]
@@ -59,7 +52,7 @@ class Layout:
 
     @property
     def is_default(self) -> bool:
-        """Whether arrays are as everything else knows them."""
+        """Whether the layout is already canonical."""
         return self == _LAYOUTS[DEFAULT]
 
     @property
@@ -72,7 +65,7 @@ class Layout:
 
     @property
     def _joins(self) -> bool:
-        """Whether axes are joined, or added."""
+        """Whether canonical views need a reshape."""
         return len(self.grid) > 0 or self._packed
 
     @property
@@ -80,26 +73,26 @@ class Layout:
         return self.axes[-2] == "heads"
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(batch, heads, length, head_dim) of an array of this shape."""
+        """(batch, heads, length, head_dim) of an array of this shape in this layout."""
         batch, one, other, head_dim = self._joined(shape)
         return (batch, other, one, head_dim) if self._tokens_first else (batch, one, other, head_dim)
 
     def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an array of these sizes, or, without head_dim, of what belongs to its rows."""
+        """The shape in this layout of canonical `sizes`, with or without head_dim."""
         batch, heads, length, *head_dim = sizes
         entry, tokens = (() if self._packed else (batch,)), self.grid or (length,)
         inner = (*tokens, heads) if head_dim and self._tokens_first else (heads, *tokens)
         return *entry, *inner, *head_dim
 
     def view(self, x: Any) -> Any:
-        """An array of these axes as everything else knows it; None stays None."""
+        """The canonical view of an array; None stays None."""
         if x is None:
             return None
         x = x.reshape(self._joined(x.shape)) if self._joins else x
         return x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
 
     def back(self, x: Any) -> Any:
-        """An array that everything else made, with these axes."""
+        """Convert a canonical array to this layout; None stays None."""
         if x is None:
             return None
         shape = self.shape(x.shape) if self._joins else None
@@ -107,7 +100,7 @@ class Layout:
         return x if shape is None else x.reshape(shape)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """What a function of such arrays and the scale does, for arrays of these axes."""
+        """Wrap a function of canonical arrays and the scale to take and return arrays of this layout."""
 
         def call(*operands: Any) -> tuple[Any, ...]:
             *arrays, scale = operands
@@ -116,14 +109,14 @@ class Layout:
         return call
 
     def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
-        """ValueError where arrays have a grid that is not the only one among those that a pattern is made for."""
+        """ValueError unless the arrays' grid is the pattern's only grid."""
         if self.grid and not (len(grids) == 1 and self.grid in grids):
             expected = " and ".join(map(str, sorted(grids))) or "one axis of tokens, because the pattern has no grid"
             raise ValueError(f"q: expected the grid of the pattern, {expected}; got {self.grid}")
 
     def _joined(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape with one axis of tokens and one of batch entries."""
-        axes = len(self.axes)  # without head_dim tokens are the last one
+        """The shape with one token axis and a batch axis."""
+        axes = len(self.axes)  # without head_dim the token axis is last
         first, behind = (self.tokens, axes - self.tokens - 1) if len(shape) == self._rank else (axes - 2, 0)
         end = len(shape) - behind
         entry = (1,) if self._packed else ()

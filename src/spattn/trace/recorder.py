@@ -1,4 +1,4 @@
-"""Makes a trace of a function: calls it with tensors that write down what is done with them."""
+"""Record the operations of a PyTorch function by calling it with tracer tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["trace"]
 
 
 class _Recorder:
-    """The steps that were written down so far."""
+    """The recorded steps."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -37,7 +37,7 @@ class _Recorder:
         return Traced(self, self.new(sample), sample)
 
     def step(self, name: str, args: Any, options: Any, sample: Any) -> Any:
-        """Writes an operation down; what stands for its result, or a list where it has several."""
+        """Record an operation; return a tracer for its result, or a list for several results."""
         result = self.new(sample)
         self.steps.append(Step(result, name, args, options))
         if isinstance(sample, (tuple, list)):
@@ -45,14 +45,14 @@ class _Recorder:
         return Traced(self, result, sample)
 
     def operand(self, x: Any) -> Any:
-        """What a step keeps of an argument."""
+        """The recorded form of an argument."""
         if isinstance(x, Traced):
             return x.ref
         return self.constant(x) if isinstance(x, torch.Tensor) else x
 
 
 class Traced(torch.Tensor):  # type: ignore[misc]
-    """Stands for a number of every pair at once. `sample` is that of the first pair, which tells dtype and shape."""
+    """A tracer: one number per pair. `sample` holds the first pair's value, which gives dtype and shape."""
 
     recorder: _Recorder
     ref: Ref
@@ -80,9 +80,9 @@ class Traced(torch.Tensor):  # type: ignore[misc]
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
-    """Makes ``table[i]`` an operation on `i`, because PyTorch would ask a tensor of no axes for its number.
+    """Turn ``table[i]`` into an operation on `i`: PyTorch would convert a 0-d index to a Python number.
 
-    Refuses random numbers of calls without traced tensors, which no `Traced` sees.
+    Also refuses random numbers in calls without tracers, which `Traced` does not see.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,34 +119,32 @@ def _sample(x: Any) -> Any:
 
 
 def _check(func: Any) -> None:
-    """TypeError for an operation that is no function of its operands' values, or does more than give a result."""
+    """TypeError for mutating, random or data-dependent operations."""
     if func._schema.is_mutable:
-        raise TypeError(f"mask_mod: expected operations that change no tensor, got {func}")
+        raise TypeError(f"mask_mod: in-place operations are not supported, got {func}")
     _check_random(func)
     if torch.Tag.data_dependent_output in func.tags:
         raise TypeError(
-            f"mask_mod: expected tensor operations alone, got {func}: an index has no single number that 'if', 'and', "
-            "int() or another library's array could ask for"
+            f"mask_mod: {func} needs a concrete value, but indices are symbolic; use tensor operations instead of "
+            "'if', 'and', int() and arrays of other libraries"
         )
 
 
 def _check_random(func: Any) -> None:
     if torch.Tag.nondeterministic_seeded in func.tags:
-        raise TypeError(
-            f"mask_mod: expected no random numbers, got {func}; draw them before, and look them up in a tensor"
-        )
+        raise TypeError(f"mask_mod: expected no random numbers, got {func}; draw them beforehand and index a tensor")
 
 
 def trace(function: Callable[..., Any], arguments: int) -> Trace:
-    """What a function of so many integers does.
+    """Trace a function of `arguments` integers.
 
     Raises
     ------
     TypeError
-        If the function asks for numbers, changes a tensor, is random, refers to a tensor that is not plain, or gives
-        anything but one truth value.
+        If the function branches on values, mutates a tensor, is random, refers to a tensor that is not plain, or does
+        not return a 0-d bool tensor.
     """
-    # A compiler that is at work would follow the tensors that write down: it must not look.
+    # torch.compile must not trace into the tracers.
     compiler = "torch._dynamo" in sys.modules
     found: Trace = (torch.compiler.disable(_trace) if compiler else _trace)(function, arguments)
     return found
@@ -158,11 +156,11 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
     try:
         with torch.no_grad(), _Calls():
             result = function(*given)
-    except RuntimeError as error:  # PyTorch's, of what it cannot do with tensors that have no numbers
-        raise TypeError(f"mask_mod: expected operations on tensors of one integer each, got {error}") from error
+    except RuntimeError as error:  # raised by PyTorch for operations that need values
+        raise TypeError(f"mask_mod: expected operations on 0-d integer tensors, got {error}") from error
     if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.ndim:
         got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
-        raise TypeError(f"mask_mod: expected a function that returns a bool tensor without axes, got {got}")
+        raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}")
     inputs, last = tuple(x.ref for x in given), recorder.operand(result)
     whole = Trace(inputs, tuple(recorder.steps), last)
     whole = Trace(inputs, whole.needs(last), last)
@@ -172,8 +170,8 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
 
 
 def _try(whole: Trace, result: Ref) -> None:
-    """TypeError where PyTorch cannot do for many pairs at once what it did for the first one."""
+    """TypeError if torch.vmap cannot vectorize the trace over pairs."""
     try:
         whole.evaluate(result, {ref.number: np.zeros(1, np.int64) for ref in whole.arguments})
     except RuntimeError as error:
-        raise TypeError(f"mask_mod: expected operations that torch.vmap knows, got {error}") from error
+        raise TypeError(f"mask_mod: expected operations that torch.vmap supports, got {error}") from error

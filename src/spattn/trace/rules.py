@@ -1,7 +1,7 @@
-"""What NumPy's operators make of PyTorch's operations on integers and truth values.
+"""Map PyTorch operations on integers and booleans to NumPy operators.
 
-A rule takes the operands of a step and gives what PyTorch would, or NotImplemented. It uses only what can be asked of
-the positions of whole tiles too: sums, differences, extrema, comparisons, ``//`` and ``%`` by constants, ``& | ~``.
+A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that also
+work on tiles of positions: sums, differences, minima, maxima, comparisons, ``//`` and ``%`` by constants, ``& | ~``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .trace import Constant, Ref, Step
 
 __all__ = ["by_rule"]
 
-_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8}  # of the integers that rules know
+_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8}  # supported integer dtypes
 
 
 def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
-    """The result of a step, given what its operands stand for; NotImplemented where no rule gives it."""
+    """The result of a step whose operands `value` resolves; NotImplemented without a rule."""
     name, dtype = step.name.split(".")[1], step.result.dtype
     kinds = {_kind(x) for x in step.args if x is not None}
     rule: Callable[..., Any] | None = None
@@ -34,7 +34,7 @@ def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
 
 
 def _kind(operand: Any) -> str:
-    """'bool', 'integer', or what rules do not know."""
+    """'bool', 'integer', or an unsupported kind."""
     if isinstance(operand, Constant) and operand.array.ndim:
         return "table"
     if isinstance(operand, (Ref, Constant)):
@@ -44,7 +44,7 @@ def _kind(operand: Any) -> str:
 
 
 def _numbers_fit(operands: tuple[Any, ...]) -> bool:
-    """Whether plain numbers are among the integers of every operand's type, to which PyTorch converts them."""
+    """Whether Python numbers are representable in every operand's integer dtype, to which PyTorch casts them."""
     types = [x.dtype for x in operands if isinstance(x, Ref) and x.dtype in _BITS]
     return all(0 <= x - _least(dtype) < 1 << _BITS[dtype] for x in operands if type(x) is int for dtype in types)
 
@@ -54,7 +54,7 @@ def _least(dtype: str) -> int:
 
 
 def _wrapped(value: Any, dtype: str) -> Any:
-    """Integers of any size as those of fewer bits, which PyTorch computes with."""
+    """Wrap integers around to a dtype of fewer bits, as PyTorch does."""
     return (value - _least(dtype)) % (1 << _BITS[dtype]) + _least(dtype)
 
 
@@ -67,7 +67,7 @@ def _subtract(a: Any, b: Any, alpha: int = 1) -> Any:
 
 
 def _divide(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """By a positive constant: of others PyTorch has its own opinion, and tiles none."""
+    """Floor division or remainder by a positive constant; other divisors are unsupported."""
 
     def rule(a: Any, b: Any, rounding_mode: str = "floor") -> Any:
         constant = isinstance(b, (int, np.integer)) and b > 0

@@ -1,6 +1,6 @@
-"""A function of a few integers that is written with PyTorch, as a value: its operations, and copies of its tensors.
+"""Immutable traces of PyTorch functions of integers: their operations and copies of their tensors.
 
-A trace stays what it was, and two traces of equal operations on equal tensors are equal.
+Traces of equal operations on equal tensors compare equal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..arrays.torch import Torch
 __all__ = ["PART", "Constant", "Ref", "Step", "Trace", "mapped"]
 
 TORCH = Torch()
-PART = "part"  # the operation that takes one of several results
+PART = "part"  # pseudo-operation: select one of several results
 
 
 class Ref(NamedTuple):
-    """An argument of the function, or the result of a step; arguments have the first numbers."""
+    """A function argument or the result of a step, numbered consecutively from the arguments."""
 
     number: int
     dtype: str
@@ -34,16 +34,16 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constant:
-    """A copy of a tensor that the function refers to, compared by what it holds."""
+    """A copy of a tensor that the function captures; compared by value."""
 
     array: np.ndarray
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Constant:
-        """The copy; TypeError for a tensor without values of its own."""
+        """Copy a tensor; TypeError if it is not plain."""
         oddity = TORCH.oddity(tensor)
         if oddity is not None:
-            raise TypeError(f"mask_mod: expected to refer to plain tensors, got {oddity}")
+            raise TypeError(f"mask_mod: expected references to plain tensors, got {oddity}")
         return cls(frozen(TORCH.to_host(tensor)))
 
     @cached_property
@@ -60,12 +60,12 @@ class Constant:
         return hash(self._digest)
 
     def tensor(self) -> torch.Tensor:
-        """A tensor of the same numbers."""
+        """The constant as a tensor."""
         return TORCH.from_numpy(self.array.copy())
 
 
 class Step(NamedTuple):
-    """An operation of PyTorch's: ``aten.add.Tensor`` of references, constants, numbers and tuples of these."""
+    """A PyTorch operation such as ``aten.add.Tensor`` on references, constants, numbers and tuples of these."""
 
     result: Ref
     name: str
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What a function does: the steps that its result needs, in order."""
+    """The steps that the result of a function depends on, in order."""
 
     arguments: tuple[Ref, ...]
     steps: tuple[Step, ...]
@@ -83,7 +83,7 @@ class Trace:
 
     @cached_property
     def depends(self) -> dict[int, frozenset[int]]:
-        """The numbers of the arguments that each argument and the result of each step depend on."""
+        """Argument numbers that each argument and each step's result depend on."""
         found = {ref.number: frozenset({ref.number}) for ref in self.arguments}
         for step in self.steps:
             found[step.result.number] = frozenset().union(*(found[ref.number] for ref in refs(step[2:])))
@@ -91,11 +91,11 @@ class Trace:
 
     @property
     def used(self) -> frozenset[int]:
-        """The numbers of the arguments that the result depends on."""
+        """Argument numbers that the result depends on."""
         return self.depends[self.result.number] if isinstance(self.result, Ref) else frozenset()
 
     def needs(self, wanted: Any) -> tuple[Step, ...]:
-        """The steps that an operand needs."""
+        """The steps that an operand depends on."""
         numbers, steps = {ref.number for ref in refs(wanted)}, []
         for step in reversed(self.steps):
             if step.result.number in numbers:
@@ -104,10 +104,10 @@ class Trace:
         return tuple(reversed(steps))
 
     def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
-        """An operand for each element of arrays of one shape, which stand for arguments by number."""
+        """Evaluate `wanted` elementwise over arrays of one shape, given by argument number."""
         shape = next(iter(arguments.values())).shape
         if 0 in shape:
-            return np.empty(shape, wanted.dtype)  # torch.vmap refuses a batch of nothing
+            return np.empty(shape, wanted.dtype)  # torch.vmap refuses an empty batch
         steps = self.needs(wanted)
         given = (torch.tensor(x.ravel(), dtype=torch.int64, device="cpu") for x in arguments.values())
 
@@ -118,11 +118,11 @@ class Trace:
             with torch.no_grad():
                 found = torch.vmap(run)(*given)
         except IndexError as error:
-            raise ValueError(f"mask_mod: expected tensors as long as what they are asked for, got {error}") from error
+            raise ValueError(f"mask_mod: index out of range: {error}") from error
         return TORCH.to_host(found).reshape(shape)
 
     def fix(self, number: int, value: int) -> Trace:
-        """The trace with an argument of a known value; steps that depend on it alone are taken now."""
+        """Bind an argument to a value, and fold the steps that depend on it alone."""
         if all(ref.number != number for ref in self.arguments):
             return self
         known: dict[int, Any] = {number: torch.tensor(value, device="cpu")}
@@ -146,7 +146,7 @@ class Trace:
 
 
 def mapped(function: Callable[[Any], Any], operand: Any) -> Any:
-    """`function` of everything in nested tuples."""
+    """Apply `function` to every leaf of nested tuples."""
     if isinstance(operand, (tuple, list)) and not isinstance(operand, Ref):
         return tuple(mapped(function, x) for x in operand)
     return function(operand)
@@ -162,7 +162,7 @@ def refs(operand: Any) -> Iterator[Ref]:
 
 
 def _replay(steps: tuple[Step, ...], values: dict[int, Any]) -> dict[int, Any]:
-    """What steps give, by number, added to the values that they refer to."""
+    """Execute steps; returns `values` extended by the results, by number."""
 
     def value(operand: Any) -> Any:
         if isinstance(operand, Ref):

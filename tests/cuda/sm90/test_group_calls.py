@@ -301,7 +301,7 @@ def test_errors_name_the_problem(gpu, torch, problems):
         with pytest.raises(ValueError, match=rf"^problems\[3\]: {message}"):
             grouped([*problems, problem])
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"^(problems\[0\]: )?scale: expected at most"):
+        with pytest.raises(ValueError, match=r"^(problems\[0\]: )?scale must not exceed"):
             grouped(problems, scale=1e39)
         grouped(problems)
 

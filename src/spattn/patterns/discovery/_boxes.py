@@ -111,7 +111,7 @@ def _named(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
     windows = [_window(table) for table in tables]
     if None not in windows:
         window, shift = zip(*windows, strict=True)
-        return windowed(grid, window, shift)
+        return windowed(grid, *(each[0] if len(set(each)) == 1 else tuple(each) for each in (window, shift)))
     neighbors = [_neighbors(table) for table in tables]
     if None not in neighbors and len(grid) <= _MOST_AXES:
         kernel, dilation, causal = zip(*neighbors, strict=True)

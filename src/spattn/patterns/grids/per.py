@@ -196,7 +196,7 @@ def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
     """Return the parts along an axis. A shorter first block gets a part of its own, so that the other blocks align with
     their lattice's first token; blocks of one token form one part with shifts."""
     parts = pattern.parts(tokens, tokens)
-    if any(part.query is not None or part.key is not None for part in parts) or len(parts) > 1:
+    if any(part.query is not None or part.key is not None for part in parts) or len(parts) != 1:
         return [_Side(part, None) for part in parts]
     found = _span(pattern, tokens)
     if found is None or not found[1].all():

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.ragged import ramp
+from .. import deepspeed
 from ..base.check import flag, integers, reach
 from ..base.content import frozen_array
 from ..base.pattern import Pattern
 from ..grids.neighborhood import Neighborhood
-from ..papers import deepspeed
 from ..sequence.basic import Causal
 from ..sequence.documents import check_cu_seqlens
 from ..sequence.intervals import ColumnIntervals, RowIntervals

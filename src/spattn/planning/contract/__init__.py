@@ -1,1 +1,1 @@
-"""What a plan is, how it is validated, and the cache of plans."""
+"""The plan's data contract, its validation and its cache."""

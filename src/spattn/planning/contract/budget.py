@@ -1,4 +1,4 @@
-"""How much memory a plan may take."""
+"""Memory limit of a plan."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ from .types import LARGEST
 
 __all__ = ["Budget"]
 
-_RUN_BYTES = 20  # of a plan's indices, key_view, mask and tile_indptr
-_TILE_BYTES = 32  # of a tile that a GPU's lists have: of what is written out, and of what a layout makes of it
+_RUN_BYTES = 20  # per run: indices, key_view, mask and tile_indptr
+_TILE_BYTES = 32  # per tile of expanded lists on a GPU: the list entry and its kernel layout
 
 
 class Budget:
-    """What making a plan takes at least.
-
-    Parameters
-    ----------
-    max_bytes : int
-        The most that it may take.
-
-    Attributes
-    ----------
-    needed : int
-        The most that was asked for so far, in bytes.
-    """
+    """Tracks the memory that making a plan requires; `needed` is the largest request in bytes so far."""
 
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
@@ -31,11 +20,11 @@ class Budget:
 
     @property
     def most_runs(self) -> int:
-        """How many runs more the plan may have."""
+        """Number of runs that still fit."""
         return min(self.max_bytes // _RUN_BYTES, LARGEST) - self._runs
 
     def need(self, nbytes: int) -> None:
-        """ValueError if so many bytes at once are too many."""
+        """ValueError if `nbytes` exceed the limit."""
         self.needed = max(self.needed, nbytes)
         if nbytes > self.max_bytes:
             raise ValueError(
@@ -44,13 +33,13 @@ class Budget:
             )
 
     def need_tiles(self, count: int) -> None:
-        """ValueError if lists of `count` tiles in all are too large to be written out."""
+        """ValueError if expanded lists of `count` tiles exceed the limit."""
         if count > LARGEST:
             raise ValueError(f"pattern: expected at most {LARGEST} tiles on a GPU, got {count}; use a larger tile")
         self.need(_TILE_BYTES * count)
 
     def need_runs(self, count: int) -> None:
-        """ValueError if a plan with `count` runs of tiles more than it has is too large."""
+        """ValueError if `count` further runs exceed the limit."""
         runs = self._runs + count
         if runs > LARGEST:
             raise ValueError(
@@ -59,6 +48,6 @@ class Budget:
         self.need(_RUN_BYTES * runs)
 
     def add_runs(self, count: int) -> None:
-        """So many runs have been found."""
+        """Account for `count` runs."""
         self.need_runs(count)
         self._runs += count

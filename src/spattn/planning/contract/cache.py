@@ -1,7 +1,7 @@
-"""The one cache: the plans that were used last, with what was made of them and the calls that are prepared to run them.
+"""LRU cache of plans, with the data derived from each and its cached dispatches.
 
-There is no lock, so that neither a forked child nor a signal handler ever waits for one: dictionaries do one operation
-after the other, and nothing here relies on two of them.
+Lock-free, so that neither a forked child nor a signal handler can deadlock: single dict operations are atomic, and no
+invariant spans two of them.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ _R = TypeVar("_R")
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
-_MAX_MOVED = 64  # numbers of keys that a plan is kept at
-_OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
+_MAX_MOVED = 64  # cached lengths per length-polymorphic plan
+_OBJECT_BYTES = 8192  # a plan, its validated copy and its key, without the pattern and array data
 
 _clock = itertools.count()
 _plans: dict[tuple[Any, ...], Kept] = {}
 _calls: dict[
     tuple[object, Hashable], tuple[Any, Kept]
-] = {}  # prepared calls of patterns, each with the plan that it executes
+] = {}  # cached dispatches by (pattern, cache key), each with the plan that it executes
 _counts = {"hits": 0, "misses": 0}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Kept:
-    """A plan, what making it took (`needed` bytes), and what it and its key take now; `moved` are plans that it became
-    at other numbers of keys."""
+    """A cached plan: peak bytes of making it (`needed`), bytes of the plan and its key, and its other lengths."""
 
     plan: Plan
     sealed: Sealed
     needed: int
     own_bytes: int
     moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
-    signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # under which _calls has it
+    signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # its keys in _calls
     used: int = dataclasses.field(default_factory=_clock.__next__)
 
     @property
     def nbytes(self) -> int:
         others = [sealed(plan) for plan in self.moved.copy().values()]
-        own = self.plan.views.nbytes if self.sealed.growth is None else self.plan.nbytes  # the rest is shared
+        own = self.plan.views.nbytes if self.sealed.growth is None else self.plan.nbytes  # other arrays are shared
         return (
             self.own_bytes
             + len(others) * (_OBJECT_BYTES + own)
@@ -73,28 +72,28 @@ class Kept:
         )
 
     def at(self, kv_len: int) -> Plan:
-        """The plan at a number of keys that it serves."""
+        """The plan at a supported kv_len."""
         if kv_len == self.plan.kv_len:
             return self.plan
         return self.moved.get(kv_len) or self.moved.keep(kv_len, moved_plan(self.plan, kv_len))
 
     def executes(self, plan: Sealed) -> bool:
-        """Whether `plan` is this one, at any number of keys."""
+        """Whether `plan` is this plan at any kv_len."""
         return any(sealed(one) is plan for one in (self.plan, *self.moved.copy().values()))
 
 
 class PlanCacheInfo(NamedTuple):
-    """What :func:`spattn.plan_cache_info` returns.
+    """Statistics of the plan cache; see :func:`spattn.plan_cache_info`.
 
     Parameters
     ----------
     hits, misses : int
-        How often a plan, or a call prepared for it, was found, and how often one was made, since the start or
-        :func:`spattn.clear_plan_cache`. Not exact while several threads plan.
+        Lookups that found a plan or a cached dispatch, and plans made, since the start or
+        :func:`spattn.clear_plan_cache`. Approximate while several threads plan.
     plans : int
-        Plans that are kept.
+        Cached plans.
     bytes, max_bytes : int
-        Host memory that they take, with their patterns and what backends made of them, and the most that they may.
+        Host memory of the plans, their patterns and derived data, and its limit.
     """
 
     hits: int
@@ -105,7 +104,7 @@ class PlanCacheInfo(NamedTuple):
 
 
 def find(key: tuple[Any, ...]) -> Kept | None:
-    """What was kept under `key`, whose second number is that of the keys, or what moves there."""
+    """Look up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
     kept = _plans.get(key)
     if kept is None:
         kept = _plans.get(_at_any_length(key))
@@ -117,12 +116,12 @@ def find(key: tuple[Any, ...]) -> Kept | None:
 
 
 def _at_any_length(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The key of a plan that moves."""
+    """The key of a length-polymorphic plan."""
     return *key[:2], None, *key[3:]
 
 
 def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
-    """Keeps a plan, unless it is larger than all of them may be; returns the one that was there first."""
+    """Cache a plan, unless it exceeds the whole cache; return the plan that was cached first."""
     _counts["misses"] += 1
     kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
     if kept.nbytes > _MAX_BYTES:
@@ -133,7 +132,7 @@ def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
 
 
 def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concatenate[Plan, _P], _R]:
-    """A function of a plan and of hashable arguments, whose result is made once and kept as long as the plan."""
+    """Memoize a function of a plan and hashable arguments for the lifetime of the plan."""
 
     @functools.wraps(make)
     def found_or_made(plan: Plan, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -149,7 +148,7 @@ def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concat
 
 
 def find_call(pattern: Hashable, signature: Hashable) -> Any:
-    """The call that was prepared for a pattern, or a plan, and arrays of this signature."""
+    """The cached dispatch for a pattern (or plan) and a cache key, or None."""
     if isinstance(pattern, Plan):
         return sealed(pattern).calls.get(signature)
     found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, signature))
@@ -162,23 +161,22 @@ def find_call(pattern: Hashable, signature: Hashable) -> Any:
 
 
 def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any) -> None:
-    """Keeps a prepared call as long as the plan that it executes: with a plan that was handed over, or with the one of
-    the pattern in the cache."""
+    """Cache a dispatch with the plan that it executes: the caller's plan, or the cached plan of a pattern."""
     if isinstance(pattern, Plan):
         sealed(pattern).calls.keep(signature, prepared)
         return
     own = sealed(plan)
     kept = next((kept for kept in _plans.copy().values() if kept.executes(own)), None)
-    if kept is None:  # too large to be kept
+    if kept is None:  # too large for the cache
         return
     if len(kept.signatures) >= MAX_CALLS:
         _forget_calls(kept)
-    # A name stands for the class that has it now. A pattern equal to the plan's is replaced by it, so that each is
-    # held, and counted, once.
+    # A name stands for the class registered under it now. An equal pattern is replaced by the plan's, so that it is
+    # stored, and counted, once.
     key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, signature
     kept.signatures.append(key)
     _calls[key] = prepared, kept
-    if all(one is not kept for one in _plans.copy().values()):  # another thread has just dropped it
+    if all(one is not kept for one in _plans.copy().values()):  # evicted meanwhile by another thread
         _forget_calls(kept)
 
 
@@ -188,7 +186,7 @@ def _forget_calls(kept: Kept) -> None:
 
 
 def _forget() -> None:
-    """Drops the plans that were not used for longest while there are too many."""
+    """Evict least recently used plans until the cache is within its limits."""
     plans = _plans.copy()
     total, left = sum(kept.nbytes for kept in plans.values()), len(plans)
     if total <= _MAX_BYTES and left <= _MAX_PLANS:
@@ -202,12 +200,12 @@ def _forget() -> None:
 
 
 def plan_cache_info() -> PlanCacheInfo:
-    """What is kept of the plans made so far.
+    """Return statistics of the plan cache.
 
     Returns
     -------
     PlanCacheInfo
-        A named tuple (hits, misses, plans, bytes, max_bytes).
+        Named tuple (hits, misses, plans, bytes, max_bytes).
 
     Examples
     --------
@@ -224,9 +222,9 @@ def plan_cache_info() -> PlanCacheInfo:
 
 
 def clear_plan_cache() -> None:
-    """Forget all plans that are kept for calls to come, with their patterns and what backends made of them.
+    """Empty the plan cache, with the patterns and derived data of its plans.
 
-    Plans that somebody else holds stay as they are. Only time and memory depend on what is kept, never a result.
+    Plans held elsewhere stay valid. The cache affects time and memory, never results.
 
     Examples
     --------
@@ -241,7 +239,7 @@ def clear_plan_cache() -> None:
 
 
 def size_of(thing: Any) -> int:
-    """Bytes of an object and of all arrays, containers, patterns and dataclasses in it, each counted once."""
+    """Bytes of an object, with the arrays, containers, patterns and dataclasses in it, each counted once."""
     total, seen, pending = 0, set(), [thing]
     while pending:
         one = pending.pop()
@@ -250,7 +248,7 @@ def size_of(thing: Any) -> int:
         seen.add(id(one))
         total += sys.getsizeof(one)
         parts = _parts(one)
-        if type(parts) is tuple and set(map(type, parts)) == {int}:  # as positions are, hundreds of them
+        if type(parts) is tuple and set(map(type, parts)) == {int}:  # fast path for long tuples of positions
             numbers = dict(zip(map(id, parts), parts, strict=True))
             for known in seen.intersection(numbers):
                 del numbers[known]

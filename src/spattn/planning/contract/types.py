@@ -1,51 +1,50 @@
-"""The plan: what every backend executes. A data contract, nothing else.
+"""The plan: the data contract between planner and backends.
 
-A plan knows positions, tiles and bitmasks; it does not know patterns. A kernel needs only this page:
+A plan consists of positions, tiles and bitmasks; it does not depend on the pattern. Kernels rely on this page only:
 
 view
     An affine lattice of sequence positions over three axes. The lattice point with coordinates ``(c0, c1, c2)``,
-    ``0 <= c_a < extent[a]``, is the position ``offset + sum_a stride[a] * c_a``; no two points are one position. Unused
-    axes have extent 1, box 1 and stride 0 and come first, so a plain sequence is ``extent = (1, 1, n)``,
+    ``0 <= c_a < extent[a]``, is the position ``offset + sum_a stride[a] * c_a``; positions are distinct. Unused axes
+    have extent 1, box 1 and stride 0 and come first: a plain sequence is ``extent = (1, 1, n)``,
     ``stride = (0, 0, 1)``.
 tile
-    The lattice is cut into boxes of ``box[0] * box[1] * box[2] == block`` cells (``block_q`` for a query view,
-    ``block_kv`` for a key view). There are ``grid[a] = ceil(extent[a] / box[a])`` boxes along axis a; tile ``t`` is the
-    box with row-major number ``t`` in ``grid``. Cell ``c`` of a tile is the row-major number in ``box``. A cell whose
-    coordinate reaches ``extent`` is padding: it is never read and never written.
+    The lattice is partitioned into boxes of ``box[0] * box[1] * box[2] == block`` cells (``block_q`` for a query view,
+    ``block_kv`` for a key view), ``grid[a] = ceil(extent[a] / box[a])`` of them along axis a. Tile ``t`` is the box
+    with row-major index ``t`` in ``grid``; cell ``c`` of a tile has row-major index ``c`` in ``box``. A cell whose
+    coordinate reaches ``extent`` is padding: it is never read or written.
 run
-    The key tiles ``indices[r]``, ``indices[r] + 1``, ... of one view, all of one bitmask: ``tile_indptr[r + 1] -
-    tile_indptr[r]`` of them, at least one.
+    The key tiles ``indices[r]``, ``indices[r] + 1``, ... of one view with one bitmask: ``tile_indptr[r + 1] -
+    tile_indptr[r]`` tiles, at least one.
 component
-    One query view with, for each of its query tiles, a list of key tiles: the runs of CSR row ``first_row +
-    query_tile`` of ``indptr``, one tile after the other. The tiles of run ``r`` are those of view ``component.key_view
-    + key_view[r]``, with the bitmask ``mask[r]`` (-1: every pair of the tile is allowed and no key of it is padding).
-    Key tiles of all lists, one list after the other, are numbered through: those of run r from ``tile_indptr[r]`` on.
-    Components of one family share their CSR rows; they differ only in where their views start. The rows of the
-    families follow one another. No two components of a variant allow the same pair: whoever makes a plan by hand sees
-    to it, because nobody can check that cheaply.
-order
-    Views are lattices of *places*. Place p of variant v is query row ``q_order[v, p]``, each once, or key ``kv_order[v,
-    p]``, which may have any number of places: the plan is *gathered* where a key has several, or none. No pair is
-    allowed at two places. Where `q_order` is empty, place p is row p; where `kv_order` is empty, too, place p is key p.
-    Merges name rows.
+    A query view with a list of key tiles for each query tile: the runs of CSR row ``first_row + query_tile`` of
+    ``indptr``, concatenated. The tiles of run ``r`` belong to view ``component.key_view + key_view[r]`` and have
+    bitmask ``mask[r]``; -1 means a full tile (every pair is allowed and no key is padding). Key tiles are numbered
+    consecutively over all lists; run r starts at ``tile_indptr[r]``.
+    Components of one family share their CSR rows and differ only in the offsets of their views. The rows of the
+    families are consecutive. Components of a variant allow disjoint sets of pairs; hand-made plans must ensure this,
+    because it is too expensive to validate.
+permutation (order)
+    Views are lattices of *indices* into a permutation. Index p of variant v is query row ``q_order[v, p]``, each row
+    once, or key ``kv_order[v, p]``, which may occur any number of times: the plan is *gathered* if a key occurs several
+    times, or never. No pair is allowed at two indices. Empty `q_order` and `kv_order` are identities; `q_order` may be
+    empty alone. Combines name query rows.
 bitmask
-    ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
-    padding keys are never set in a row that is not padding; rows that are padding hold anything.
+    ``masks[m, r, w]``: bit ``b`` (1 << b) is set if query cell ``r`` may attend to key cell ``64 * w + b``. In rows
+    that are not padding, bits of padding keys are zero; padding rows are undefined.
 work item
-    The key tiles ``[begin, end)`` of one list, at least one, which may start and end within a run; the pieces of a list
-    are the whole list. It computes
-    softmax attention of the tile's rows over those keys. ``slot == -1``: nobody else writes these rows, so the item
-    writes ``out`` and ``lse`` itself. Otherwise it writes its normalised float32 rows (float64 for float64 inputs) and
-    their natural-log lse to ``slot`` of the workspace.
-    Items of a variant are sorted by falling cost.
-merge
+    The key tiles ``[begin, end)`` of one list, at least one; may start and end within a run. The items of a list
+    partition it. An item computes softmax attention of the tile's rows over these keys. ``slot == -1``: no other item
+    has these rows, and the item writes ``out`` and ``lse``. Otherwise it writes a split-KV partial, normalised rows in
+    float32 (float64 for float64 inputs) with their natural-log lse, to ``slot`` of the workspace.
+    Items of a variant are sorted by descending cost.
+combine (merge)
     Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
-    ``merge_sources[merge_indptr[m]:merge_indptr[m + 1]]``, each ``slot * block_q + query cell``. No source: the row may
-    attend to nothing (``out = 0``, ``lse = -inf``).
+    ``merge_sources[merge_indptr[m]:merge_indptr[m + 1]]``, each ``slot * block_q + query cell``. Without sources the
+    row attends to no key (``out = 0``, ``lse = -inf``).
 variant
-    Heads and batch entries with different patterns have different components. ``variant[b, h]`` (broadcast over axes
-    of size 1) says which variant they use; variant v owns the items ``work_indptr[v]:work_indptr[v + 1]`` and the
-    merges ``merge_variants[v]:merge_variants[v + 1]``; its slots count from 0.
+    Heads and batch entries with different patterns use different components. ``variant[b, h]`` (broadcast over axes of
+    size 1) is their variant; variant v owns the items ``work_indptr[v]:work_indptr[v + 1]`` and the combines
+    ``merge_variants[v]:merge_variants[v + 1]``; its slots are numbered from 0.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ if TYPE_CHECKING:
     from ...patterns import Pattern
 
 AXES = 3
-LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles of a view, runs
-LARGEST_SIDE = 1 << 15  # tokens of a tile's side
-TILE = (128, 64)  # of a plan that is for no backend in particular
-SCATTERED_TILE = (64, 64)  # of such a plan where nearly each tile that holds a pair has a bitmask of its own
+LARGEST = 2**31 - 1  # int32 limit of lengths, tiles of a view, runs
+LARGEST_SIDE = 1 << 15  # largest block_q and block_kv
+TILE = (128, 64)  # default tile of a plan without a backend
+SCATTERED_TILE = (64, 64)  # the same for patterns whose non-empty tiles nearly all have distinct bitmasks
 
 VIEW = np.dtype(
     [
@@ -84,18 +83,14 @@ VIEW = np.dtype(
 COMPONENT = np.dtype(
     [("query_view", "i4"), ("key_view", "i4"), ("first_row", "i4"), ("query_tiles", "i4"), ("variant", "i4")]
 )
-NO_ORDER = frozen(np.zeros((0, 0), np.int32))  # of places that are rows and keys
+NO_ORDER = frozen(np.zeros((0, 0), np.int32))  # the identity permutation
 WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i8"), ("end", "i8"), ("slot", "i8")])
 
 
 def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the cells of `tiles` of a view and which of them are real.
+    """Positions of the cells of `tiles`, (tiles, block) int64, and a bool mask of the cells that are not padding.
 
-    Returns
-    -------
-    position : (len(tiles), block) int64 array
-        Padding cells repeat the nearest real cell, so every value is a valid position of the view.
-    valid : (len(tiles), block) bool array
+    Padding cells repeat the nearest real cell, so every value is a valid position of the view.
     """
     position = np.full((len(tiles), 1), int(view["offset"]), dtype=np.int64)
     valid = np.ones((len(tiles), 1), dtype=bool)
@@ -111,21 +106,19 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """(n, axes) int64: how many coordinates along each axis tile ``tiles[i]`` of ``views[i]`` has that are not padding;
-    these come first."""
+    """(n, axes) int64: unpadded extent of tile ``tiles[i]`` of ``views[i]`` along each axis."""
     return np.minimum(views["box"], views["extent"] - first_coordinates(views, tiles))
 
 
 def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) int64, (kinds, block) bool: the kind of each of n tiles of a view, 0 where no cell is padding, and which
-    cells of a kind are none."""
+    """(n,) int64, (kinds, block) bool: the padding kind of each tile (0: no padding), and the real cells of a kind."""
     axes = list(zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True))
     kind, below = np.zeros(len(tiles), np.int64), int(view["tiles"])
     if not any(extent % box for box, extent, _ in axes):
         return kind, np.ones((1, math.prod(box for box, _, _ in axes)), bool)
     real = np.ones((1, 1), bool)
     for box, extent, grid in axes:
-        below //= grid  # tiles from one to the next along this axis
+        below //= grid  # distance in tiles along this axis
         along = np.ones((1, box), bool)
         if extent % box:
             kind = 2 * kind + (tiles // below % grid == grid - 1)
@@ -135,8 +128,7 @@ def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All real cells of tiles, tile after tile: number of the tile (tile ``tiles[i]`` of ``views[i]`` is number i),
-    number of the cell in it, position."""
+    """All real cells of tiles, in order: index of the tile, index of the cell in it, position."""
     first = first_coordinates(views, tiles)
     real = np.minimum(views["box"], views["extent"] - first)
     origin = views["offset"] + (views["stride"] * first).sum(axis=1)
@@ -153,7 +145,7 @@ def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """(n, axes) int64: the first coordinates of each tile."""
+    """(n, axes) int64: coordinates of the first cell of each tile."""
     first, rest = np.zeros((len(tiles), AXES), np.int64), tiles.astype(np.int64)
     for axis in reversed(range(AXES)):
         rest, number = np.divmod(rest, views["grid"][:, axis])
@@ -163,15 +155,15 @@ def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An executable description of a pattern at given lengths. Made by :func:`spattn.plan`; see the module's text.
+    """A pattern compiled at given lengths, as returned by :func:`spattn.plan`; the module defines the fields.
 
-    A plan is a value: nobody can change its arrays, whether it was made, replaced, copied or unpickled. Backends check
-    a plan that :func:`spattn.plan` did not make before they first execute it.
+    A plan is an immutable value, even after copying or unpickling. Backends validate a plan that :func:`spattn.plan`
+    did not make before its first execution.
 
     Parameters
     ----------
     pattern : Pattern or None
-        What was planned; None for a plan made by hand.
+        The planned pattern; None for a hand-made plan.
     q_len, kv_len : int
         Lengths in tokens.
     block_q, block_kv : int
@@ -179,41 +171,41 @@ class Plan:
     views : (views,) array of VIEW
         Affine lattices of positions, cut into tiles.
     components : (components,) array of COMPONENT
-        Query view, key views and lists of each component.
+        Query view, first key view and lists of each component.
     indptr : (rows + 1,) int32 array
-        Where the runs of each query tile's list start.
+        Start of each query tile's list of runs.
     tile_indptr : (runs + 1,) int64 array
-        Where the key tiles of each run start, when all lists are written out.
+        Start of each run in the concatenation of all tile lists.
     indices : (runs,) int32 array
         First key tile of each run.
     key_view : (runs,) int32 array
-        View of each run's key tiles, counted from its component's first.
+        View of each run's key tiles, relative to its component's first.
     mask : (runs,) int32 array
         Bitmask of each run's key tiles, -1 for none.
     masks : (n, block_q, block_kv // 64) uint64 array
         The bitmasks.
     work : (items,) array of WORK
-        Work items, by variant.
+        Work items, grouped by variant.
     work_indptr : (variants + 1,) int32 array
-        Where the items of each variant start.
+        Start of each variant's items.
     slots : int
-        Slots of the workspace of one head: the most that a variant has.
+        Split-KV partials of one head in the workspace: the maximum over the variants.
     merge_rows : (merges,) int32 array
-        Query rows that are put together from the workspace.
+        Query rows that are combined from the workspace.
     merge_indptr : (merges + 1,) int32 array
-        Where the sources of each merge start.
+        Start of each combine's sources.
     merge_sources : (sources,) int32 array
         Rows of the workspace, ``slot * block_q + query cell``.
     merge_variants : (variants + 1,) int32 array
-        Where the merges of each variant start.
+        Start of each variant's combines.
     variant : (batch or 1, heads or 1) int32 array
         Variant of each batch entry and query head.
     nnz : int
         Allowed (query, key) pairs, summed over variants.
     q_order : (variants, q_len) or (0, 0) int32 array, optional
-        The query row at each place of each variant; empty (the default) where all are in order.
-    kv_order : (variants, places) or (0, 0) int32 array, optional
-        The key at each place; empty (the default) where all are in order, and `q_order` is empty.
+        Query row at each index of each variant; empty (the default) for the identity.
+    kv_order : (variants, n) or (0, 0) int32 array, optional
+        Key at each index of each variant; empty (the default) for the identity, if `q_order` is empty too.
     """
 
     pattern: Pattern | None
@@ -249,17 +241,17 @@ class Plan:
                 object.__setattr__(self, name, int(value))
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        """Copies and unpickled plans are made as any other: with arrays of their own, and unchecked."""
+        """Recreate the plan on copy and unpickle: with arrays of its own, and not validated."""
         return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
 
     @property
     def ordered(self) -> bool:
-        """Whether places are not simply rows and keys: see `q_order`."""
+        """Whether rows or keys are permuted: see `q_order`."""
         return bool(self.q_order.size or self.kv_order.size)
 
     @cached_property
     def gathered(self) -> bool:
-        """Whether a key has several places, or none: see `kv_order`."""
+        """Whether keys are gathered, i.e. `kv_order` is not a permutation."""
         order = self.kv_order
         if order.shape == (0, 0):
             return False
@@ -267,34 +259,34 @@ class Plan:
 
     @property
     def variants(self) -> int:
-        """How many different patterns the heads and batch entries have."""
+        """Number of distinct patterns among heads and batch entries."""
         return len(self.work_indptr) - 1
 
     @cached_property
     def tiles(self) -> int:
-        """Key tiles visited, summed over query tiles, components and variants."""
+        """Number of computed tiles, summed over components and variants."""
         first, starts = self.components["first_row"], self.tile_indptr[self.indptr]
         return int((starts[first + self.components["query_tiles"]] - starts[first]).sum())
 
     @property
     def tile(self) -> tuple[int, int]:
-        """(block_q, block_kv)."""
+        """``(block_q, block_kv)``."""
         return self.block_q, self.block_kv
 
     @property
     def efficiency(self) -> float:
-        """nnz / (tiles × tile area): the useful share of the arithmetic, between 0 and 1."""
+        """``nnz / (tiles × tile area)``: the useful share of the arithmetic, between 0 and 1."""
         return self.nnz / (self.tiles * self.block_q * self.block_kv) if self.tiles else 1.0
 
     @property
     def density(self) -> float:
-        """nnz / (q_len × kv_len), averaged over variants."""
+        """``nnz / (q_len × kv_len)``, averaged over variants."""
         cells = self.q_len * self.kv_len * self.variants
         return self.nnz / cells if cells else 0.0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Total bytes of the arrays."""
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
     def __repr__(self) -> str:
@@ -309,7 +301,7 @@ class Plan:
 
 
 def padded_before(view: np.void) -> np.ndarray:
-    """(tiles + 1,) int64: how many tiles with padding cells a view has before each one, and in all."""
+    """(tiles + 1,) int64: exclusive prefix sum of the tiles of a view that contain padding."""
     padded = np.zeros(tuple(view["grid"]), bool)
     for axis in range(AXES):
         if view["extent"][axis] % view["box"][axis]:
@@ -318,15 +310,7 @@ def padded_before(view: np.void) -> np.ndarray:
 
 
 class TileLists(NamedTuple):
-    """The lists of a plan, tile by tile.
-
-    Attributes
-    ----------
-    indptr : (rows + 1,) int32 array
-        Where the list of each query tile starts.
-    indices, key_view, mask : (tiles,) int32 arrays
-        Of each key tile what the plan has of each run.
-    """
+    """A plan's lists with one entry per tile; `indptr` is the start of each query tile's list."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -335,10 +319,10 @@ class TileLists(NamedTuple):
 
 
 def tile_lists(plan: Plan) -> TileLists:
-    """A plan's runs written out; ValueError where they have more tiles than int32 can number."""
+    """Expand a plan's runs to tiles; ValueError if int32 cannot index them."""
     tiles = int(plan.tile_indptr[-1])
     if tiles > LARGEST:
-        raise ValueError(f"plan: expected at most {LARGEST} tiles to write out, got {tiles}; use a larger tile")
+        raise ValueError(f"plan: expected at most {LARGEST} tiles in expanded lists, got {tiles}; use a larger tile")
     count = np.diff(plan.tile_indptr)
     indices = np.repeat(plan.indices, count)
     indices += ramp(count).astype(np.int32)
@@ -347,5 +331,5 @@ def tile_lists(plan: Plan) -> TileLists:
 
 
 def grid_of(extent: Iterable[int], box: Iterable[int]) -> tuple[int, ...]:
-    """Boxes along each axis."""
+    """Number of boxes along each axis."""
     return tuple(math.ceil(n / b) for n, b in zip(extent, box, strict=True))

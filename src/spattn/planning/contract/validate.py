@@ -1,7 +1,7 @@
-"""A plan's arrays are checked once, before any kernel reads them.
+"""Validation of a plan's arrays before a kernel reads them.
 
-Whoever made the plan, the arithmetic is exact: int64 where entries are int32, and float64 where a product or a sum of
-theirs could leave int64, because a float64 that was rounded is far beyond every number that is allowed.
+The checks cannot overflow: int64 for int32 entries, and float64 where products or sums could exceed int64 (rounding is
+harmless there, because valid values are far smaller).
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dty
 _DTYPES["tile_indptr"] = np.dtype(np.int64)
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
 _DIMENSIONS = {"masks": 3, "variant": 2, "q_order": 2, "kv_order": 2}
-_TILES_AT_ONCE = 1 << 16  # whose padding is looked at
-_PLACES_AT_ONCE = 1 << 18  # whose keys are compared
+_TILES_AT_ONCE = 1 << 16  # tiles per chunk when checking bitmasks
+_PLACES_AT_ONCE = 1 << 18  # indices per chunk when comparing gathered keys
 
 
 class Family(NamedTuple):
-    """Components that share their CSR rows and differ in where their views start; the first stands for all."""
+    """Components that share CSR rows and differ in their views' offsets; the first represents all."""
 
-    components: np.ndarray  # numbers
-    lists: np.ndarray  # (query tiles + 1,) where the runs of each list start
-    query_views: np.ndarray  # of each component
+    components: np.ndarray  # component indices
+    lists: np.ndarray  # (query tiles + 1,) start of each list of runs
+    query_views: np.ndarray  # one per component
     key_views: np.ndarray  # (key views of a component, components)
 
 
 def check(p: Plan) -> None:
-    """ValueError unless a plan is sound; see :func:`spattn.planning.validate`."""
+    """ValueError unless the plan is valid; see :func:`spattn.planning.validate`."""
     _check_numbers(p)
     _check_arrays(p)
     found = _families(p)
@@ -81,9 +81,9 @@ def check(p: Plan) -> None:
 
 
 def check_pairs(p: Plan) -> None:
-    """ValueError where a sound plan allows a pair twice, or other pairs than its pattern's predicate.
+    """ValueError unless a valid plan allows exactly the pairs of its pattern's predicate, each once.
 
-    Plans of more than ``MOST_CELLS`` cells a variant are not looked at.
+    Skips plans with more than ``MOST_CELLS`` pairs per variant.
     """
     if p.q_len * p.kv_len > MOST_CELLS or not p.q_len * p.kv_len:
         return
@@ -91,7 +91,7 @@ def check_pairs(p: Plan) -> None:
         code = np.concatenate([np.zeros(0, np.int64), *pair_codes(p, variant)])
         times = np.bincount(code, minlength=p.q_len * p.kv_len)
         _require((times <= 1).all(), "components, masks", "each pair to be allowed once")
-        # A plan for no head, of a pattern that tells each apart, is one for a head without a pair.
+        # A plan for zero heads of a per-head pattern equals that of a head without pairs.
         for_no_head = p.pattern is not None and 0 in p.pattern.sizes() and not p.nnz
         if p.pattern is not None and not for_no_head and variant in p.variant:
             batch, head = np.argwhere(p.variant == variant)[0].tolist()
@@ -100,7 +100,7 @@ def check_pairs(p: Plan) -> None:
 
 
 def _predicate(p: Plan, batch: int, head: int) -> np.ndarray:
-    """(q_len, kv_len) bool: what the predicate allows a batch entry and a head of the plan's."""
+    """(q_len, kv_len) bool: the predicate of a batch entry and head."""
     assert p.pattern is not None, "a plan of a pattern"
     variants, index = p.pattern.variants(*p.variant.shape)
     own = variants[index[batch, head]].bind(p.q_len, p.kv_len)
@@ -109,7 +109,7 @@ def _predicate(p: Plan, batch: int, head: int) -> np.ndarray:
 
 
 def pair_codes(p: Plan, variant: int) -> Iterator[np.ndarray]:
-    """The pairs of a variant as row · kv_len + key, component after component, those that are allowed twice twice."""
+    """Allowed pairs of a variant as row · kv_len + key, component by component, with duplicates."""
     tiles = p.tile_indptr[p.indptr]
     bits = np.unpackbits(p.masks.astype("<u8").view(np.uint8), axis=2, bitorder="little").astype(bool)
     for component in p.components[p.components["variant"] == variant]:
@@ -151,33 +151,33 @@ def _check_arrays(p: Plan) -> None:
     count = np.diff(p.tile_indptr)
     _require(len(count) == len(p.indices) and p.tile_indptr[0] == 0, "tile_indptr", "a range of tiles for each run")
     _require((count >= 1) & (count <= LARGEST), "tile_indptr", "runs of at least one tile")
-    _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask", "-1 or numbers of bitmasks")
+    _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask", "-1 or indices of bitmasks")
     for name, owned in (
         ("indptr", p.indices),
         ("work_indptr", p.work),
         ("merge_indptr", p.merge_sources),
         ("merge_variants", p.merge_rows),
     ):
-        _require(_partitions(getattr(p, name), len(owned)), name, f"numbers that rise from 0 to {len(owned)}")
+        _require(_partitions(getattr(p, name), len(owned)), name, f"a non-decreasing array from 0 to {len(owned)}")
     _require(p.variants >= 1 and len(p.merge_variants) == p.variants + 1, "merge_variants", "one range per variant")
     _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr", "one range per merge")
     _require(p.variant.size > 0, "variant", "at least one batch entry and head")
-    _require(((p.variant >= 0) & (p.variant < p.variants)).all(), "variant", "numbers of variants")
+    _require(((p.variant >= 0) & (p.variant < p.variants)).all(), "variant", "indices of variants")
     if p.q_order.shape != (0, 0):
         _require(p.q_order.shape == (p.variants, p.q_len), "q_order", f"shape {p.variants, p.q_len}")
         _require((np.sort(p.q_order, axis=1) == np.arange(p.q_len)).all(), "q_order", "each row once")
     if p.q_order.shape != (0, 0) or p.kv_order.shape != (0, 0):
-        _require(len(p.kv_order) == p.variants, "kv_order", "places of keys for each variant")
+        _require(len(p.kv_order) == p.variants, "kv_order", "one row of keys per variant")
         _require(((p.kv_order >= 0) & (p.kv_order < p.kv_len)).all(), "kv_order", f"keys in [0, {p.kv_len})")
 
 
 def _families(p: Plan) -> list[Family]:
-    """The plan's families; ValueError unless all of its views and components are sound."""
+    """The plan's families; ValueError unless all views and components are valid."""
     _check_views(p)
     c, views = p.components, len(p.views)
-    _require((c["query_view"] >= 0) & (c["query_view"] < views), "components", "numbers of query views")
-    _require(c["query_tiles"] == p.views["tiles"][c["query_view"]], "components", "the tiles of the query view")
-    _require((c["variant"] >= 0) & (c["variant"] < p.variants), "components", "numbers of variants")
+    _require((c["query_view"] >= 0) & (c["query_view"] < views), "components", "indices of query views")
+    _require(c["query_tiles"] == p.views["tiles"][c["query_view"]], "components", "query_tiles of the query view")
+    _require((c["variant"] >= 0) & (c["variant"] < p.variants), "components", "indices of variants")
     found = list(_grouped(p))
     _check_roles(p, found)
     return found
@@ -192,25 +192,25 @@ def _check_views(p: Plan) -> None:
 
 
 def _grouped(p: Plan) -> Iterator[Family]:
-    """Components by their first row."""
+    """Group components by first row."""
     c = p.components
     first_row, start, family = np.unique(c["first_row"], return_index=True, return_inverse=True)
     ends = np.concatenate([[0], np.cumsum(c["query_tiles"][start], dtype=np.int64)])
     follow = np.array_equal(ends[:-1], first_row) and ends[-1] == len(p.indptr) - 1
-    _require(follow, "components", "rows of families that follow one another")
-    _require(c["query_tiles"] == c["query_tiles"][start[family]], "components", "families of as many query tiles")
+    _require(follow, "components", "families with consecutive rows")
+    _require(c["query_tiles"] == c["query_tiles"][start[family]], "components", "equal query_tiles within a family")
     members = np.split(np.argsort(family, kind="stable"), np.cumsum(np.bincount(family)))
     for own, low, high in zip(members, ends[:-1], ends[1:], strict=False):
         lists = p.indptr[low : high + 1]
         used = p.key_view[lists[0] : lists[-1]]
         first, count = c["key_view"][own].astype(np.int64), int(used.max(initial=-1)) + 1
-        _require(used >= 0, "key_view", "numbers of key views")
-        _require((first >= 0) & (first + count <= len(p.views)), "components", "numbers of key views")
+        _require(used >= 0, "key_view", "indices of key views")
+        _require((first >= 0) & (first + count <= len(p.views)), "components", "indices of key views")
         yield Family(own, lists, c["query_view"][own], first + np.arange(count)[:, None])
 
 
 def _check_roles(p: Plan, found: list[Family]) -> None:
-    """Views of a family's components are of one shape and stay inside of the sequence, each position once."""
+    """ValueError unless a family's views share a shape, stay inside the sequence and have distinct positions."""
     places = p.kv_len if p.kv_order.shape == (0, 0) else p.kv_order.shape[1]
     v, shape = p.views, np.concatenate([p.views["stride"], p.views["extent"], p.views["box"]], axis=1)
     cells, offset = v["box"].prod(axis=1, dtype=np.float64), v["offset"].astype(np.float64)
@@ -225,11 +225,11 @@ def _check_roles(p: Plan, found: list[Family]) -> None:
             _require((cells[views] == block).all(), "views", f"boxes of {block} cells")
             _require(((low[views] >= 0) & (high[views] < length)).all(), "views", f"positions in [0, {length})")
     for row in np.unique(shape[used, :6], axis=0).tolist():
-        _require(not repeats(row[:3], row[3:]), "views", "lattices that visit no position twice")
+        _require(not repeats(row[:3], row[3:]), "views", "lattices without duplicate positions")
 
 
 def _count_pairs(p: Plan, family: Family) -> int:
-    """Pairs that the family's first component allows; checks its lists and that nobody attends to padding."""
+    """Pairs of the family's first component; validates its lists, and that no bitmask allows padding."""
     runs = slice(family.lists[0], family.lists[-1])
     row = np.repeat(np.arange(len(family.lists) - 1), np.diff(family.lists))
     number, first, mask = p.key_view[runs], p.indices[runs].astype(np.int64), p.mask[runs]
@@ -238,13 +238,13 @@ def _count_pairs(p: Plan, family: Family) -> int:
     stop = first + np.diff(p.tile_indptr)[runs]
     _require((first >= 0) & (stop <= p.views["tiles"][family.key_views[number, 0]]), "indices", "key tiles of the view")
     later = (number[1:] > number[:-1]) | (number[1:] == number[:-1]) & (first[1:] >= stop[:-1])
-    _require(later | (row[1:] > row[:-1]), "indices", "sorted lists without repeats")
+    _require(later | (row[1:] > row[:-1]), "indices", "sorted lists without duplicates")
     table = np.stack([row, number, first, stop])
     return _count_full(p, family, table[:, mask < 0]) + _count_masked(p, family, table[:, mask >= 0], mask[mask >= 0])
 
 
 def _count_full(p: Plan, family: Family, runs: np.ndarray) -> int:
-    """Pairs of runs (query tile, key view, first tile, end) without a bitmask, which hold no padding key."""
+    """Pairs of runs (query tile, key view, first tile, end) of full tiles, which may not contain padding keys."""
     row, number, first, stop = runs
     for own in np.unique(number):
         before, of_view = padded_before(p.views[family.key_views[own, 0]]), number == own
@@ -255,7 +255,7 @@ def _count_full(p: Plan, family: Family, runs: np.ndarray) -> int:
 
 
 def _count_masked(p: Plan, family: Family, runs: np.ndarray, mask: np.ndarray) -> int:
-    """Pairs of runs with bitmasks, whose tiles are looked at one by one."""
+    """Pairs of runs with bitmasks."""
     row, number, first, stop = runs
     ends = offsets(stop - first)
     pairs = 0
@@ -273,22 +273,22 @@ def _count_tiles(
     queries, keys = real_extents(np.repeat(query, len(row)), row), real_extents(key[number], tile)
     pairs, padding = 0, np.column_stack([queries, number, keys])
     first, kind = unique_rows(padding)
-    for own, extents in enumerate(padding[first]):  # tiles with the same padding
+    for own, extents in enumerate(padding[first]):  # tiles with equal padding
         rows = p.masks[mask[kind == own]][:, _real(query["box"][0], extents[:3])]
         real = np.packbits(_real(key["box"][extents[3]], extents[4:]), bitorder="little").view("<u8")
-        _require(not (rows & ~real).any(), "masks", "no padding key to be allowed")
+        _require(not (rows & ~real).any(), "masks", "zero bits for padding keys")
         pairs += int(np.bitwise_count(rows).sum(dtype=np.int64))
     return pairs
 
 
 def _real(box: np.ndarray, extents: np.ndarray) -> np.ndarray:
-    """(cells,) whether each cell of a box is real, the first `extents` along each axis being so."""
+    """(cells,) bool: which cells of a box lie within `extents`."""
     inside = [np.arange(size) < extent for size, extent in zip(box, extents, strict=True)]
     return (inside[0][:, None, None] & inside[1][:, None] & inside[2]).ravel()
 
 
 def _columns(p: Plan) -> np.ndarray:
-    """(n + 1, block_kv) bool: the key cells that a query cell of each bitmask may attend to, last all of them."""
+    """(n + 1, block_kv) bool: key cells with a set bit in each bitmask; the last row is a full tile."""
     of_masks = np.bitwise_or.reduce(p.masks, axis=1).astype("<u8").view(np.uint8)
     found = np.ones((len(of_masks) + 1, p.block_kv), bool)
     found[:-1] = np.unpackbits(of_masks, axis=1, bitorder="little")
@@ -296,7 +296,7 @@ def _columns(p: Plan) -> np.ndarray:
 
 
 def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
-    """ValueError where a list allows a pair at two places of its key."""
+    """ValueError if a list allows a pair at two indices of its key."""
     ends = p.tile_indptr[family.lists]
     kind, real = padding_kinds(p.views[family.query_views[0]], np.arange(len(ends) - 1))
     first = 0
@@ -305,21 +305,21 @@ def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
         number = np.arange(ends[first], ends[stop])
         row = np.searchsorted(ends, number, side="right") - 1
         run = np.searchsorted(p.tile_indptr, number, side="right") - 1
-        mask, (at, cell) = p.mask[run], np.nonzero(columns[p.mask[run]])  # cells that are attended to
+        mask, (at, cell) = p.mask[run], np.nonzero(columns[p.mask[run]])  # cells with a set bit
         for component in range(len(family.components)):
             key = _keys_of_tiles(p, family, component, run, p.indices[run] + number - p.tile_indptr[run])
             code = row[at] * p.kv_len + key[at, cell]
-            order = np.argsort(code, kind="stable")  # mostly in order, as the planner has them
+            order = np.argsort(code, kind="stable")  # nearly sorted in the planner's own plans
             same = np.flatnonzero(code[order[1:]] == code[order[:-1]])
-            again = order[np.union1d(same, same + 1)]  # places of keys that have several
+            again = order[np.union1d(same, same + 1)]  # indices of duplicate keys
             allowed = _rows_of_cells(p, mask[at[again]], cell[again]) & real[kind[row[at[again]]]]
             starts = np.flatnonzero(np.diff(code[again], prepend=-1))
-            _require((np.add.reduceat(allowed, starts, dtype=np.int64) <= 1).all(), "kv_order", "no pair at two places")
+            _require((np.add.reduceat(allowed, starts, dtype=np.int64) <= 1).all(), "kv_order", "each pair once")
         first = stop
 
 
 def _keys_of_tiles(p: Plan, family: Family, component: int, run: np.ndarray, tile: np.ndarray) -> np.ndarray:
-    """(tiles, block_kv): the key of each cell; those of padding cells are any."""
+    """(tiles, block_kv): the key of each cell; undefined in padding cells."""
     variant, number = p.components["variant"][family.components[component]], p.key_view[run]
     key = np.zeros((len(run), p.block_kv), np.int64)
     for own in np.unique(number):
@@ -329,7 +329,7 @@ def _keys_of_tiles(p: Plan, family: Family, component: int, run: np.ndarray, til
 
 
 def _rows_of_cells(p: Plan, mask: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """(cells, block_q) bool: the query cells that may attend to some key cells."""
+    """(cells, block_q) bool: query cells that may attend to the given key cells."""
     found, partial = np.ones((len(cell), p.block_q), bool), mask >= 0
     word, bit = np.divmod(cell[partial], 64)
     found[partial] = p.masks[mask[partial], :, word] >> bit.astype(np.uint64)[:, None] & np.uint64(1)
@@ -337,33 +337,33 @@ def _rows_of_cells(p: Plan, mask: np.ndarray, cell: np.ndarray) -> np.ndarray:
 
 
 def _check_work(p: Plan, lists: int) -> None:
-    """ValueError unless the work items are pieces of the plan's `lists` lists that are not empty, and all of them."""
+    """ValueError unless the work items partition the plan's `lists` non-empty lists."""
     w, c = p.work, p.components
-    _require((w["component"] >= 0) & (w["component"] < len(c)), "work", "numbers of components")
+    _require((w["component"] >= 0) & (w["component"] < len(c)), "work", "indices of components")
     own = c[w["component"]]
     _require(own["variant"] == _variant(p.work_indptr), "work", "components of the item's variant")
     _require((w["query_tile"] >= 0) & (w["query_tile"] < own["query_tiles"]), "work", "query tiles of the component")
     row, tiles = own["first_row"] + w["query_tile"], p.tile_indptr[p.indptr]
     order = np.lexsort((w["begin"], w["query_tile"], w["component"]))
     w, row = w[order], row[order]
-    starts = np.ones(len(w) + 1, dtype=bool)  # where another list starts, and where the last one ends
+    starts = np.ones(len(w) + 1, dtype=bool)  # list boundaries
     starts[1:-1] = (w["query_tile"][1:] != w["query_tile"][:-1]) | (w["component"][1:] != w["component"][:-1])
     before = np.roll(w["end"], 1)
     pieces = (w["begin"] == np.where(starts[:-1], tiles[row], before)) & (w["begin"] < w["end"])
     pieces &= ~starts[1:] | (w["end"] == tiles[row + 1])
-    _require(pieces.all(), "work", "pieces that make up their lists")
+    _require(pieces.all(), "work", "items that partition their lists")
     _require(starts[:-1].sum() == lists, "work", f"{lists} lists")
 
 
 def _check_merges(p: Plan) -> None:
-    """ValueError unless one item or one merge writes each row of each variant, and merges read what is written."""
+    """ValueError unless each row of each variant is written once, and combines read what items write."""
     slots = 0
     owner = np.repeat(np.arange(len(p.merge_rows)), np.diff(p.merge_indptr))
     for variant in range(p.variants):
         items = p.work[slice(*p.work_indptr[variant : variant + 2])]
         number = np.sort(items["slot"][items["slot"] >= 0])
         _require((items["slot"] >= -1).all(), "work", "slots or -1")
-        _require(np.array_equal(number, np.arange(len(number))), "work", "a slot of its own for each item that has one")
+        _require(np.array_equal(number, np.arange(len(number))), "work", "distinct consecutive slots")
         slots = max(slots, len(number))
         item, cell, position = real_cells(p.views[p.components["query_view"][items["component"]]], items["query_tile"])
         position = p.q_order[variant, position] if p.q_order.size else position
@@ -378,7 +378,7 @@ def _check_merges(p: Plan) -> None:
         written, read = (pairs[np.argsort(pairs[:, 0])] for pairs in (written, read))
         same = np.array_equal(written, read)
         _require(same, "merge_sources", "each row of the workspace to be read once, for its own row")
-    _require(p.slots == slots, "slots", f"{slots}, the most that a variant has")
+    _require(p.slots == slots, "slots", f"{slots}, the maximum over variants")
 
 
 def _variant(ends: np.ndarray) -> np.ndarray:
@@ -386,12 +386,12 @@ def _variant(ends: np.ndarray) -> np.ndarray:
 
 
 def _require(sound: npt.ArrayLike, field: str, expected: str) -> None:
-    """ValueError unless all of `sound` is true: ``plan: expected ..., got another in FIELD``, with the first number."""
+    """ValueError ``plan: expected EXPECTED in FIELD`` unless all of `sound`; names the first bad index."""
     if not np.all(sound):
         at = f"[{int(np.argmin(sound))}]" if np.ndim(sound) == 1 else ""
-        raise ValueError(f"plan: expected {expected}, got another in {field}{at}")
+        raise ValueError(f"plan: expected {expected} in {field}{at}")
 
 
 def _partitions(ends: np.ndarray, length: int) -> bool:
-    """Whether `ends` rises from 0 to `length`."""
+    """Whether `ends` is non-decreasing from 0 to `length`."""
     return bool(len(ends) and ends[0] == 0 and ends[-1] == length and (ends[1:] >= ends[:-1]).all())

@@ -1,4 +1,4 @@
-"""The plan as backends read it: checked once, then out of the reach of whoever holds the plan."""
+"""Validated plans: private copies that backends execute."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ __all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "val
 
 
 Growth = Callable[[int], dict[str, Any]]
-MAX_CALLS = 64  # prepared for one plan
+MAX_CALLS = 64  # cached dispatches per plan
 _fields_of = operator.attrgetter(*(field.name for field in fields(Plan)))
 
 
 class Sealed(Plan):
-    """A checked plan that only backends hold. As every plan it has array objects of its own.
+    """A validated private copy of a plan; only backends hold it.
 
     Attributes
     ----------
     derived : dict
-        What was made of it: orders of work, device copies. See :func:`~spattn.planning.contract.cache.kept_with_plan`.
+        Memoized results such as schedules and device copies: :func:`~spattn.planning.contract.cache.kept_with_plan`.
     derived_bytes : int
-        Bytes of host memory that this takes.
+        Host memory of `derived`.
     calls : Recent
-        Prepared calls that execute it, by their signatures. See :func:`~spattn.planning.contract.cache.keep_call`.
+        Cached dispatches by cache key: :func:`~spattn.planning.contract.cache.keep_call`.
     least : int or None
-        The plan *moves*: at any number of keys from this one on it is the same, but for where the views of the last
-        keys lie. See :func:`moved`. None: it does not.
+        Smallest kv_len of a length-polymorphic plan: from there on only the offsets of the last keys' views depend on
+        kv_len. None if kv_len is fixed. See :func:`moved`.
     growth : callable or None
-        It moves by growing between the ends of the sequence: the fields that differ at a number of keys. See
-        :class:`~spattn.schedule.growth.Growth`.
+        Maps kv_len to the changed fields if more than offsets depend on it: :class:`~spattn.schedule.growth.Growth`.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
@@ -54,27 +53,19 @@ class Sealed(Plan):
 
     @property
     def slides(self) -> bool:
-        """Whether it moves without growing: only where the views of the last keys lie depends on their number."""
+        """Whether kv_len changes nothing but the offsets of the last keys' views."""
         return self.least is not None and self.growth is None
 
 
 def sealed(plan: Plan) -> Sealed:
-    """The plan to execute; checks one that is new here.
-
-    Raises
-    ------
-    TypeError
-        If `plan` is not a Plan.
-    ValueError
-        As :func:`validate`.
-    """
+    """The validated copy of a plan, made at first use; TypeError or ValueError as :func:`validate`."""
     if isinstance(plan, Sealed):
         return plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
     found = vars(plan).get("_sealed")
     if found is None:
-        with whole_imports:  # which plans that spattn makes do not need
+        with whole_imports:  # the planner's own plans do not need it
             from .validate import check
 
         copy = _copy(plan)
@@ -84,7 +75,7 @@ def sealed(plan: Plan) -> Sealed:
 
 
 def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> Sealed:
-    """The plan to execute in a call of these sizes; ValueError if it is made for others."""
+    """The validated plan for a call of these sizes; ValueError if they differ from the plan's."""
     found = sealed(plan)
     if found.q_len != q_len or found.kv_len != kv_len:
         raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {found.q_len} and {found.kv_len}")
@@ -95,16 +86,13 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
 
 
 def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
-    """Marks the planner's own plan as checked, and says from how many keys on it moves and if it grows; returns it.
+    """Mark the planner's own plan as validated and length-polymorphic (see :class:`Sealed`); return it.
 
-    Raises
-    ------
-    RuntimeError
-        If it moves and a view of queries does not start at row 0: :func:`moved` would move that view too.
+    RuntimeError if a query view has an offset, which :func:`moved` would change.
     """
     if least is not None and plan.views["offset"][plan.components["query_view"]].any():
         raise RuntimeError(
-            "plan: a view of queries would move with the keys; this is a bug in spattn, please report it"
+            "plan: the offset of a query view depends on kv_len; this is a bug in spattn, please report it"
         )
     vars(plan)["_sealed"] = copy = _copy(plan)
     vars(copy).update(least=least, growth=growth)
@@ -114,27 +102,21 @@ def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
 
 
 def moved(plan: Sealed, kv_len: int) -> Sealed:
-    """A plan that moves, at another number of keys.
-
-    Raises
-    ------
-    ValueError
-        If it does not move there.
-    """
+    """A length-polymorphic plan at another kv_len; ValueError if it does not support that."""
     if plan.least is None or kv_len < plan.least:
         goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
         raise ValueError(f"plan: expected {goes}, got {kv_len}")
     made = object.__new__(Sealed)
-    # Sealed plans may share array objects: nobody else holds them.
+    # Validated plans may share arrays: no user holds them.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
-    vars(made).pop("tiles", None)  # which is computed when it is asked for
+    vars(made).pop("tiles", None)  # recomputed on demand
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(made)
     return made
 
 
 def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
-    """The fields that depend on the number of keys. The views of the last keys are those that have an offset."""
+    """The fields that depend on kv_len. Views of the last keys are those with an offset."""
     if plan.growth is not None:
         return plan.growth(kv_len)
     views = plan.views.copy()
@@ -143,7 +125,7 @@ def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
 
 
 def moved_plan(plan: Plan, kv_len: int) -> Plan:
-    """The same of a plan that anybody may hold."""
+    """The public plan of :func:`moved`."""
     own = moved(sealed(plan), kv_len)
     made = Plan(*_fields_of(own))
     vars(made)["_sealed"] = own
@@ -155,38 +137,38 @@ def _nothing_made() -> dict[str, Any]:
 
 
 def validate(plan: Plan) -> Plan:
-    """Check a plan; returns it.
+    """Validate a plan and return it.
 
     Parameters
     ----------
     plan : Plan
-        Made by anybody.
+        Any plan, in particular a hand-made one.
 
     Returns
     -------
     Plan
-        The same.
+        The same object.
 
     Raises
     ------
     TypeError
         If `plan` is not a Plan.
     ValueError
-        If an array has the wrong type or shape, an entry points outside of what it refers to, a row of the output would
-        be written twice or not at all, or `nnz` is not the number of pairs. Kernels trust plans, so plans that did not
-        come from :func:`spattn.plan` (edited, copied, unpickled, hand-made) are checked before they run.
+        If an array has the wrong dtype or shape, an index is out of range, a row of the output would be written twice
+        or not at all, or `nnz` is wrong.
 
     Notes
     -----
-    Costs O(tiles + items · block_q), and O(places · log places) where a key has several places, because no list may
-    allow a pair at two of them. That no two components allow the same pair is not checked.
+    Kernels trust plans, so backends call this for every plan that :func:`spattn.plan` did not make (edited, copied,
+    unpickled, hand-made). The cost is O(tiles + items · block_q), and O(n log n) in the length of `kv_order` for
+    gathered plans. Disjointness of components is not validated.
     """
     sealed(plan)
     return plan
 
 
 def _check_own(plan: Sealed) -> None:
-    """The checks of foreign plans, and that it allows the pairs of its pattern, for a plan that the planner made."""
+    """Validate a plan of the planner and compare it with its pattern's predicate."""
     with whole_imports:
         from .validate import check, check_pairs
 

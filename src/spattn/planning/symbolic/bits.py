@@ -1,6 +1,6 @@
-"""What NumPy's operations on bits make of integers that depend on query and key.
+"""Rules for bitwise operations on integers that depend on query and key.
 
-Above the highest bit in which the values of a box differ all bits are known, and those of the result follow.
+If lo and hi of a tile agree above bit b, these bits are constant, and so are those of the result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MOST_SHIFT = 61
 
 
 def bitwise(ufunc: np.ufunc, pairs: TilePairs, a: Any, b: Any) -> Pair:
-    """``&``, ``|`` or ``^`` of integers."""
+    """The rule of ``&``, ``|`` and ``^`` on integers."""
     x, y = as_pair(pairs, a), as_pair(pairs, b)
     differ = (x.lo ^ x.hi) | (y.lo ^ y.hi)
     low = _ones(differ)
     head = ufunc(x.lo, y.lo) & ~low
-    # Of both signs nothing is known but that no more bits are needed than those of the operands.
+    # For mixed signs, only the number of bits is bounded.
     most = _ones(np.maximum.reduce([np.abs(end) for end in (x.lo, x.hi, y.lo, y.hi)]))
     lo, hi = np.where(differ < 0, ~most, head), np.where(differ < 0, most, head + low)
     if ufunc is np.bitwise_and:
@@ -35,7 +35,7 @@ def bitwise(ufunc: np.ufunc, pairs: TilePairs, a: Any, b: Any) -> Pair:
 def _key(
     pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, Any], sides: tuple[Pair, Pair], differ: np.ndarray
 ) -> np.ndarray | None:
-    """The bits that differ somewhere, of either side, and what the operation makes of those above them."""
+    """Combines the low bits that vary with the result of the operation on the constant bits above them."""
     x, y = sides
     found = [combine(x.key, y.key)]
     if not pairs.with_keys:
@@ -51,12 +51,12 @@ def _key(
 
 
 def _ones(numbers: np.ndarray) -> np.ndarray:
-    """As many one bits as each number has bits; rounding may make it one more."""
+    """All bits below each number's highest one, inclusive; rounding may add one bit."""
     return (np.int64(1) << np.frexp(np.maximum(numbers, 0).astype(float))[1].astype(np.int64)) - 1
 
 
 def shifted(by: Any) -> int:
-    """The power of two that a shift by a constant multiplies or divides by; NoRule for any other shift."""
+    """The power of two that a constant shift multiplies or divides by; NoRule for any other shift."""
     if not isinstance(by, (int, np.integer)) or not 0 <= by <= _MOST_SHIFT:
-        raise NoRule("<< and >> of a value that depends on query and key need a constant from 0 on")
+        raise NoRule("<< and >> of a value that depends on query and key require a constant shift >= 0")
     return 1 << int(by)

@@ -1,7 +1,7 @@
-"""Values of the cells of boxes that depend on one side alone, each kind of box stored once.
+"""Deduplicated cell values that depend on queries or keys alone.
 
-Most boxes of a view differ by a constant: a *kind* is a row of values, and a box has a kind and a *base* that is added
-to it. Operators keep that form where they can, so that a predicate costs O(boxes + kinds · cells) and not O(tokens).
+Most boxes of a view differ by a constant, so values are stored as distinct rows (*kinds*) plus a *base* per box.
+Operators preserve this form where possible: a predicate costs O(boxes + kinds · cells) instead of O(tokens).
 """
 
 from __future__ import annotations
@@ -17,22 +17,14 @@ from ..contract.types import AXES, first_coordinates
 
 __all__ = ["MOST", "Cells", "evaluate", "distinct", "unique_rows"]
 
-MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
+MOST = 1 << 61  # largest tracked value: sums and differences of two stay within int64
 _INT64 = np.dtype(np.int64)
-_CLOSE = 8  # times as many numbers as are told apart may lie between the least and the greatest
+_CLOSE = 8  # largest ratio of value range to count for deduplication without sorting
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of box b are ``table[kind[b]] + base[b]``.
-
-    Parameters
-    ----------
-    table : (kinds, cells) array
-    kind : (boxes,) int array
-    base : (boxes,) int64 array
-        0 unless the table is of int64.
-    """
+    """Values of boxes: cell c of box b is ``table[kind[b], c] + base[b]``; bases are 0 unless the table is int64."""
 
     table: np.ndarray
     kind: np.ndarray
@@ -40,7 +32,7 @@ class Cells:
 
     @classmethod
     def listed(cls, values: np.ndarray) -> Cells:
-        """Any values, (boxes, cells): boxes that are constant are of one kind."""
+        """Build from any (boxes, cells) array; all constant boxes share one kind."""
         if values.dtype != _INT64 or not values.size:
             return cls(values, np.arange(len(values)), np.zeros(len(values), np.int64))
         differ = np.nonzero((values != values[:, :1]).any(axis=1))[0]
@@ -52,12 +44,12 @@ class Cells:
 
     @classmethod
     def of_view(cls, view: np.void, shift: int = 0, tiles: np.ndarray | None = None) -> Cells:
-        """The positions of `tiles` of a view, or all of it, moved by `shift`; padding repeats the nearest real cell."""
+        """Positions of `tiles` (default: all) of a view plus `shift`; padding repeats the nearest real cell."""
         tiles = np.arange(int(view["tiles"])) if tiles is None else tiles
         views = np.broadcast_to(view, tiles.shape)
         first = first_coordinates(views, tiles)
         base = int(view["offset"]) + shift + first @ view["stride"]
-        reach = np.minimum(view["box"], view["extent"] - first)  # real cells along each axis
+        reach = np.minimum(view["box"], view["extent"] - first)  # unpadded extents
         sample, kind = unique_rows(reach)
         table = np.zeros((len(sample), 1), np.int64)
         for axis in range(AXES):
@@ -74,7 +66,7 @@ class Cells:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """(boxes, cells) array of all values."""
+        """All values as a (boxes, cells) array."""
         found = self.table[self.kind]
         if self.base.any():
             found += self.base[:, None]
@@ -82,53 +74,55 @@ class Cells:
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Smallest and largest value of each box."""
+        """Minimum and maximum of each box."""
         return self.table.min(axis=1)[self.kind] + self.base, self.table.max(axis=1)[self.kind] + self.base
 
     @cached_property
     def largest(self) -> int:
-        """No absolute value is larger than this, nor is one of a base or of the table."""
+        """Upper bound on the absolute values of cells, bases and table entries."""
         return _magnitude(self.table) + _magnitude(self.base)
 
     @cached_property
     def step(self) -> int:
-        """All values of a box are equal modulo this (0: they are equal)."""
+        """All values of a box are congruent modulo this step (0: equal)."""
         return int(np.gcd.reduce(np.diff(self.table, axis=1), axis=None)) if self.table.shape[1] > 1 else 0
 
     @cached_property
     def shape_and_base(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each box as (number of its shape, first value): boxes of one shape differ by a constant. Values that are no
-        int64 have a shape each, and 0."""
+        """(shape index, first value) of each box: boxes of one shape differ by a constant.
+
+        Rows that are not int64 are distinct shapes, with base 0.
+        """
         if self.dtype != _INT64:
             return unique_rows(self.table)[1][self.kind], self.base
         first = self.table[:, 0]
         return unique_rows(self.table - first[:, None])[1][self.kind], self.base + first[self.kind]
 
     def alone(self) -> Cells:
-        """The same with the bases in the table."""
+        """The same values with all bases 0."""
         if not self.base.any():
             return self
         sample, kind = _pairs(self.kind, self.base)
         return Cells(self.table[self.kind[sample]] + self.base[sample, None], kind, np.zeros_like(self.base))
 
     def take(self, boxes: np.ndarray) -> Cells:
-        """Some of the boxes, with their kinds alone."""
+        """Select boxes and drop unused kinds."""
         used, kind = np.unique(self.kind[boxes], return_inverse=True)
         return Cells(self.table[used], kind, self.base[boxes])
 
     def rank(self, table: np.ndarray) -> Cells:
-        """How many numbers of the sorted `table` no value is below."""
+        """``np.searchsorted(table, values, side="right")``."""
         low, high = (np.searchsorted(table, bound, side="right") for bound in self.bounds)
         return self._where(low != high, low, lambda x: np.searchsorted(table, x, side="right"))
 
     def member(self, table: np.ndarray) -> Cells:
-        """Whether each value is in the sorted `table`."""
+        """``np.isin(values, table)`` for a sorted table."""
         low, high = self.bounds
         some = np.searchsorted(table, high, side="right") > np.searchsorted(table, low, side="left")
         return self._where(some, np.zeros(len(self), np.int64), lambda x: np.isin(x, table))
 
     def _where(self, open_: np.ndarray, constant: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> Cells:
-        """`function` of every value of the boxes that are open; the others are constant."""
+        """Apply `function` to boxes in `open_`; the others are `constant`."""
         found = self.take(open_).map(function)
         table = np.concatenate([np.zeros_like(found.table, shape=(1, self.table.shape[1])), found.table])
         kind, base = np.zeros(len(self), np.int64), constant.copy()
@@ -136,14 +130,14 @@ class Cells:
         return Cells(table, kind, base)
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Cells:
-        """`function` of every value."""
+        """Apply `function` to every value."""
         own = self.alone()
         found = Cells.listed(function(own.table))
         return Cells(found.table, found.kind[own.kind], found.base[own.kind])
 
 
 def evaluate(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Cells:
-    """A ufunc of values of the same boxes and of numbers; its one result as NumPy has it."""
+    """Evaluate a ufunc with one result on values of the same boxes and numbers."""
     boxes = next(len(x) for x in inputs if isinstance(x, Cells))
     rule = _RULES.get(ufunc)
     if rule is not None and all(map(_followed, inputs)):
@@ -158,7 +152,7 @@ def evaluate(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Cells:
 
 
 def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(index of one row of each kind, kind of each row), whole rows compared as bytes."""
+    """(index of one row of each kind, kind of each row); compares rows as bytes."""
     rows = np.ascontiguousarray(rows)
     if rows.shape[1] == 0 or rows.shape[0] == 0:
         return np.zeros(min(1, rows.shape[0]), np.int64), np.zeros(rows.shape[0], np.int64)
@@ -168,12 +162,12 @@ def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _magnitude(numbers: np.ndarray) -> int:
-    """The largest absolute value, as a Python integer, which does not wrap."""
+    """Maximum absolute value as a Python int, which does not overflow."""
     return max(-int(numbers.min(initial=0)), int(numbers.max(initial=0)))
 
 
 def _followed(x: Any) -> bool:
-    """Whether no sum of two such values, nor a number, leaves int64."""
+    """Whether sums of two such values stay within int64."""
     if isinstance(x, Cells):
         return x.dtype == _INT64 and x.largest <= MOST
     return isinstance(x, (int, np.signedinteger)) and not isinstance(x, bool) and abs(int(x)) <= MOST
@@ -184,8 +178,7 @@ def _constant(number: int, boxes: int) -> Cells:
 
 
 def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(place of one of each distinct number, which of them each number is), in rising order; of numbers that lie close
-    together without sorting them."""
+    """(index of one representative, inverse) of the distinct numbers, ascending; avoids sorting a dense range."""
     if not len(codes):
         return codes, codes
     low, high = int(codes.min()), int(codes.max())
@@ -200,13 +193,13 @@ def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(kind: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same of pairs of a kind and any number."""
+    """`distinct` of (kind, number) pairs."""
     places, rank = distinct(number)
     return distinct(kind * len(places) + rank) if kind.any() else (places, rank)
 
 
 def _joined(sides: list[Cells]) -> np.ndarray:
-    """A number of each box that tells its kinds on all sides."""
+    """A code per box that identifies its kinds on all sides."""
     code = sides[0].kind
     for side in sides[1:]:
         code = code * len(side.table) + side.kind
@@ -214,7 +207,7 @@ def _joined(sides: list[Cells]) -> np.ndarray:
 
 
 def _aligned(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows of x, rows of y, number of its row for each box)."""
+    """(rows of x, rows of y, row index of each box)."""
     if len(x.table) == 1 or len(y.table) == 1:
         return x.table, y.table, y.kind if len(x.table) == 1 else x.kind
     sample, kind = distinct(_joined([x, y]))
@@ -239,8 +232,7 @@ def _product(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
 
 
 def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
-    """Quotient and remainder of a box's base are those of its own and of its kind, added, where none of its cells
-    carries; of other boxes the remainder of the base makes kinds."""
+    """Divide base and table separately where no cell carries; boxes with a carry get kinds of their own."""
     modulus = int(y.base[0]) if len(y) and y.table.shape == (1, 1) and (y.base == y.base[0]).all() else 0
     if modulus <= 0 or y.table[0, 0]:
         return None
@@ -258,8 +250,8 @@ def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
 
 
 def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same, x's rows as they lie from y's, and by how much x's bases are greater. Distances are cut to one beyond
-    what the tables can make up for: farther away the same side is larger."""
+    """Aligned rows of x, shifted by the difference of the bases, and of y; row indices; and the differences, clipped to
+    where the tables cannot change the order of x and y."""
     reach = 1 + _magnitude(x.table) + _magnitude(y.table)
     distance = np.clip(x.base - y.base, -reach, reach)
     x_rows, y_rows, kind = _aligned(x, y)

@@ -1,4 +1,4 @@
-"""Two-sided look-ups in a table of blocks: tiles that see the same excerpt of it are alike."""
+"""Block-table lookups that depend on query and key, keyed by table excerpts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["looked_up"]
 
 
 def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
-    """Whether block `b` of keys is in block `a` of queries' row of the table."""
+    """Whether key block `b` is set in row `a` of the table."""
     if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
         return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
     x, y = as_pair(pairs, a), as_pair(pairs, b)
@@ -25,9 +25,9 @@ def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
 
 
 def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
-    """Key of a table look-up: tiles that see equal excerpts of the table, through indices of equal shape, are equal.
+    """Key of a lookup: tiles with equal excerpts and equally shaped indices have equal values.
 
-    Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
+    Excerpts of more than 62 cells are not compared; their location is the key.
     """
     if not x.pairs.with_keys:
         return None

@@ -1,8 +1,8 @@
-"""What NumPy's operations make of fractions that depend on query and key: an interval and a key for each tile.
+"""Interval rules for floating-point values that depend on query and key.
 
-An operation that only rises, or only falls, with each of its operands is evaluated at the ends of their intervals:
-rounding keeps the order of numbers, so that its result lies between in every cell, as NumPy computes it. Where an
-operand or a result may be NaN or infinite, an interval is that of all numbers, and nothing is decided.
+A function that is monotone in each operand is evaluated at the ends of the intervals: rounding is monotone, so NumPy's
+result in every cell lies in between. If an operand or the result may be NaN or infinite, the interval is unbounded and
+nothing is decided.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from .symbols import NoRule, OneSide, Pair, Symbolic, TilePairs, Unfollowed, boo
 
 __all__ = ["FRACTIONS", "between", "interval"]
 
-Interval = tuple[Any, Any]  # of either numbers or arrays (pairs,), in the dtype of the operand
+Interval = tuple[Any, Any]  # numbers or (pairs,) arrays in the operand's dtype
 Rule = Callable[..., Pair]
 
-_ULPS = 8  # NumPy promises at most 4 for functions that it does not round correctly
+_ULPS = 8  # NumPy guarantees 4 ULP for functions that are not correctly rounded
 _FLOATS = (np.float16, np.float32, np.float64)
 
 
 def interval(pairs: TilePairs, x: Any) -> Interval:
-    """The ends of an operand's values in its own dtype, not finite where they are unknown; NoRule where it has none."""
+    """Interval of an operand in its own dtype, not finite where unknown; NoRule if there is none."""
     if not isinstance(x, Symbolic):
         if not (abs(x) <= MOST if isinstance(x, int) else np.isfinite(x)):
-            raise NoRule(f"the number {x} where query and key meet")
+            raise NoRule(f"the number {x} in an expression of query and key")
         return x, x
     if isinstance(x, Unfollowed):
         raise NoRule(pairs.unfollowed[-1])
     if x.dtype not in _FLOATS and not np.can_cast(x.dtype, np.int64):
-        raise NoRule(f"{x.dtype} values where query and key meet")
+        raise NoRule(f"{x.dtype} values in an expression of query and key")
     ends = (end[x.box] for end in x.cells.bounds) if isinstance(x, OneSide) else (x.lo, x.hi)  # type: ignore[attr-defined]
     lo, hi = (end.astype(x.dtype) for end in ends)
     return lo, hi
 
 
 def between(pairs: TilePairs, lo: Any, hi: Any, known: Any, operands: tuple[Any, ...]) -> Pair:
-    """The value between two ends in the dtype of NumPy's result, where they are known; made of `operands`."""
+    """The value with this interval in NumPy's result dtype; unbounded where not `known`."""
     lo, hi, known = np.broadcast_arrays(lo, hi, known)
     key = functools.reduce(combine, (cell_key(x) for x in operands if isinstance(x, Symbolic)))
     key = key if pairs.with_keys else None
@@ -64,7 +64,7 @@ def _everywhere(*operands: Interval) -> Any:
 
 
 def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: int = 0) -> Rule:
-    """The rule of a function that rises or falls with each operand `where` they are, and errs by so many ulps."""
+    """Rule of a function that is monotone in each operand `where` given, up to `ulps` ULP."""
 
     def rule(pairs: TilePairs, *operands: Any) -> Pair:
         ends = [interval(pairs, x) for x in operands]
@@ -80,7 +80,7 @@ def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: in
 
 
 def _even(rule: Rule) -> Rule:
-    """The same of a function that falls to 0 at 0 and rises from there."""
+    """Rule of a function that falls to 0 at 0 and rises from there."""
 
     def turned(pairs: TilePairs, a: Any, *more: Any) -> Pair:
         found, (lo, hi) = rule(pairs, a, *more), interval(pairs, a)

@@ -1,4 +1,4 @@
-"""What NumPy's functions that are no ufuncs make of values that depend on query and key, and conversions of them."""
+"""Rules for NumPy functions that are not ufuncs, and for astype."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["FUNCTIONS", "converted"]
 
 
 def converted(x: Symbolic, dtype: Any) -> Symbolic:
-    """``x.astype(dtype)``: rounding, also towards 0, keeps the order of numbers."""
+    """``x.astype(dtype)``; rounding and truncation are monotone."""
     dtype = np.dtype(dtype)
     if isinstance(x, OneSide):
         return x.map(lambda values: values.astype(dtype))
     lo, hi = interval(x.pairs, x)
     if dtype.kind not in "iuf":
-        raise NoRule(f"{dtype} of values where query and key meet")
+        raise NoRule(f"conversion to {dtype} in an expression of query and key")
     known = np.isfinite(lo) & np.isfinite(hi)
     if dtype.kind in "iu":
         if not known.all():
-            raise NoRule(f"{dtype} of what may be NaN or infinite where query and key meet")
+            raise NoRule(f"conversion to {dtype} of possibly non-finite values in an expression of query and key")
         within_range(np.trunc(lo), np.trunc(hi), dtype)
     with np.errstate(all="ignore"):
         return between(x.pairs, lo.astype(dtype), hi.astype(dtype), known, (x,))
@@ -35,7 +35,7 @@ def _where(condition: Any, a: Any, b: Any) -> Symbolic:
     symbols = [x for x in (condition, a, b) if isinstance(x, Symbolic)]
     first = symbols[0]
     if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
-        choose: Any = np.where  # as a ufunc of three operands
+        choose: Any = np.where  # usable as a ufunc with three operands
         cells = evaluate(choose, tuple(x.cells if isinstance(x, OneSide) else x for x in (condition, a, b)))
         return OneSide(first.pairs, first.box, cells)
     if all(map(is_truth, (a, b))):

@@ -1,4 +1,4 @@
-"""Keys of remainders: a remainder of a sum or product depends on the remainders of what it is of alone."""
+"""Congruences: a remainder of a sum or product depends only on its operands' remainders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .symbols import OneSide, Pair, Symbolic, TilePairs, combine
 __all__ = ["fewest", "residue_key"]
 
 _OF_REMAINDERS = {np.add, np.subtract, np.negative, np.multiply}
-_OF_LOW_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}  # modulo powers of two
+_OF_LOW_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}  # only modulo powers of two
 
 
 def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
-    """A key of tile pairs on which the integers `x` are the same modulo `modulus` in every cell."""
+    """A key that is equal for tile pairs on which `x` is congruent modulo `modulus` in every cell."""
     if not pairs.with_keys:
         return None
     if not isinstance(x, Symbolic):
@@ -36,13 +36,13 @@ def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
 
 
 def fewest(*keys: np.ndarray | None) -> np.ndarray | None:
-    """Of keys of the same values the one that tells the fewest tile pairs apart."""
+    """The key with the fewest distinct values."""
     there = [key for key in keys if key is not None]
     return min(there, key=lambda key: len(distinct(key)[0]), default=None)
 
 
 def _of_sum(ufunc: np.ufunc, operands: tuple[Any, ...], modulus: int) -> np.ndarray | None:
-    """Of boxes of the same shapes the remainder of the sum of their first values says all."""
+    """Key of a sum: for boxes of equal shapes, the remainder of the sum of their bases determines all cells."""
     a, b = operands
     (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
     return combine(combine(shape_a[a.box], shape_b[b.box]), ufunc(base_a[a.box], base_b[b.box]) % modulus)

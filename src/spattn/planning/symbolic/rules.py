@@ -1,6 +1,7 @@
-"""What NumPy's operations make of integers that depend on query and key: an interval, a step and a key for each tile.
+"""Interval rules for integers that depend on query and key: bounds, a step and a key per tile.
 
-A rule may say *always* or *never* only of what holds in every cell. Where it can say nothing it raises NoRule.
+A comparison is *always* or *never* true only if that holds in every cell. A rule that cannot bound its result raises
+NoRule.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .symbols import (
     within_range,
 )
 
-Rule = Callable[..., Pair]  # of the tile pairs and a ufunc's operands
+Rule = Callable[..., Pair]  # called with the tile pairs and the ufunc's operands
 
 
 def _sum(sign: int) -> Rule:
@@ -40,7 +41,7 @@ def _sum(sign: int) -> Rule:
         lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
         if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
             (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
-            # The two constants matter through their sum only: this is what makes a window's tiles equal everywhere.
+            # Only the sum of the two bases matters: this gives a sliding window the same key everywhere.
             key = combine(combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
         else:
             key = combine(x.key, y.key)
@@ -74,7 +75,7 @@ def _not_equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
 def _product(pairs: TilePairs, a: Any, b: Any) -> Pair:
     x, y = as_pair(pairs, a), as_pair(pairs, b)
     if _largest(x) * _largest(y) > MOST:
-        raise NoRule(f"products beyond {MOST} where query and key meet")
+        raise NoRule(f"products beyond {MOST} in an expression of query and key")
     corners = np.stack([x.lo * y.lo, x.lo * y.hi, x.hi * y.lo, x.hi * y.hi])
     step, key = math.gcd(x.step, y.step), combine(x.key, y.key)
     return Pair(pairs, corners.min(axis=0), corners.max(axis=0), step, key)
@@ -83,20 +84,20 @@ def _product(pairs: TilePairs, a: Any, b: Any) -> Pair:
 def _power(pairs: TilePairs, a: Any, exponent: Any) -> Pair:
     x = as_pair(pairs, a)
     if not isinstance(exponent, (int, np.integer)) or not 0 <= exponent < MOST.bit_length():
-        raise NoRule("** of a value that depends on query and key needs a constant exponent")
+        raise NoRule("** of a value that depends on query and key requires a constant exponent")
     if _largest(x) ** int(exponent) > MOST:
-        raise NoRule(f"powers beyond {MOST} where query and key meet")
+        raise NoRule(f"powers beyond {MOST} in an expression of query and key")
     base = _absolute(pairs, a) if exponent % 2 == 0 else x
     made_of = (np.multiply, (a, a)) if exponent == 2 else None
     return Pair(pairs, base.lo**exponent, base.hi**exponent, 1, x.key, made_of=made_of)
 
 
 def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
-    """The greatest common divisor divides the difference too, and is as large as the larger number where one is 0.
+    """Bounds: gcd(a, b) divides a - b, and gcd(a, 0) = a.
 
-    These bounds rarely decide more than that it is large, so that it counts as what is not followed.
+    They rarely decide a comparison, so gcd is also reported as unfollowed.
     """
-    pairs.unfollowed.append("gcd of values where query and key meet, but for bounds of it")
+    pairs.unfollowed.append("gcd of values that depend on query and key, except for its bounds")
     x, y, apart = _absolute(pairs, a), _absolute(pairs, b), _absolute(pairs, _subtract(pairs, a, b))
     hi = np.where((x.lo > 0) & (y.lo > 0), np.minimum(x.hi, y.hi), np.maximum(x.hi, y.hi))
     hi = np.where(apart.lo > 0, np.minimum(hi, apart.hi), hi)
@@ -104,7 +105,7 @@ def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
 
 
 def _largest(x: Pair) -> int:
-    """The largest absolute value, as a Python integer, which does not wrap."""
+    """Maximum absolute value as a Python int, which does not overflow."""
     return max(-int(x.lo.min(initial=0)), int(x.hi.max(initial=0)))
 
 
@@ -124,7 +125,7 @@ def _floor_divide(pairs: TilePairs, a: Any, m: Any) -> Pair:
 
 def _constant_operand(pairs: TilePairs, a: Any, m: Any) -> Pair:
     if not isinstance(m, (int, np.integer)) or m <= 0:
-        raise NoRule("// and % of a value that depends on query and key need a positive constant")
+        raise NoRule("// and % of a value that depends on query and key require a positive constant")
     return as_pair(pairs, a)
 
 
@@ -156,7 +157,7 @@ def _not(pairs: TilePairs, a: Any) -> Pair:
 
 
 def _followed(rule: Rule, ufunc: np.ufunc) -> Rule:
-    """The rule's result, NoRule where its values grow out of what can be followed, or out of their dtype."""
+    """Wrap a rule: NoRule if its values exceed the tracked range or NumPy's result dtype."""
 
     def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
@@ -210,16 +211,16 @@ _OF_INTEGERS = _COMPARISONS | {ufunc: _followed(rule, ufunc) for ufunc, rule in 
 
 
 def rule_of(ufunc: np.ufunc, operands: tuple[Any, ...]) -> Rule:
-    """What evaluates a ufunc of such operands on tiles; NoRule is raised where its result cannot be followed."""
+    """The rule of a ufunc for these operands; NoRule without one."""
     if ufunc in _OF_TRUTHS and all(map(is_truth, operands)):
         return _OF_TRUTHS[ufunc]
     if ufunc in _OF_INTEGERS and all(map(_is_integer, operands)):
         return _OF_INTEGERS[ufunc]
     if ufunc in FRACTIONS:
         return FRACTIONS[ufunc]
-    raise NoRule(f"{ufunc.__name__} of values where query and key meet")
+    raise NoRule(f"{ufunc.__name__} in an expression of query and key")
 
 
 def _is_integer(x: Any) -> bool:
-    """Whether an operand is a truth value or an integer, of any size."""
+    """Whether an operand is a boolean or an integer."""
     return isinstance(x, int) or np.dtype(getattr(x, "dtype", object)).kind in "biu"

@@ -1,16 +1,15 @@
-"""A predicate evaluated on whole tiles at once.
+"""Symbolic evaluation of a predicate on tiles.
 
-``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is known in every cell of that
-side, each kind of box stored once (``cells.py``); where both sides meet, two things are tracked for every tile pair:
+``pattern.allows(q, k)`` is called with symbolic positions. Values that depend on queries or keys alone are exact in
+every cell, stored once per kind of box (``cells.py``). For values that depend on both, each tile pair has
 
-- an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
-  *always* true on a tile, and
-- a key, such that tile pairs with equal keys have equal values in every cell; a translation-invariant predicate has a
-  handful of keys at any length. Only one tile pair of each key is ever evaluated cell by cell.
+- an interval ``[lo, hi]`` with a step (every value is ``lo`` modulo ``step``), from which a comparison can be *never*
+  or *always* true on a tile, and
+- a key: tile pairs with equal keys have equal values in every cell. A translation-invariant predicate has a handful of
+  keys at any length. One tile pair of each key is evaluated cell by cell.
 
-Where no rule gives an interval, the key alone is followed, and what is compared with such a value is undecided. Where
-a predicate cannot be called with symbols at all, it is undecided as a whole. In both cases what it is joined with, a
-window for example, still says on which tiles it matters.
+Without an interval rule only the key is tracked, and comparisons with the value are undecided. A predicate that cannot
+be called with symbols is undecided everywhere. Either way its conjuncts, such as a window, still bound the tiles.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     from ...patterns.hints.table import BlockTable
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-_TRIED = 64  # positions of either side on which a predicate shows whether it is at fault itself
+_TRIED = 64  # positions per side on which a failing predicate is retried
 
 
 class NoRule(TypeError):
-    """No interval describes the result of an operation."""
+    """An operation without an interval rule."""
 
 
 class Rules(NamedTuple):
-    """How symbols follow NumPy. The rules are themselves made of symbols, so that :class:`TilePairs` carries them."""
+    """NumPy dispatch for symbols. Passed through :class:`TilePairs`, because the rules themselves import symbols."""
 
     of_ufunc: Callable[[np.ufunc, tuple[Any, ...]], Callable[..., Any]]
     of_function: Mapping[Callable[..., Any], Callable[..., Any]]
@@ -50,7 +49,7 @@ class Rules(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TilePairs:
-    """The tile pairs under consideration: pair n joins query box ``query_box[n]`` and key box ``key_box[n]``."""
+    """A batch of tile pairs: pair n is query box ``query_box[n]`` and key box ``key_box[n]``."""
 
     query: Cells
     key: Cells
@@ -59,21 +58,21 @@ class TilePairs:
     with_keys: bool
     rules: Rules
     unfollowed: list[str] = field(default_factory=list)
-    """What the predicates that were evaluated did that no rule follows, in words."""
+    """Operations without a rule that were evaluated, as messages."""
 
     def evaluate(self, pattern: Pattern) -> Pair:
-        """The predicate on these pairs; TypeError where it does not return truth values."""
+        """Evaluate the predicate on these pairs; TypeError if it does not return booleans."""
         q = OneSide(self, self.query_box, self.query)
         k = OneSide(self, self.key_box, self.key)
         return truth(self, allowed(pattern, q, k))
 
 
 class Symbolic(NDArrayOperatorsMixin):
-    """Routes NumPy operators and ufuncs to the rules below."""
+    """Base class of symbols: dispatches NumPy operators and functions to the rules."""
 
     pairs: TilePairs
     dtype: np.dtype
-    """That of NumPy's result."""
+    """Dtype of NumPy's result."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.pairs.query_box)} tiles>"
@@ -99,14 +98,14 @@ class Symbolic(NDArrayOperatorsMixin):
         return NotImplemented if followed is None else followed(*args, **kwargs)
 
     def astype(self, dtype: Any) -> Symbolic:
-        """As an array's method."""
+        """See ``numpy.ndarray.astype``."""
         found: Symbolic = self.pairs.rules.converted(self, dtype)
         return found
 
     def leave_open(self, pattern: Pattern, k: Any, error: Exception) -> Pair:
-        """`pattern`, whose predicate raised `error` for this query and the key `k`, undecided on every tile.
+        """Return `pattern`, whose predicate raised `error` for `self` and `k`, as undecided on every tile.
 
-        A predicate that raises it for positions too, of which a few are tried, is itself at fault.
+        Retries a few concrete positions first, so that errors of the predicate itself propagate.
         """
         if not isinstance(self, OneSide) or not isinstance(k, OneSide):
             raise error
@@ -116,19 +115,19 @@ class Symbolic(NDArrayOperatorsMixin):
         return undecided(self.pairs, np.arange(len(self.pairs.query_box)) if self.pairs.with_keys else None)
 
     def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
-        """As an array's method, which np.clip() calls too."""
-        at_least: Any = self  # which NumPy's types do not know
+        """See ``numpy.ndarray.clip``; also called by np.clip()."""
+        at_least: Any = self  # not in NumPy's type stubs
         at_least = at_least if min is None else np.maximum(at_least, min)
         return at_least if max is None else np.minimum(at_least, max)
 
     def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
-        """Two-sided look-up in a BlockTable."""
+        """Look up a BlockTable at indices that depend on query and key."""
         found: Symbolic = self.pairs.rules.looked_up(self.pairs, table, a, b)
         return found
 
     @property
     def is_truth(self) -> bool:
-        """Whether this is a truth value: an interval's ends are 0 or 1."""
+        """Whether this is a boolean: interval ends are 0 or 1."""
         return self.dtype == _BOOL
 
     def __bool__(self) -> bool:
@@ -137,7 +136,7 @@ class Symbolic(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OneSide(Symbolic):
-    """A value that depends on the query or on the key alone: known in every cell."""
+    """A value that depends on the query or the key alone: exact in every cell."""
 
     pairs: TilePairs
     box: np.ndarray
@@ -148,39 +147,39 @@ class OneSide(Symbolic):
         return self.cells.dtype
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> OneSide:
-        """`function` of every cell."""
+        """Apply `function` to every cell."""
         return OneSide(self.pairs, self.box, self.cells.map(function))
 
     def member(self, table: np.ndarray) -> OneSide:
-        """Whether each cell is in the sorted `table`."""
+        """``np.isin`` for a sorted `table`."""
         if np.can_cast(self.dtype, np.int64):
             return OneSide(self.pairs, self.box, self.cells.member(table))
         return self.map(lambda x: np.isin(x, table))
 
     def rank(self, table: np.ndarray) -> OneSide | Pair:
-        """How many numbers of the sorted `table` each cell has reached: of intervals their ends alone are looked up."""
+        """``np.searchsorted(table, values, side="right")``; without keys, of the interval ends only."""
         if self.pairs.with_keys:
             return OneSide(self.pairs, self.box, self.integers.rank(table))
         return as_pair(self.pairs, self).rank(table)
 
     @cached_property
     def integers(self) -> Cells:
-        """The values as int64; NoRule for fractions, for which steps and shapes mean nothing, and for uint64."""
+        """The values as int64; NoRule for floats and uint64, which have no exact steps and shapes."""
         cells = self.cells
         if not np.can_cast(cells.dtype, np.int64):
-            raise NoRule(f"{cells.dtype} values where query and key meet")
+            raise NoRule(f"{cells.dtype} values in an expression of query and key")
         return Cells(cells.table.astype(np.int64, copy=False), cells.kind, cells.base)
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Smallest and largest value of each box."""
+        """Minimum and maximum of each box."""
         return within_range(*self.integers.bounds)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pair(Symbolic):
-    """A value that depends on both sides: known as an interval and a key for every tile pair. The ends of fractions are
-    float64, not finite where they are unknown."""
+    """A value that depends on query and key: an interval and a key per tile pair. Intervals of floats are float64, not
+    finite where unknown."""
 
     pairs: TilePairs
     lo: np.ndarray
@@ -189,27 +188,27 @@ class Pair(Symbolic):
     key: np.ndarray | None
     dtype: np.dtype = _INT64
     made_of: tuple[np.ufunc, tuple[Any, ...]] | None = None
-    """The operation and its operands: remainders of some results depend on those of the operands alone."""
+    """The operation and its operands, for rules about remainders."""
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
-        raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
+        raise TypeError("apply(): expected values of the query or of the key alone, got a value that depends on both")
 
     def member(self, table: np.ndarray) -> Pair:
-        """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
+        """``np.isin`` for a sorted `table`, decided by the number of members in the interval."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
-        if self.dtype.kind == "f":  # between two members lie fractions that are none
+        if self.dtype.kind == "f":  # floats lie between any two members
             return boolean(self.pairs, np.zeros(len(inside)), inside > 0, self.key)
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
     def rank(self, table: np.ndarray) -> Pair:
-        """How many numbers of the sorted `table` each cell has reached."""
+        """``np.searchsorted(table, values, side="right")``."""
         lo, hi = (np.searchsorted(table, bound, side="right") for bound in (self.lo, self.hi))
         return Pair(self.pairs, lo, hi, 1, self.key)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unfollowed(Symbolic):
-    """A value that depends on both sides, of which no interval is known: a key for every tile pair."""
+    """A value that depends on query and key without a known interval: only a key per tile pair."""
 
     pairs: TilePairs
     key: np.ndarray | None
@@ -218,53 +217,53 @@ class Unfollowed(Symbolic):
     map = Pair.map
 
     def member(self, table: np.ndarray) -> Pair:
-        """Whether each cell is in the sorted `table`: undecided."""
+        """Membership is undecided."""
         return undecided(self.pairs, self.key)
 
 
 def within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tuple[np.ndarray, np.ndarray]:
-    """Both bounds; NoRule where one is so large that later sums might wrap, or that NumPy's result has wrapped."""
+    """Return both bounds; NoRule if later sums could overflow, or if NumPy's result overflows `dtype`."""
     least, most = -MOST, MOST
     if dtype.kind in "biu":
         own = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         least, most = max(least, own[0]), min(most, own[1])
     if lo.min(initial=0) < least or hi.max(initial=0) > most:
-        raise NoRule(f"values beyond {least} and {most} where query and key meet")
+        raise NoRule(f"values outside [{least}, {most}] in an expression of query and key")
     return lo, hi
 
 
 def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """A key that is equal where both keys are."""
+    """A key that is equal where both keys are equal."""
     if a is None or b is None:
         return None
-    if _width(a) * _width(b) > MOST:  # the pair would wrap: both by their ranks instead
+    if _width(a) * _width(b) > MOST:  # avoid overflow: use ranks
         a, b = distinct(a)[1], distinct(b)[1]
     return (a - a.min(initial=0)) * _width(b) + (b - b.min(initial=0))
 
 
 def _width(key: np.ndarray) -> int:
-    """How many numbers lie from the least of a key, or 0, to its greatest, as a Python integer, which does not wrap."""
+    """Range of a key's values including 0, as a Python int, which does not overflow."""
     return int(key.max(initial=0)) - int(key.min(initial=0)) + 1
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:
-    """Any operand as a Pair of int64; NoRule where it is none."""
+    """Convert any operand to a Pair of int64; NoRule if it is not one."""
     value = _operand(pairs, x)
     return value if value.lo.dtype == _INT64 else replace(value, lo=value.lo.astype(_INT64), hi=value.hi.astype(_INT64))
 
 
 def _operand(pairs: TilePairs, x: Any) -> Pair:
-    """Any operand as a Pair of integers, a truth value as one of int8; NoRule where it is none."""
+    """Convert any operand to a Pair of integers (int8 for booleans); NoRule if it is not one."""
     if isinstance(x, Pair):
         if x.dtype.kind == "f":
-            raise NoRule(f"{x.dtype} values where query and key meet")
+            raise NoRule(f"{x.dtype} values in an expression of query and key")
         return x
     if isinstance(x, Unfollowed):
         raise NoRule(pairs.unfollowed[-1])
     count = len(pairs.query_box)
     if not isinstance(x, OneSide):
         if not abs(x) <= MOST or int(x) != x:
-            raise NoRule(f"the number {x} where query and key meet")
+            raise NoRule(f"the number {x} in an expression of query and key")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
     own = np.int8 if x.is_truth else np.int64
@@ -277,7 +276,7 @@ def _operand(pairs: TilePairs, x: Any) -> Pair:
 
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
-    """A truth value; tiles on which it is decided share two keys."""
+    """A boolean; all tiles on which it is decided share two keys."""
     lo, hi = always.astype(np.int8, copy=False), never_not.astype(np.int8, copy=False)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
@@ -285,13 +284,13 @@ def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np
 
 
 def undecided(pairs: TilePairs, key: np.ndarray | None) -> Pair:
-    """A truth value that may be either on every tile."""
+    """A boolean that is undecided on every tile."""
     count = len(pairs.query_box)
     return boolean(pairs, np.zeros(count), np.ones(count), key)
 
 
 def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], reason: NoRule) -> Pair | Unfollowed:
-    """What is known of any ufunc's result: it is equal where all operands are."""
+    """The result of a ufunc without a rule: equal where all operands are equal."""
     pairs.unfollowed.append(str(reason))
     key = None
     if pairs.with_keys:
@@ -302,18 +301,18 @@ def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], re
 
 
 def cell_key(x: Any) -> np.ndarray | None:
-    """A key of tile pairs on which `x` is the same in every cell."""
+    """A key that is equal for tile pairs on which `x` is equal in every cell."""
     return combine(*(of_box[x.box] for of_box in x.cells.shape_and_base)) if isinstance(x, OneSide) else x.key
 
 
 def is_truth(x: Any) -> bool:
-    """Whether an operand is a truth value."""
+    """Whether an operand is a boolean."""
     return isinstance(x, (bool, np.bool_)) or bool(getattr(x, "is_truth", False))
 
 
 def truth(pairs: TilePairs, x: Any) -> Pair:
-    """A truth value as a Pair; NoRule for integers, whose bits intervals do not describe."""
+    """Convert a boolean to a Pair; NoRule for integers, whose intervals do not describe bits."""
     value = _operand(pairs, x)
     if is_truth(x):
         return value
-    raise NoRule("&, | and ~ of integers that depend on query and key")
+    raise NoRule("&, | and ~ of integers in an expression of query and key")

@@ -1,4 +1,4 @@
-"""For type checkers; _along.pyx documents it."""
+"""Type stub; documented in _along.pyx."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Tiles along one axis, where the keys of every query are a span."""
+"""Tiles along one axis on which the keys of every query are an interval."""
 
 from cython.operator cimport dereference
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t
@@ -15,41 +15,31 @@ cdef enum:
     NOTHING = -1
     WHOLE = 0
 
-cdef int64_t FAR = 1 << 40  # no sequence is as long
+cdef int64_t FAR = 1 << 40  # exceeds any sequence length
 
 
 cdef struct Look:
-    # Where the keys of the first query of a tile begin and end, seen from the tile; INT64_MIN and INT64_MAX where those
-    # of all queries begin before the tile, or end behind it.
+    # Start and end of the first query's keys relative to the tile; INT64_MIN (INT64_MAX) if the keys of all queries
+    # start before the tile (end after it).
     int64_t first, last
-    # What the tile is, and how many that follow one another are it.
+    # Kind of the tile, and number of consecutive tiles of this kind.
     int64_t kind, length
 
 
 cdef class TilesAlong:
-    """The tiles that spans meet along an axis.
+    """Finds the tiles along an axis that intersect the queries' key intervals.
 
-    Tiles are alike, of one *kind*, where each query has the same keys of the tile; those in which every query has all
-    keys are of kind 0, and those without a key are none.
-
-    Parameters
-    ----------
-    box_q, box_k : int
-        Queries and keys of a tile along the axis, from 1 to 2^15.
-
-    Attributes
-    ----------
-    pairs : int
-        How many keys all queries have, added.
+    Tiles have equal *kinds* if each query has the same keys in them, relative to the tile: kind 0 if every query has
+    all keys. `pairs` is the total number of keys over all queries.
     """
 
     cdef int64_t box_q, box_k, query_box
     cdef readonly int64_t pairs
-    cdef vector[int64_t] found  # (query box, key box, key boxes, kind) of each run
-    cdef vector[uint16_t] bounds  # of each kind
+    cdef vector[int64_t] found  # (query box, key box, number of key boxes, kind) per run
+    cdef vector[uint16_t] bounds  # per kind
     cdef unordered_map[string, int64_t] kinds
-    cdef vector[Look] before, now  # of a query box
-    cdef vector[uint16_t] own  # bounds of one tile
+    cdef vector[Look] before, now  # of the previous and the current query box
+    cdef vector[uint16_t] own  # bounds of the current tile
 
     def __init__(self, int64_t box_q, int64_t box_k):
         self.box_q, self.box_k, self.query_box, self.pairs = box_q, box_k, 0, 0
@@ -62,8 +52,8 @@ cdef class TilesAlong:
         return self.found.size() // 4
 
     def add(self, const int64_t[::1] first, const int64_t[::1] last):
-        """The next queries along the axis, in whole boxes but for the last one of all: the keys of each are those from
-        `first` to `last`, none where that is less."""
+        """Append queries with the keys `first` to `last`, none if last < first; all calls but the last one pass whole
+        boxes."""
         cdef int64_t at = 0, count, queries = min(len(first), len(last))
         cdef bint moved
         with nogil:
@@ -76,8 +66,7 @@ cdef class TilesAlong:
                 at += count
 
     def runs(self):
-        """(4, runs) int64: query box, first key box, key boxes and kind of runs of key boxes that follow one another,
-        by query box, then key box."""
+        """(4, runs) int64: query box, first key box, number of key boxes and kind, sorted by query box and key box."""
         made = np.empty((self.found.size() // 4, 4), np.int64)
         cdef int64_t[:, ::1] view = made
         if len(made):
@@ -85,8 +74,8 @@ cdef class TilesAlong:
         return np.ascontiguousarray(made.T)
 
     def bounds_of_kinds(self):
-        """(kinds, box_q, 2) uint16: the first key in the tile of each query, and the one after its last; those of
-        padding queries are those of the last query."""
+        """(kinds, box_q, 2) uint16: first key and end of each query, relative to the tile; padding queries repeat the
+        last one."""
         made = np.empty((self.bounds.size() // (2 * self.box_q), self.box_q, 2), np.uint16)
         cdef uint16_t[:, :, ::1] view = made
         if len(made):
@@ -96,12 +85,12 @@ cdef class TilesAlong:
     cdef int add_box(
         self, const int64_t* first, const int64_t* last, int64_t count, bint moved
     ) except -1 nogil:
-        """The tiles of the next query box; `moved` says that its spans are those of the box before, moved."""
+        """Find the tiles of the next query box; `moved`: its intervals are the previous box's plus a constant."""
         cdef int64_t low = INT64_MAX, high = -1, begin = 0, end = INT64_MAX, i, at
         cdef Look look
         for i in range(count):
             low, high = min(low, first[i]), max(high, last[i])
-            begin, end = max(begin, first[i]), min(end, last[i] + 1)  # the keys that every query has
+            begin, end = max(begin, first[i]), min(end, last[i] + 1)  # keys common to all queries
             self.pairs += max(last[i] + 1 - first[i], 0)
         if not moved:
             self.before.clear()
@@ -124,13 +113,13 @@ cdef class TilesAlong:
     cdef int look_closer(
         self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) except -1 nogil:
-        """Finds kind and length of a tile: mostly it looks like the one in its place in the query box before."""
+        """Kind and length of a tile; usually equal to the tile at the same position in the previous query box."""
         cdef size_t place = self.now.size()
         if (
             place < self.before.size()
             and self.before[place].first == look.first
             and self.before[place].last == look.last
-            and self.before[place].length == 1  # others end where other spans begin or end
+            and self.before[place].length == 1  # longer runs depend on the other intervals
         ):
             look.kind, look.length = self.before[place].kind, 1
         else:
@@ -143,7 +132,7 @@ cdef class TilesAlong:
     cdef void cut(
         self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) noexcept nogil:
-        """Bounds of a tile, whether it has a key, and how many are like it, up to where a span begins or ends."""
+        """Bounds of a tile, whether it is empty, and the number of equal tiles up to the next interval boundary."""
         cdef int64_t i, begin = 0, end = 0, following = FAR
         cdef bint some = False, within = False
         for i in range(self.box_q):
@@ -163,7 +152,7 @@ cdef class TilesAlong:
         look.length = 1 if within else following // self.box_k
 
     cdef int64_t kind_of_own(self) except -3 nogil:
-        """The kind of the tile that was cut."""
+        """The kind of the current tile, from its bounds."""
         cdef string key = string(<const char*>self.own.data(), 2 * self.own.size())
         cdef unordered_map[string, int64_t].iterator known = self.kinds.find(key)
         cdef int64_t number = self.kinds.size()
@@ -182,7 +171,7 @@ cdef class TilesAlong:
 
 
 cdef bint all_moved(const int64_t* before, const int64_t* now, int64_t count) noexcept nogil:
-    """Whether all numbers have changed by the same."""
+    """Whether all values changed by the same amount."""
     cdef int64_t i, by = now[0] - before[0], differ = 0
     for i in range(count):
         differ |= (now[i] - before[i]) ^ by

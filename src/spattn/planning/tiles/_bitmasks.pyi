@@ -1,4 +1,4 @@
-"""What Python calls of the compiled bitmasks, for type checkers; _bitmasks.pyx documents it."""
+"""Type stub; documented in _bitmasks.pyx."""
 
 import numpy as np
 

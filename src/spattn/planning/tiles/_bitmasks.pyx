@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.planning.tiles.masks`: what ``bitmasks.h`` does, on NumPy's arrays."""
+"""Cython bindings of ``bitmasks.h`` for :mod:`spattn.planning.tiles.masks`."""
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -14,7 +14,7 @@ cdef extern from "kernels/bitmasks.h" namespace "spattn" nogil:
 
 
 def hashes(const uint64_t[:, ::1] masks):
-    """The number of 64 bits by which each bitmask is found, for tests."""
+    """The 64-bit hash of each bitmask, for tests."""
     found = np.empty(masks.shape[0], np.uint64)
     cdef uint64_t[::1] own = found
     cdef vector[Part] parts
@@ -26,15 +26,7 @@ def hashes(const uint64_t[:, ::1] masks):
 
 @cython.final
 cdef class Bitmasks:
-    """Bitmasks by number, in the order in which they first came.
-
-    Parameters
-    ----------
-    rows, row_words : int
-        Of a bitmask, and words of each row.
-    most : int
-        How many there may be. Those after the first one more are not numbered.
-    """
+    """A table of distinct bitmasks, indexed in order of insertion; stops growing beyond `most` + 1 of them."""
 
     def __cinit__(self, int64_t rows, int64_t row_words, int64_t most):
         self.rows, self.row_words, self._held = rows, row_words, Held("masks")
@@ -47,7 +39,7 @@ cdef class Bitmasks:
         return self.own.size()
 
     def add(self, const uint64_t[:, ::1] masks, const uint8_t[::1] rows=None):
-        """The number of each row of `masks`; with `rows` of the first bitmask that is the same in those that are true.
+        """Insert each row of `masks` and return its index; with `rows`, the first bitmask that is equal in these rows.
         """
         if masks.shape[1] != self.own.words() or rows is not None and rows.shape[0] != self.rows:
             raise ValueError(f"masks: expected {self.rows} rows of {self.row_words} words each")
@@ -64,6 +56,6 @@ cdef class Bitmasks:
         return numbers
 
     def array(self):
-        """All of them, (n, rows, row_words) uint64, on bytes of its own."""
+        """All bitmasks as an (n, rows, row_words) uint64 array that owns its bytes."""
         self.own.fit()
         return self._held.array(np.uint64, (self.own.size(), self.rows, self.row_words))

@@ -1,1 +1,1 @@
-"""Nothing of it is called by Python; _held.pyx documents it."""
+"""Type stub without Python API; documented in _held.pyx."""

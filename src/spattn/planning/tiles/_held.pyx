@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Bytes that compiled code fills, and that a plan's array lies on without a copy."""
+"""Growable ``bytes`` for native code, exposed as a plan's array without a copy."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -19,23 +19,17 @@ cdef extern from "Python.h":
     void Py_DECREF(PyObject* own)
 
 
-# Bytes that recent plans took, by what they hold. Where as many are asked for at once, nothing is copied as they grow,
-# and the C library finds them where earlier plans were: new pages take a third of the time of a large plan.
+# Recent final sizes by purpose. Reserving as much at once avoids copies while growing, and lets the C library reuse the
+# memory of earlier plans: faulting in new pages takes a third of the time of a large plan.
 cdef dict _usual = {}
 
 cdef enum:
-    MOST = 1 << 24  # that are asked for before they are needed
+    MOST = 1 << 24  # largest reservation in advance
 
 
 @cython.final
 cdef class Held:
-    """What ``growing.h`` grows in.
-
-    Parameters
-    ----------
-    of : str
-        What it is for: it starts as large as those for the same became of late.
-    """
+    """A bytes buffer behind ``growing.h``; reserves the recent size of buffers with the same purpose `of`."""
 
     def __cinit__(self, str of):
         self._of = of
@@ -44,20 +38,20 @@ cdef class Held:
         Py_XDECREF(self._bytes)
 
     cdef Memory memory(self):
-        """Of which no more may be asked when this object is gone."""
+        """The allocator interface; must not outlive this object."""
         cdef Memory found
         found.holder, found.more, found.usual = <void*>self, more, _usual.get(self._of, 0)
         return found
 
     cdef object array(self, dtype, shape):
-        """An array on the bytes, which has all of them."""
+        """An array backed by the whole buffer."""
         found = np.ndarray(shape, dtype, <object>self._bytes if self._bytes else b"")
         _usual[self._of] = min(max(found.nbytes, _usual.get(self._of, 0) * 63 // 64), MOST)
         return found
 
 
 cdef char* more(void* holder, int64_t count) noexcept with gil:
-    """Makes the bytes that `holder` has so many; NULL where there is not the memory."""
+    """Resize the buffer of `holder` to `count` bytes; NULL if out of memory."""
     try:
         return resized(<Held>holder, count)
     except MemoryError:
@@ -67,10 +61,10 @@ cdef char* more(void* holder, int64_t count) noexcept with gil:
 cdef char* resized(Held own, int64_t count) except NULL:
     cdef PyObject* before = own._bytes
     if before and Py_REFCNT(before) == 1:
-        own._bytes = NULL  # which is lost where it cannot be resized
+        own._bytes = NULL  # _PyBytes_Resize frees it on failure
         _PyBytes_Resize(&before, count)
         own._bytes = before
-    else:  # an array lies on those that there are
+    else:  # an array shares the buffer
         own._bytes = PyBytes_FromStringAndSize(NULL, count)
         if not own._bytes:
             own._bytes = before

@@ -1,4 +1,4 @@
-"""What Python calls of the compiled lists, for type checkers; _lists.pyx documents it."""
+"""Type stub; documented in _lists.pyx."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Lists of key tiles that grow into those of a plan: what ``lists.h`` does, on NumPy's arrays."""
+"""Cython bindings of ``lists.h``: growable lists of key tile runs."""
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t
@@ -9,7 +9,7 @@ import numpy as np
 
 @cython.final
 cdef class RunLists:
-    """The lists of query tiles one after the other, each of runs of consecutive key tiles of one bitmask."""
+    """Key tile lists of consecutive query tiles as runs of consecutive key tiles with one bitmask."""
 
     def __cinit__(self):
         self._indptr, self._tile_indptr, self._key_tile, self._mask = (
@@ -24,7 +24,7 @@ cdef class RunLists:
 
     @property
     def runs(self):
-        """How many there are."""
+        """Number of runs."""
         return self.own.runs()
 
     def add(
@@ -35,14 +35,10 @@ cdef class RunLists:
         const int32_t[::1] length,
         const int32_t[::1] mask,
     ):
-        """Adds so many lists.
+        """Append `lists` lists.
 
-        Parameters
-        ----------
-        lists : int
-        number, key_tile, length, mask : (runs,) int32 arrays
-            Of each run its list, rising from 0 on, and its first key tile, how many key tiles it has, and their
-            bitmask.
+        Run n belongs to list ``number[n]`` (ascending from 0): `length[n]` key tiles from `key_tile[n]` on, with
+        bitmask `mask[n]`.
         """
         cdef int64_t count = number.shape[0], before = self.own.runs()
         if not count == key_tile.shape[0] == length.shape[0] == mask.shape[0]:
@@ -52,14 +48,14 @@ cdef class RunLists:
         with nogil:
             self.own.add(lists, &number[0], &key_tile[0], &length[0], &mask[0], count)
         if self.own.runs() != before + count:
-            raise ValueError(f"number: expected numbers below {lists} that never fall")
+            raise ValueError(f"number: expected non-decreasing numbers below {lists}")
 
     def drop_empty(self, int64_t lists):
-        """Takes back so many lists, which have no runs."""
+        """Remove the last `lists` lists, which must be empty."""
         self.own.drop_empty(lists)
 
     def arrays(self):
-        """(indptr, tile_indptr, key_tile, mask) as a plan of these lists alone has them, on bytes of their own."""
+        """(indptr, tile_indptr, key_tile, mask) in the plan's format, on bytes of their own."""
         self.own.fit()
         cdef int64_t runs = self.own.runs()
         return (

@@ -1,4 +1,4 @@
-"""What Python calls of the compiled listed pairs, for type checkers; _pairs.pyx documents it."""
+"""Type stub; documented in _pairs.pyx."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.planning.tiles.listed`: what ``listed.h`` does, on NumPy's arrays."""
+"""Cython bindings of ``listed.h`` for :mod:`spattn.planning.tiles.listed`."""
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -39,15 +39,7 @@ cdef void check_sorted(const int64_t[::1] row, const int64_t[::1] key) except *:
 
 @cython.final
 cdef class Pairs:
-    """Pairs in tiles.
-
-    Parameters
-    ----------
-    tile : (int, int)
-        Queries and keys of a tile.
-    first_key, keys : int
-        Which keys count; the first one begins a tile.
-    """
+    """Groups pairs by tile; keys outside [first_key, first_key + keys) are ignored, and first_key starts a tile."""
 
     cdef CPairs* _own
 
@@ -59,8 +51,7 @@ cdef class Pairs:
         del self._own
 
     def group(self, const int64_t[::1] row, const int64_t[::1] key, int64_t number):
-        """(query tiles, key tiles, where the cells of each tile start and the last one's end, cells) of sorted pairs,
-        whose rows are counted from the first one of query tile `number`."""
+        """Group sorted pairs, with rows relative to query tile `number`: (query tiles, key tiles, indptr, cells)."""
         cdef int64_t pairs = row.shape[0], tiles
         check_sorted(row, key)
         query_tiles, key_tiles, cells = np.empty((3, max(pairs, 1)), np.int32)
@@ -76,15 +67,7 @@ cdef class Pairs:
 
 @cython.final
 cdef class Gathered:
-    """The keys of each query tile, side by side.
-
-    Parameters
-    ----------
-    tile : (int, int)
-        Queries and keys of a tile.
-    keys : int
-        How many there are.
-    """
+    """Gathers the keys of each query tile into contiguous key tiles of its own."""
 
     cdef CGathered* _own
     cdef int64_t _keys
@@ -97,9 +80,10 @@ cdef class Gathered:
         del self._own
 
     def gather(self, const int64_t[::1] row, const int64_t[::1] key, int64_t most):
-        """(key at each place, place of each pair's key) of sorted pairs, whose rows are counted from the first one of a
-        query tile. Where there are more than `most` places, some more than that come back, and no place of a pair is
-        known."""
+        """Gather the keys of sorted pairs, with rows relative to a query tile: (key at each index, index of each pair).
+
+        Beyond `most` indices the result is truncated: more than `most` keys are returned, and pairs have no index.
+        """
         cdef int64_t pairs = row.shape[0], n
         cdef vector[int32_t] found
         check_sorted(row, key)
@@ -119,7 +103,7 @@ cdef class Gathered:
 
 
 def bitmasks(const int64_t[::1] first, const int32_t[::1] cell, const int64_t[::1] tiles, int64_t words):
-    """(len(tiles), words) uint64: the bitmasks of some tiles, whose cells are ``cell[first[t]:first[t + 1]]``."""
+    """(len(tiles), words) uint64 bitmasks of `tiles`; tile t has the cells ``cell[first[t]:first[t + 1]]``."""
     masks = np.empty((tiles.shape[0], words), np.uint64)
     cdef uint64_t[:, ::1] mask = masks
     cdef int64_t n

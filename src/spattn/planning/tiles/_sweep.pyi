@@ -1,4 +1,4 @@
-"""What Python calls of the compiled sweep, for type checkers; _sweep.pyx documents it."""
+"""Type stub; documented in _sweep.pyx."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.planning.tiles.banded`: what ``sweep.h`` does, on NumPy's arrays."""
+"""Cython bindings of ``sweep.h`` for :mod:`spattn.planning.tiles.banded`."""
 
 from libc.stdint cimport int64_t
 from libcpp cimport bool as cbool
@@ -28,7 +28,7 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
 
 
 cdef ClauseArrays _arrays(object clause):
-    """Pointers into a clause's arrays, which have to outlive them; ValueError where they do not fit each other."""
+    """Pointers into a conjunct's arrays, which must outlive them; ValueError if the arrays are inconsistent."""
     cdef const int64_t[::1] start = clause.start, indptr = clause.indptr, first = clause.first, stop = clause.stop
     cdef const int64_t[:, ::1] near = clause.near
     cdef int64_t bands = indptr.shape[0] - 1, n
@@ -38,7 +38,7 @@ cdef ClauseArrays _arrays(object clause):
     for n in range(bands if sound else 0):
         sound = sound and indptr[n] <= indptr[n + 1] and start[n] <= start[n + 1]
     if not sound:
-        raise ValueError(f"bands: expected arrays that fit each other, got {clause}")
+        raise ValueError(f"bands: expected consistent arrays, got {clause}")
     cdef ClauseArrays found
     found.start, found.indptr = &start[0], &indptr[0]
     found.first = &first[0] if first.shape[0] else NULL
@@ -49,18 +49,10 @@ cdef ClauseArrays _arrays(object clause):
 
 
 def sweep(tuple queries, tuple keys, clauses, Bitmasks masks, RunLists lists, int64_t most):
-    """Adds the lists of the tiles that hold a pair which all clauses allow, and returns how many pairs these are.
+    """Append the lists of the tiles with pairs that all conjuncts allow; return the number of pairs.
 
-    Parameters
-    ----------
-    queries, keys : (int, int)
-        First position, and positions, of either side.
-    clauses : sequence of Bands
-    masks : Bitmasks
-        Those of the plan.
-    lists : RunLists
-    most : int
-        How many runs there may be: where there are more, or too many bitmasks, not all are looked for.
+    `queries` and `keys` are (first position, number of positions). Stops early beyond `most` runs, or if `masks` is
+    full.
     """
     cdef vector[ClauseArrays] arrays
     cdef Side q, k

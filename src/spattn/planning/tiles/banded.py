@@ -1,4 +1,4 @@
-"""From bands and ranges of distances to tiles: partial tiles are told apart by a few words, not by their cells."""
+"""Tiles of bands and ranges of distances: partial tiles are compared by compact descriptors, not by cells."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["tiles_of_bands"]
 def tiles_of_bands(
     clauses: Sequence[Bands], query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
-    """Adds the tiles that hold a pair which all clauses allow, on views of consecutive positions, to `lists`; returns
-    how many pairs these are.
+    """Append the tiles with pairs that all conjuncts allow, on views of consecutive positions; return the number of
+    pairs.
 
-    Parameters are those of :func:`~.tiling.find_tiles`. Costs O(runs of tiles + intervals that query tiles
-    meet) time, and a bitmask for each look of partial tiles.
+    Parameters as in :func:`~.tiling.find_tiles`. Costs O(runs of tiles + intervals per query tile), and one bitmask per
+    equivalence class of partial tiles.
     """
     queries = int(query["offset"]) + shift, int(query["extent"][-1])
     keys = int(key["offset"]), int(key["extent"][-1])

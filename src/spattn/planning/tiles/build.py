@@ -1,4 +1,4 @@
-"""From a pattern to its tiles, variant by variant."""
+"""Tile a pattern, variant by variant."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Tiled", "tile_pattern"]
 
-_INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
+_INDEX_BYTES = 4  # per (batch entry, head) of a plan's `variant`, and per index of a permutation
 
 
 @dataclass(frozen=True)
 class Tiled:
-    """What a pattern allows, as tiles over affine views: the fields of :class:`~spattn.Plan` that say *what* is
-    computed, for `kv_len` keys in tiles of the size `tile`. `variant_components` says where the components of each
-    variant start, and `least` from how many keys on the tiles are the same, but for where those of the last keys lie;
-    None: at no other number. The first key views of the components `growing` become longer with the sequence, and the
-    runs `rests` are their last tiles: see :mod:`spattn.schedule.growth`."""
+    """The tiles of a pattern: the fields of :class:`~spattn.Plan` that define *what* is computed.
+
+    `variant_components` is the start of each variant's components. From `least` keys on only the offsets of the last
+    keys' views depend on kv_len (None: kv_len is fixed). With kv_len, the first key views of the components `growing`
+    become longer; the runs `rests` are their last tiles: see :mod:`spattn.schedule.growth`.
+    """
 
     kv_len: int
     tile: tuple[int, int]
@@ -70,17 +71,17 @@ def tile_pattern(
     gathered: bool,
     budget: Budget,
 ) -> Tiled:
-    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many.
+    """Find all non-empty tiles of a pattern; ValueError if `budget` is exceeded.
 
-    Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
-    parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`). With `ordered` tokens
-    are taken in the orders that patterns have; with `gathered` each query tile of a pattern that lists its pairs has
-    places of its own for its keys. Without a `tile` its size follows from the pattern.
+    A length-polymorphic pattern whose middle keys are all allowed is tiled at the smallest kv_len with a full tile
+    there. `box` cuts parts with spans into boxes of queries (:mod:`.query_boxes`). `ordered` applies the patterns'
+    permutations. `gathered` gathers the keys of each query tile for patterns that list their pairs. Without `tile`, the
+    tile is chosen for the pattern.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
     variants, index = pattern.variants(batch, heads)
-    if not variants:  # no batch entry or no head: nobody asks, and the answer is nothing
+    if not variants:  # no batch entry or no head: plan an empty pattern
         variants, index = [~Full()], np.zeros((1, 1), np.int32)
     bound = [variant.bind(q_len, kv_len) for variant in variants]
     orders = NO_ORDER, NO_ORDER
@@ -106,7 +107,7 @@ def tile_pattern(
 
 
 def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """The orders of all variants, a row each, those without one in the order of rows; empty where all are in that."""
+    """Permutations of all variants, one row each; empty if all are identities."""
     q_order, kv_order = np.arange(q_len), np.arange(kv_len)
     each = [(q_order, kv_order) if one is None else (one.q_order, one.kv_order) for one in found]
     if all(np.array_equal(q, q_order) and np.array_equal(k, kv_order) for q, k in each):
@@ -116,8 +117,8 @@ def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[n
 
 
 def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, budget: Budget) -> np.ndarray:
-    """The key at each place, a row for each variant: of those without `places` each key at its own. Rows are filled up
-    with key 0, at places that no view has."""
+    """The key at each index, one row per variant (identity without `places`); rows are padded with key 0 at indices
+    outside all views."""
     each = [places.get(number, np.arange(kv_len)) for number in range(variants)]
     most = max(map(len, each))
     budget.need(_INDEX_BYTES * variants * most)
@@ -128,8 +129,7 @@ def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, bud
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
-    """The ends of a sequence between which all of the pattern's keys are allowed, or none; None where it tells none, or
-    they meet."""
+    """The first and last keys between which the pattern allows all keys or none; None if unknown or overlapping."""
     found = pattern.ends(q_len)
     if found is None:
         return None
@@ -140,8 +140,11 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
 
 
 def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: int) -> tuple[list[Ends | None], int]:
-    """The ends of all variants, and the number of keys to plan. Variants that allow the keys between their ends share
-    ends: the sequence grows there, and is planned with one full tile and one key after the first keys."""
+    """The ends of all variants, and the kv_len to plan.
+
+    Variants that allow all keys between their ends share ends: kv_len grows there, and the plan has one full tile and
+    one key after the first keys.
+    """
     known = [one for one in ends if one is not None]
     between = [one for one in known if one.between]
     if q_len and between and len(known) == len(ends):
@@ -155,7 +158,7 @@ def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: 
 
 
 class _Builder:
-    """Collects views, components and tiles variant by variant."""
+    """Accumulates views, components and tile lists, variant by variant."""
 
     def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], box: tuple[int, ...] | None, budget: Budget):
         self.q_len, self.kv_len = q_len, kv_len
@@ -166,14 +169,14 @@ class _Builder:
         self.views = [np.zeros(0, VIEW)]
         self.components = [np.zeros(0, COMPONENT)]
         self.lists = RunLists()
-        self.key_views: list[bytes] = []  # of their runs
+        self.key_views: list[bytes] = []  # of the runs
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
-        self.growing: list[int] = []  # components
+        self.growing: list[int] = []  # component indices
 
     def add_variant(self, pattern: Pattern, ends: Ends | None) -> None:
-        """Plans one pattern: pieces that share their query view become one component."""
+        """Tile a pattern; pieces with equal query views become one component."""
         least = None if ends is None else self.kv_len if ends.between else ends.first + ends.last + 1
         self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
@@ -187,9 +190,9 @@ class _Builder:
         self.variant_components.append(before + sum(added))
 
     def add_gathered(self, pattern: Pattern) -> np.ndarray:
-        """Plans a pattern that lists its pairs, with places for each query tile; returns the key at each place."""
+        """Tile a pattern that lists its pairs, with gathered keys; return the key at each index."""
         self.least = None
-        with whole_imports:  # which few plans need
+        with whole_imports:  # rarely needed
             from .listed import gathered_tiles
 
         first, query_view = q_offset(self.q_len, self.kv_len), make_view(Lattice(0, (1,), (self.q_len,)), self.block_q)
@@ -206,8 +209,7 @@ class _Builder:
         return keys
 
     def _add_group(self, query: Lattice, parts: list[Piece]) -> int:
-        """Finds the tiles of pieces with one query view, and adds them as one component for each shift; returns how
-        many components these are."""
+        """Tile pieces that share a query view, and add a component for each shift; return the number of components."""
         first = q_offset(self.q_len, self.kv_len)
         count = len(parts[0].shifts)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
@@ -233,12 +235,11 @@ class _Builder:
         return count
 
     def _of_first_view(self, before: int) -> None:
-        """The runs since there were so many are of the first key view of their components."""
+        """Assign the runs after `before` to the first key view of their components."""
         self.key_views.append(bytes(_INDEX_BYTES * (self.lists.runs - before)))
 
     def _add_components(self, views: np.ndarray, moves: np.ndarray | None) -> None:
-        """One component for each column of `moves`, by which its query view and its key views are moved; one that stays
-        where None are given."""
+        """Add one component per column of `moves`, the offsets of its query and key views; one unmoved for None."""
         tiles = int(views[0]["tiles"])
         first = self.view_count, self.view_count + 1, self.rows, tiles, len(self.variant_components) - 1
         components = np.array([first], COMPONENT)
@@ -255,7 +256,7 @@ class _Builder:
         self.rows += tiles
 
     def finish(self, index: np.ndarray, q_order: np.ndarray, kv_order: np.ndarray) -> Tiled:
-        """The tables, which take over one array after the other."""
+        """Build the tables; each takes over the memory of a list."""
         indptr, tile_indptr, indices, mask = self.lists.arrays()
         of_runs = self.key_views[0] if len(self.key_views) == 1 else b"".join(self.key_views)
         key_view = np.ndarray(len(mask), np.int32, of_runs)
@@ -283,7 +284,7 @@ class _Builder:
 
 
 def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:
-    """Of every list of the components `growing` the last run of its first key view."""
+    """The last run of the first key view in every list of the components `growing`."""
     if not len(growing):
         return growing
     own, before = [], offsets(key_view == 0)
@@ -294,7 +295,7 @@ def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, 
 
 
 def _add_joined(lists: RunLists, found: Sequence[RunLists]) -> bytes:
-    """Adds the lists of several pieces as one, by query tile, piece and key tile; returns the piece of each run."""
+    """Merge the lists of several pieces, sorted by query tile, piece and key tile; return the piece of each run."""
     each = [own.arrays() for own in found]
     query_tiles = len(each[0][0]) - 1
     query_tile = np.concatenate([np.repeat(np.arange(query_tiles, dtype=np.int32), np.diff(own[0])) for own in each])

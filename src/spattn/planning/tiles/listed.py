@@ -1,4 +1,4 @@
-"""From listed pairs to tiles: no cell is visited but those that are listed."""
+"""Tiles of listed pairs, in O(nnz)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from .masks import Masks
 
 __all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
 
-_PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
-_PLACE_BYTES = 4  # of a plan's kv_order, and of each key while keys are gathered
-_WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
-_SAMPLE = 16  # query tiles whose pairs are looked at
-_FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
+_PAIRS_AT_ONCE = 1 << 18  # approximate pairs per chunk
+_PLACE_BYTES = 4  # per index of a plan's kv_order, and per key while keys are gathered
+_WORDS_AT_ONCE = 1 << 17  # bitmask words per chunk, to fit the cache
+_SAMPLE = 16  # query tiles to sample
+_FEW = 8  # mean pairs per non-empty tile below which a pattern counts as scattered
 
 
 class _Strip(NamedTuple):
-    """Tiles of some consecutive query tiles, sorted; the pairs of tile t are ``cell[first[t] : first[t + 1]]``, as
-    row-major numbers in the tile."""
+    """Sorted tiles of consecutive query tiles; tile t has the row-major cells ``cell[first[t] : first[t + 1]]``."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray
@@ -38,8 +37,7 @@ class _Strip(NamedTuple):
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]) -> bool:
-    """Whether a look at some query tiles of a bound pattern that lists its pairs says that tiles which hold a pair hold
-    few of them: the plan is large then, and computes little that is allowed."""
+    """Whether sampled non-empty tiles hold few pairs on average, which makes a plan large and inefficient."""
     block_q, block_kv = tile
     pairs = met = 0
     if q_len >= block_q and kv_len:
@@ -53,10 +51,9 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, in
 def tiles_of_pairs(
     pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
-    """Adds the tiles that hold the pairs which `pattern` lists, on views of consecutive positions, to `lists`; returns
-    how many pairs these are.
+    """Append the tiles of the pairs that `pattern` lists, on views of consecutive positions; return their number.
 
-    Parameters are those of :func:`spattn.planning.tiles.tiling.find_tiles`. Costs O(nnz) time.
+    Parameters as in :func:`spattn.planning.tiles.tiling.find_tiles`. Costs O(nnz).
     """
     pairs = Pairs(masks.tile, int(key["offset"]), int(key["extent"][-1]))
     kv_len = int(key["offset"] + key["extent"][-1])
@@ -70,8 +67,10 @@ def tiles_of_pairs(
 def gathered_tiles(
     pattern: Pattern, query: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> tuple[int, np.ndarray]:
-    """The same with the keys of each query tile side by side, and the key at each place: those of one query tile after
-    the other, in order and each once, filled up to whole tiles with the last one, to which nothing attends there."""
+    """Append the tiles of listed pairs with gathered keys; return (number of pairs, key at each index).
+
+    Each query tile's keys are sorted, unique and padded to whole tiles with the last key, whose bits stay zero.
+    """
     budget.need(_PLACE_BYTES * kv_len)
     gathered, found, places = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)], 0
 
@@ -83,7 +82,7 @@ def gathered_tiles(
         before, places = places // masks.tile[1], places + len(keys)
         budget.need(_PLACE_BYTES * places)
         if places > LARGEST:
-            raise ValueError(f"pattern: expected at most {LARGEST} places of keys, got at least {places}")
+            raise ValueError(f"pattern: expected at most {LARGEST} gathered keys, got at least {places}")
         own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
         return own._replace(key_tile=own.key_tile + np.int32(before))
 
@@ -91,10 +90,9 @@ def gathered_tiles(
 
 
 def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Adds the tiles of all strips, each of as many query tiles as hold a cache full of pairs; returns how many pairs
-    they have."""
+    """Append the tiles strip by strip, about _PAIRS_AT_ONCE pairs at a time; return the number of pairs."""
     budget.need(4 * math.prod(masks.tile))
-    single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
+    single = np.full(math.prod(masks.tile), -1, np.int32)  # bitmask index of each single-cell tile, -1 if unknown
     first, at_once, nnz, query_tiles = 0, 1, 0, int(query["tiles"])
     while first < query_tiles:
         tiles = range(first, min(first + at_once, query_tiles))
@@ -105,7 +103,7 @@ def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, 
 
 
 def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Adds the tiles of a strip, of which nothing is left when the next one is made; returns how many pairs it had."""
+    """Append the tiles of a strip and return its number of pairs; a function, so that the strip is freed."""
     budget.need_runs(len(own.full))
     mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
     runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)
@@ -116,7 +114,7 @@ def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, list
 def _listed(
     pattern: Pattern, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of some query tiles, rows counted from the first one of them."""
+    """Pairs of some query tiles, with rows relative to the first."""
     block_q, rows = masks.tile[0], int(query["extent"][-1])
     q = np.arange(tiles.start * block_q, min(tiles.stop * block_q, rows)) + (int(query["offset"]) + shift)
     row, key = (np.ascontiguousarray(side, np.int64) for side in pattern._pairs(q, kv_len))
@@ -124,7 +122,7 @@ def _listed(
 
 
 def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: np.void, masks: Masks) -> _Strip:
-    """Pairs of query tiles from `number` on, tile by tile."""
+    """Group the pairs of query tiles from `number` on by tile."""
     (block_q, block_kv), rows = masks.tile, int(query["extent"][-1])
     query_tile, key_tile, first, cell = pairs.group(row, key, number)
     full = np.diff(first) == np.minimum(rows - query_tile.astype(np.int64) * block_q, block_q) * block_kv
@@ -132,9 +130,9 @@ def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: n
 
 
 def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
-    """Number of the bitmask of each tile, -1 for full ones.
+    """Bitmask index of each tile, -1 for full tiles.
 
-    Where pairs are scattered most tiles hold a single one, whose bitmask is looked up by its cell.
+    Scattered patterns have mostly single-cell tiles, whose bitmasks are cached by cell.
     """
     count, mask = np.diff(strip.first), np.full(len(strip.full), -1, np.int32)
     alone = np.flatnonzero(count == 1)
@@ -149,7 +147,7 @@ def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
 
 
 def _add(strip: _Strip, tiles: np.ndarray, masks: Masks) -> np.ndarray:
-    """Numbers of the bitmasks of some tiles of a strip."""
+    """Bitmask indices of some tiles of a strip."""
     words = math.prod(masks.shape)
     numbers = [np.zeros(0, np.int32)]
     at_once = max(1, _WORDS_AT_ONCE // words)

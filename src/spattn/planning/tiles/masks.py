@@ -1,4 +1,4 @@
-"""The bitmasks of a plan, each different one once."""
+"""Deduplicated bitmasks of a plan."""
 
 from __future__ import annotations
 
@@ -14,31 +14,19 @@ __all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
-_TILES_AT_ONCE = 128  # that are made of truth values at once
+_TILES_AT_ONCE = 128  # tiles per chunk of boolean arrays
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
-    """Truth values as the bits of words, 64 of the last axis in each."""
+    """Pack booleans along the last axis into uint64 words."""
     return np.packbits(allowed, axis=-1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
 
 
 class Masks:
-    """Bitmasks by number, in the order in which they first came.
+    """A table of distinct bitmasks, indexed in order of insertion; raises ValueError beyond the memory budget.
 
-    Their words lie one after the other in bytes that become the plan's array without a copy. A bitmask is found by a
-    hash of its words, and compared with those that have the same.
-
-    Parameters
-    ----------
-    block_q, block_kv : int
-        Queries and keys of a tile.
-    budget : Budget
-        Raises ValueError where the bitmasks are too many.
-
-    Attributes
-    ----------
-    compiled : Bitmasks
-        For compiled code that adds some itself; :meth:`need` has to follow.
+    Bitmasks are found by hash and compared word by word. Their storage becomes the plan's array without a copy. Native
+    code may add to `compiled` directly, followed by :meth:`need`.
     """
 
     def __init__(self, block_q: int, block_kv: int, budget: Budget):
@@ -49,11 +37,11 @@ class Masks:
         self.compiled = Bitmasks(*self.shape, self._most)
 
     def add(self, masks: np.ndarray) -> np.ndarray:
-        """The number of each of `masks`, n · block_q · words numbers of uint64."""
+        """Insert `masks` (n · block_q · words uint64) and return their indices."""
         return self._added(masks, None)
 
     def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The number of a bitmask that equals each of `masks` in these rows: of the first one, known or among them."""
+        """For each of `masks`, the index of the first bitmask that is equal in `rows`; inserts it if there is none."""
         return self._added(masks, rows.view(np.uint8))
 
     def _added(self, masks: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
@@ -62,23 +50,17 @@ class Masks:
         return numbers
 
     def need(self) -> None:
-        """ValueError if there are too many."""
+        """ValueError if the table exceeds the budget."""
         self._budget.need(self._size * min(len(self.compiled), self._most + 1))
 
     def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
-        """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
+        """Bitmask index of each tile, -1 for full tiles, `EMPTY` for empty ones.
 
-        Parameters
-        ----------
-        masks : callable
-            The bitmasks of some of the tiles, (n, block_q, words) uint64, no bit of padding keys set.
-        padding : (tiles,) int array
-            Kind of each tile, 0 where no query is padding.
-        real : (kinds, block_q) bool array
-            Which queries of tiles of each kind are not padding.
+        ``masks(tiles)`` returns their bitmasks, (n, block_q, words) uint64, with zero bits for padding keys. Tile t has
+        the padding kind ``padding[t]`` (0: none), and ``real[kind]`` are its queries that are not padding.
         """
         numbers = np.zeros(len(padding), np.int32)
-        # Tiles without padding queries first: a padded tile reuses their bitmasks where its real queries agree.
+        # Unpadded tiles first: a padded tile reuses their bitmasks if it agrees in its real queries.
         order = np.argsort(padding > 0, kind="stable") if len(real) > 1 else np.arange(len(padding))
         for start in range(0, len(order), _TILES_AT_ONCE):
             some = order[start : start + _TILES_AT_ONCE]
@@ -93,5 +75,5 @@ class Masks:
         return numbers
 
     def array(self) -> np.ndarray:
-        """All of them, (n, block_q, words) uint64."""
+        """All bitmasks, (n, block_q, words) uint64."""
         return self.compiled.array()

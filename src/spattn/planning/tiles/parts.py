@@ -1,4 +1,4 @@
-"""The parts that a pattern, maybe a user's, says it has: checked in Python's integers, cut into boxes where asked."""
+"""Validate the parts() of a pattern, in exact Python integers, and cut them into query boxes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .query_boxes import in_boxes, moved
 __all__ = ["Piece", "parts_of", "repeats"]
 
 
-_EVERYTHING = (None, None, ((0, 0),), None)  # what Part has beside the pattern where it is no piece of it
+_EVERYTHING = (None, None, ((0, 0),), None)  # fields of a Part that is the whole pattern
 
 
 class Piece(NamedTuple):
-    """A part with both of its lattices, where its first shift puts them."""
+    """A part with explicit lattices, at its first shift."""
 
     pattern: Pattern
     query: Lattice
@@ -36,16 +36,16 @@ class Piece(NamedTuple):
 def parts_of(
     pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None, box: tuple[int, ...] | None = None
 ) -> list[Piece]:
-    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there; cut
-    into boxes of queries where they have spans and `box` is given.
+    """The non-empty parts of a pattern.
+
+    With `ends`, the parts at both ends of the sequence; with `box`, parts with spans are cut into boxes of queries.
 
     Raises
     ------
     TypeError
-        If ``parts()`` returns anything but Parts of patterns, lattices and integers.
+        If ``parts()`` does not return Parts of patterns, lattices and integers.
     ValueError
-        If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice, or spans are not of
-        the lattices' coordinates.
+        If a shifted lattice leaves the sequence or has duplicate positions, or spans do not match the lattices.
     """
     found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
@@ -60,7 +60,7 @@ def parts_of(
             continue
         given = [integers("parts(): shifts", shift) for shift in part.shifts]
         if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
-            raise ValueError(f"parts(): expected shifts (query, key) that differ, got {part.shifts!r}")
+            raise ValueError(f"parts(): expected distinct shifts (query, key), got {part.shifts!r}")
         shifts = [(dq, dk) for dq, dk in given]
         query = _checked(whole_q if part.query is None else part.query)
         key = _checked(whole_k if part.key is None else part.key)
@@ -78,15 +78,15 @@ def parts_of(
 
 
 def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
-    """The pattern at either end. Of all lattices of keys only that of the last ones has an offset, by which
-    :func:`spattn.planning.contract.validated.moved` knows it."""
+    """The pattern at both ends. Only the last keys' lattice has an offset, by which
+    :func:`spattn.planning.contract.validated.moved` recognizes it."""
     first = kv_len - ends.last if ends.between else ends.first
     lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
     return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
 def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -> None:
-    """ValueError where spans are not of these coordinates, or a query has no key in them."""
+    """ValueError unless spans match the lattices and give each query at least one key."""
     axes = [] if spans is None else itertools.zip_longest(spans, query.extents, key.extents)
     for span, queries, keys in axes:
         along = isinstance(span, Span) and len(span.first) == len(span.last) == queries
@@ -97,14 +97,14 @@ def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -
 def _from_first(
     pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]], spans: tuple[Span, ...] | None
 ) -> Piece:
-    """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
+    """Make shifts relative to the first, so that all numbers are differences of positions."""
     dq, dk = shifts[0]
     moves = tuple((q - dq, k - dk) for q, k in shifts)
     return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves, spans)
 
 
 def _checked(lattice: Lattice) -> Lattice:
-    """The lattice in Python's integers; a stride that leads nowhere may be any integer and becomes one of int64."""
+    """Convert to Python ints; an oversized stride of an axis with one coordinate becomes 0."""
     if not isinstance(lattice, Lattice):
         raise TypeError(f"parts(): expected a Lattice or None, got {lattice!r}")
     offset = integer("parts(): offset", lattice.offset)
@@ -125,16 +125,16 @@ def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> N
 
 
 def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
-    """The least and the greatest position of a lattice whose extents are at least 1."""
+    """Minimum and maximum position of a non-empty lattice."""
     reach = [stride * (extent - 1) for stride, extent in zip(strides, extents, strict=True)]
     return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
 
 
 def repeats(strides: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether two points of a lattice are one position.
+    """Whether two points of a lattice are the same position.
 
-    None are where every stride exceeds the reach of the smaller ones, as in a grid; otherwise the points are counted,
-    which takes O(points) memory, but no more points than there are positions.
+    Impossible if every stride exceeds the extent of the smaller ones, as in a grid. Otherwise points are enumerated,
+    which takes O(points) memory, bounded by the number of positions.
     """
     axes = sorted((abs(stride), extent) for stride, extent in zip(strides, extents, strict=True) if extent > 1)
     reach = 0

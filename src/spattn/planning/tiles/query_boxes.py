@@ -1,7 +1,7 @@
-"""Parts whose queries have boxes of keys, cut into boxes of queries that have views of keys of their own.
+"""Cut parts with spans into boxes of queries, each with a key view of its own.
 
-A view of keys that all queries share is cut into tiles where it starts, and a query tile meets every tile that any of
-its keys lies in. A view that begins with the first key of a box of queries holds what they reach and nothing else.
+A shared key view is tiled from its first key, and a query tile needs every tile that contains one of its keys. A key
+view that starts at the box's first key contains the keys it needs, and no others.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["Kind", "in_boxes", "kinds_along", "moved"]
 
 
 class Kind(NamedTuple):
-    """Queries side by side along an axis, and their keys: what boxes that look alike have in common.
+    """Consecutive queries along an axis and their keys, relative to the first query.
 
     Attributes
     ----------
     queries, keys : int
-        How many.
+        Numbers of queries and keys.
     ahead : int
-        From the first query to the first key.
+        Distance from the first query to the first key.
     span : Span
-        The keys of each query, counted from the first.
+        Keys of each query, relative to the first key.
     """
 
     queries: int
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Boxes of one kind: the lattices and spans of the first one, and by how much each of them lies behind it."""
+    """Boxes of one kind: lattices and spans of the first box, and the offsets of all."""
 
     query: Lattice
     key: Lattice
@@ -44,7 +44,7 @@ class Boxes(NamedTuple):
 
 
 def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[int, ...]) -> list[Boxes]:
-    """The lattices of a part, cut into boxes of queries with the keys that they reach."""
+    """Cut a part's lattices into boxes of queries with their keys."""
     found = []
     for along in itertools.product(*(kinds_along(*axis).items() for axis in zip(spans, box, strict=True))):
         kinds, starts = zip(*along, strict=True)
@@ -59,12 +59,12 @@ def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[i
 
 
 def moved(shifts: list[tuple[int, int]], moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """All moves at all shifts."""
+    """All combinations of shifts and moves, added."""
     return [(dq + q, dk + k) for dq, dk in shifts for q, k in moves]
 
 
 def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:
-    """The intervals of `side` queries along an axis, those that look alike together: where each of them starts."""
+    """Starts of the intervals of `side` queries along an axis, grouped by kind."""
     kinds: dict[Kind, list[int]] = {}
     for start in range(0, len(span.first), side):
         first, last = span.first[start : start + side], span.last[start : start + side]
@@ -75,5 +75,5 @@ def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:
 
 
 def _distance(lattice: Lattice, coordinates: Iterable[int]) -> int:
-    """From the first point to the one with these coordinates, in tokens."""
+    """Distance in tokens from the first point to the one with these coordinates."""
     return sum(stride * c for stride, c in zip(lattice.strides, coordinates, strict=True))

@@ -1,7 +1,7 @@
-"""The search for tiles: from coarse boxes to fine ones, refining only what is undecided.
+"""Coarse-to-fine search for tiles: only undecided boxes are refined.
 
-What is decided on a coarse level stays a *run* of consecutive key boxes while the boxes get finer, so that the cost
-follows the border of a pattern and not its area.
+Tiles decided on a coarse level remain *runs* of consecutive key boxes on finer levels, so that the cost is proportional
+to the pattern's boundary and not to its area.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from ..symbolic.cells import Cells, distinct
 
 __all__ = ["Found", "alike", "cut_view", "search"]
 
-_PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
-_DECIDED_AT_ONCE = 3 << 16  # tile pairs that the rules are asked for at once
-_PAIR_BYTES = 41  # of a tile pair while it is refined
+_PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level
+_DECIDED_AT_ONCE = 3 << 16  # tile pairs per symbolic evaluation
+_PAIR_BYTES = 41  # per tile pair during refinement
 _RUN_BYTES = 24
-_COMPARED_FROM = 1 << 12  # undecided tile pairs, of which it pays to know which are alike
-_COMPARED_FIRST = 1 << 10  # of them, to see whether others are like them
-_COARSER = 4  # boxes joined along an axis from one level of the search to the next
+_COMPARED_FROM = 1 << 12  # smallest number of undecided tile pairs that are deduplicated
+_COMPARED_FIRST = 1 << 10  # sample to estimate the gain of deduplication
+_COARSER = 4  # refinement factor along an axis
 
 
 class Found(NamedTuple):
-    """What a search leaves: runs (query box, first key box, length) in which every cell is allowed, and pairs (query
-    box, key box) that are undecided: what pair n allows, and which of its cells are padding, pair ``samples[:,
-    sample[n]]`` says."""
+    """Result of a search: runs of full tiles (query box, first key box, length) and undecided pairs of boxes.
+
+    Undecided pair n has the same cells and padding as pair ``samples[:, sample[n]]``.
+    """
 
     runs: np.ndarray  # (3, runs)
     open: np.ndarray  # (2, pairs)
@@ -43,7 +44,7 @@ class Found(NamedTuple):
 
 
 def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget) -> Found:
-    """Tile pairs that may hold an allowed pair; `shift` turns a row of the query view into a position."""
+    """Find tile pairs that may be non-empty; a row of the query view plus `shift` is a position."""
     levels = [(query, key)]
     while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
         coarser = _coarse(levels[-1][0]), _coarse(levels[-1][1])
@@ -71,7 +72,7 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
 
 
 class _Children(NamedTuple):
-    """Pairs of fine boxes, each the `column`-th one, row-major, in its `owner`, a pair of coarse boxes; by owners."""
+    """Pairs of fine boxes: row-major child `column` of the coarse pair `owner`; sorted by owner."""
 
     pairs: np.ndarray
     owner: np.ndarray
@@ -82,7 +83,7 @@ class _Children(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """Undecided pairs of boxes with their samples, as in :class:`Found`: only samples are refined and decided."""
+    """Undecided pairs of boxes with their representatives, as in :class:`Found`; only representatives are refined."""
 
     pairs: np.ndarray
     samples: np.ndarray
@@ -90,11 +91,11 @@ class _Open(NamedTuple):
 
     @classmethod
     def each(cls, pairs: np.ndarray) -> _Open:
-        """Pairs that are samples of themselves."""
+        """Every pair represents itself."""
         return cls(pairs, pairs, np.arange(pairs.shape[1]))
 
     def refined(self, children: _Children, in_query: np.ndarray, in_key: np.ndarray) -> _Open:
-        """Some children of the samples, and those that lie in the same place in every pair."""
+        """Replace pairs by children: those of a representative, at the same location in all pairs it represents."""
         if self.pairs is self.samples:
             return _Open.each(children.pairs)
         starts = offsets(np.bincount(children.owner, minlength=self.samples.shape[1]))
@@ -107,7 +108,7 @@ class _Open(NamedTuple):
 
 
 def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _Open) -> _Open:
-    """The same with fewer samples, where a quarter of them are like others; a few of them are compared first."""
+    """Deduplicate representatives if that removes a quarter of them, estimated on a sample first."""
     count = open_.samples.shape[1]
     if count < _COMPARED_FROM:
         return open_
@@ -119,7 +120,7 @@ def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _
 
 
 def _side(view: np.void, shift: int, boxes: np.ndarray) -> tuple[Cells, np.ndarray]:
-    """The cells of these boxes of a view, each box once, and the number of each box among them."""
+    """Cells of the distinct boxes of a view, and the index of each box among them."""
     place, which = distinct(boxes)
     return Cells.of_view(view, shift, boxes[place]), which
 
@@ -127,18 +128,17 @@ def _side(view: np.void, shift: int, boxes: np.ndarray) -> tuple[Cells, np.ndarr
 def alike(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Groups pairs of boxes whose cells allow the same and are padding in the same places: (one pair of each group,
-    group of each pair, what the predicate did that no rule follows)."""
+    """Group pairs of boxes with equal cells and padding: (representatives, group of each pair, `unfollowed`)."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     found = tile_pairs(q_cells, k_cells, q_box, k_box, with_keys=True)
-    content: Any = found.evaluate(pattern).key  # never None: these pairs have keys
+    content: Any = found.evaluate(pattern).key  # not None, because of with_keys
     padding = q_cells.kind[q_box] * len(k_cells.table) + k_cells.kind[k_box]
     key_of: Any = combine(content, padding)
     return *distinct(key_of), found.unfollowed
 
 
 def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
-    """The VIEW record of a lattice cut into boxes."""
+    """The VIEW record of a lattice with boxes of this shape."""
     one = (1,) * (AXES - len(extents))
     grid = grid_of(extents, box)
     fields = (
@@ -153,7 +153,7 @@ def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: S
 
 
 def _coarse(view: np.void) -> np.void:
-    """The view in boxes that join several along the axis with the most boxes, as far as their size is an int32."""
+    """The view with boxes _COARSER times as long along its axis with the most boxes, within int32."""
     box, axis = view["box"].tolist(), int(np.argmax(view["grid"]))
     if view["grid"][axis] > 1 and _COARSER * box[axis] <= LARGEST:
         box[axis] *= _COARSER
@@ -163,8 +163,7 @@ def _coarse(view: np.void) -> np.void:
 def _decide(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Numbers of the pairs that are allowed in every cell, of those that are undecided), asked for so many at once
-    that memory is bounded."""
+    """(indices of full pairs, indices of undecided pairs), evaluated in chunks to bound memory."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     always, undecided = (np.zeros(pairs.shape[1], bool) for _ in range(2))
     for start in range(0, pairs.shape[1], _DECIDED_AT_ONCE):
@@ -176,15 +175,15 @@ def _decide(
 
 
 def _singles(pairs: np.ndarray) -> np.ndarray:
-    """Pairs of boxes as runs of one."""
+    """Pairs of boxes as runs of length one."""
     return np.concatenate([pairs, np.ones((1, pairs.shape[1]), np.int64)])
 
 
 def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
-    """Runs that follow one another as one, and those that are a whole row as a part of a run of rows.
+    """Merge adjacent runs, and turn runs that are a whole row into runs of rows.
 
-    Those of axis a are of (query box, first, length) in boxes along this axis and those before it: of the axes behind
-    it they have all boxes.
+    Runs of axis a are (query box, first, length) in units of boxes along axes 0 … a; they cover all boxes of later
+    axes.
     """
     runs = list(runs)
     for axis in reversed(range(AXES)):
@@ -204,10 +203,10 @@ def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
 
 
 def _cross(query: np.ndarray, key: np.ndarray) -> _Children:
-    """Of each row of two arrays all pairs of numbers, without those that are missing (-1)."""
+    """The product of each row of two arrays, without missing entries (-1)."""
     shape = *query.shape, key.shape[1]
     pairs = np.stack([np.broadcast_to(query[:, :, None], shape), np.broadcast_to(key[:, None, :], shape)])
-    number = np.arange(pairs[0].size, dtype=np.int32 if pairs[0].size <= LARGEST else np.int64)  # half as many bytes
+    number = np.arange(pairs[0].size, dtype=np.int32 if pairs[0].size <= LARGEST else np.int64)  # int32 saves memory
     owner, column = np.divmod(number, shape[1] * shape[2] or 1)
     children = _Children(pairs.reshape(2, -1), owner, column)
     there = (children.pairs >= 0).all(axis=0)
@@ -217,7 +216,7 @@ def _cross(query: np.ndarray, key: np.ndarray) -> _Children:
 def _refine_runs(
     runs: np.ndarray, in_query: np.ndarray, coarse: np.void, fine: np.void, axis: int, budget: Budget
 ) -> np.ndarray:
-    """Replaces every run of coarse key boxes by one for each fine query box and each row of fine key boxes."""
+    """Replace each run of coarse key boxes by a run for each fine query box and row of fine key boxes."""
     in_row, most = _children(coarse, fine, axis), int(fine["grid"][axis])
     row, first = np.divmod(runs[1], int(coarse["grid"][axis]))
     budget.need(_RUN_BYTES * _inside(in_query, in_row, np.stack([runs[0], row])))
@@ -229,13 +228,13 @@ def _refine_runs(
 
 
 def _inside(in_query: np.ndarray, in_key: np.ndarray, pairs: np.ndarray) -> int:
-    """How many pairs of fine boxes some pairs of coarse boxes hold."""
+    """Number of fine pairs inside coarse pairs."""
     q_count, k_count = ((children >= 0).sum(axis=1) for children in (in_query, in_key))
     return int((q_count[pairs[0]] * k_count[pairs[1]]).sum())
 
 
 def _children(coarse: np.void, fine: np.void, axes: int) -> np.ndarray:
-    """(boxes, most): fine boxes inside each coarse box, of the first so many axes, -1 for none."""
+    """(boxes, most): fine boxes inside each coarse box along the first `axes` axes, -1 for none."""
     found, missing = np.zeros((1, 1), np.int64), np.zeros((1, 1), bool)
     for axis in range(axes):
         ratio, most = int(coarse["box"][axis] // fine["box"][axis]), int(fine["grid"][axis])

@@ -1,4 +1,4 @@
-"""From spans to tiles: where the keys of every query are a box of the key lattice, each axis is looked at alone."""
+"""Tiles of spans: if the keys of every query are a box of the key lattice, axes are independent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .parts import Piece
 
 __all__ = ["tiles_of_spans"]
 
-_QUERIES_AT_ONCE = 1 << 13  # whose runs are asked for at once
+_QUERIES_AT_ONCE = 1 << 13  # queries per call of runs()
 
 
 def tiles_of_spans(
     piece: Piece, query: np.void, key: np.void, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int | None:
-    """Adds all tiles of a piece that hold an allowed pair to `lists` and returns how many pairs these are; None where
-    it is not known that the keys of queries are boxes."""
+    """Append all non-empty tiles of a piece to `lists` and return the number of pairs; None unless the keys of every
+    query are known to be a box."""
     axes = len(piece.query.extents)
     sides = list(zip(query["box"].tolist()[-axes:], key["box"].tolist()[-axes:], strict=True))
     along = [TilesAlong(*side) for side in sides]
@@ -63,8 +63,8 @@ def tiles_of_spans(
 
 
 def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:
-    """Adds the queries of a piece of one axis, while closed forms say that their keys are spans; whether all are."""
-    start, count = 0, box  # a few first: closed forms of other patterns may be large
+    """Append the queries of a one-axis piece from closed forms; False at the first that is not a span."""
+    start, count = 0, box  # a small chunk first: closed forms of other patterns may be large
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])
         q = piece.query.offset + piece.query.strides[0] * np.arange(start, stop)
@@ -78,15 +78,7 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
 
 
 def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
-    """The runs of a pattern, maybe a user's, for some queries as int64; None where it tells none.
-
-    Raises
-    ------
-    TypeError
-        If ``runs()`` returns anything but Runs of integers or None.
-    ValueError
-        If they are not of these queries, or a number does not fit into int64.
-    """
+    """The runs of a pattern as int64, or None; TypeError or ValueError if they are invalid."""
     runs = pattern.runs(q, kv_len)
     if runs is None:
         return None
@@ -100,8 +92,10 @@ def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
 
 
 def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The coordinates in a key lattice of one axis between which all keys of each query lie, and no others; ValueError
-    where keys lie outside of the sequence."""
+    """First and last coordinate of each query's keys in a one-axis key lattice; None unless they are spans.
+
+    ValueError if keys are outside the sequence.
+    """
     if runs is None or runs.start.shape[1] != 1:
         return None
     stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(runs.step[0, 0])
@@ -109,7 +103,7 @@ def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np
         return None
     start, count = runs.start[:, 0], runs.count[:, 0]
     end = start + step * (count - 1)
-    # As unsigned numbers those below 0 are large. Only runs that are absent may start anywhere.
+    # Negative numbers are large as uint64. Only empty runs may start anywhere.
     if max(start.view(np.uint64).max(), count.view(np.uint64).max(), end.max() + 1) > kv_len:
         check_runs(runs.start, runs.step, runs.count, kv_len)
     first, last = start - key.offset, end - key.offset
@@ -122,8 +116,8 @@ def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np
 def _on_all_axes(
     along: Sequence[TilesAlong], kinds: Sequence[int], query: np.void, key: np.void, budget: Budget
 ) -> np.ndarray:
-    """(4, runs): query tile, first key tile, length and kind of the runs that those of all axes are together, kinds
-    numbered row-major: 0 are tiles in which all pairs are allowed."""
+    """(4, runs): query tile, first key tile, length and kind of the product of all axes' runs; kinds are row-major, 0
+    for full tiles."""
     q_grid, k_grid = query["grid"].tolist()[-len(along) :], key["grid"].tolist()[-len(along) :]
     runs = along[0].runs()
     for axis in range(1, len(along)):
@@ -144,13 +138,13 @@ def _on_all_axes(
 
 
 def _one_by_one(runs: np.ndarray) -> np.ndarray:
-    """Each tile as a run."""
+    """Expand runs to single tiles."""
     query, key, length, kind = np.repeat(runs, runs[2], axis=1)
     return np.stack([query, key + ramp(runs[2]), np.ones_like(length), kind])
 
 
 def _apart(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Row-major numbers as one number for each axis."""
+    """Unravel row-major indices into one per axis."""
     found = []
     for size in sizes[:0:-1]:
         numbers, own = np.divmod(numbers, size)
@@ -160,6 +154,6 @@ def _apart(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 @functools.lru_cache(maxsize=16)
 def _below(box: tuple[int, ...]) -> list[np.ndarray]:
-    """For each axis (box[axis] + 1, words) uint64: the key cells whose coordinate along it is below each number."""
+    """For each axis (box[axis] + 1, words) uint64: bitmask of the key cells with a coordinate below each number."""
     coordinates = np.indices(box).reshape(len(box), -1)
     return [packed(own < np.arange(side + 1)[:, None]) for own, side in zip(coordinates, box, strict=True)]

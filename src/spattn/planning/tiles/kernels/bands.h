@@ -1,4 +1,4 @@
-// Clauses, sorted and counted from the first query and the first key.
+// Conjuncts of a banded pattern, relative to the first query and the first key.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace spattn {
 
-// What a clause is made of: see spattn/patterns/hints/bands.py.
+// A conjunct in the layout of spattn/patterns/hints/bands.py.
 struct ClauseArrays {
   const int64_t* start;
   const int64_t* indptr;
@@ -23,13 +23,13 @@ struct ClauseArrays {
   int64_t bands, ranges;
 };
 
-// Consecutive positions in tiles.
+// Consecutive positions, cut into tiles.
 struct Side {
   int64_t offset, cells, block;
   int64_t tiles() const { return (cells + block - 1) / block; }
 };
 
-// The tile that a cell is in, counted from the first one; where tiles have a power of two cells without a division.
+// Maps a cell to its tile; shifts instead of dividing if the tile size is a power of two.
 class TileOf {
  public:
   explicit TileOf(int64_t block) : block_(block), shift_(block & (block - 1) ? -1 : __builtin_ctzll(block)) {}
@@ -40,12 +40,12 @@ class TileOf {
   int shift_;
 };
 
-// [first, stop) of keys, or of distances, counted from the first query and key.
+// [first, stop) of keys or distances, relative to the first query and key.
 struct Interval {
   int64_t first, stop;
 };
 
-// Sorts intervals; those that meet become one. Returns how many are left.
+// Sorts intervals and merges those that overlap or touch. Returns the number of intervals left.
 inline int64_t join_intervals(Interval* intervals, int64_t count) {
   const auto before = [](const Interval& a, const Interval& b) { return a.first < b.first; };
   if (!std::is_sorted(intervals, intervals + count, before)) std::sort(intervals, intervals + count, before);
@@ -60,14 +60,14 @@ inline int64_t join_intervals(Interval* intervals, int64_t count) {
   return kept;
 }
 
-// The bands as stretches of key tiles, found once for all query tiles that have queries of a band.
+// The bands of a conjunct as runs of key tiles, computed once for all query tiles.
 class Clause {
  public:
   Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys)
       : block_(keys.block), words_(keys.block / 64), tile_of_(keys.block) {
     starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
     const int64_t count = arrays.indptr[arrays.bands], whole = keys.tiles() * keys.block;
-    stretches.reset(new Stretch[3 * count + arrays.bands]);  // of a run its tiles, and those that it divides
+    stretches.reset(new Stretch[3 * count + arrays.bands]);  // per run: whole tiles, and up to two partial ones
     end_ = stretches.get();
     std::vector<Interval> runs;
     for (int64_t band = 0; band < arrays.bands; ++band) {
@@ -96,10 +96,10 @@ class Clause {
     ranges.resize(join_intervals(ranges.data(), ranges.size()));
   }
 
-  // Which keys of a divided tile a band has.
+  // The keys of a band in a partial tile.
   const uint64_t* divided(int32_t look) const { return divided_.data() + (look - 1) * words_; }
 
-  // Writes words of which bit n, of so many, is set if the distance `most` - n is in a range.
+  // Writes `words` words; bit n < count is set if the distance `most` - n is in a range.
   void mark_distances(int64_t most, int64_t count, uint64_t* bits, int64_t words) const {
     std::fill_n(bits, words, 0);
     auto range = std::upper_bound(ranges.begin(), ranges.end(), most,
@@ -109,15 +109,15 @@ class Clause {
     }
   }
 
-  std::vector<int64_t> starts;  // of the bands, and where the last one ends
-  std::vector<size_t> ends;     // where the stretches of each band start
-  // Tiles of which a band has all keys look kWhole, another look is that of a tile which is divided. Behind those of each
-  // band stands kLastStretch.
+  std::vector<int64_t> starts;  // first query of each band, and the end of the last
+  std::vector<size_t> ends;     // end offsets of the bands' runs in `stretches`
+  // Tiles of which a band has all keys have class kWhole, others the class of a partial tile. Each band's runs end with
+  // the sentinel kLastStretch.
   std::unique_ptr<Stretch[]> stretches;
-  std::vector<Interval> ranges;  // none meets another
+  std::vector<Interval> ranges;  // disjoint
 
  private:
-  // Adds a run of the last band, which is behind all others and meets none.
+  // Adds a run of the current band, after all its other runs and disjoint from them.
   void add(const Interval& run) {
     const int64_t first = tile_of_(run.first), stop = tile_of_(run.stop);
     const int64_t begin = first + (first * block_ < run.first);

@@ -1,4 +1,4 @@
-// Bitmasks by number: each different one has the next number, found by a hash of its words and compared word by word.
+// Table of distinct bitmasks: found by hash, compared word by word, indexed in order of insertion.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Part {
   int64_t first, stop;
 };
 
-// The rows that are true, each of so many words.
+// The rows marked true, of `words` words each, as parts.
 inline std::vector<Part> parts_of(const uint8_t* rows, int64_t count, int64_t words) {
   std::vector<Part> parts;
   for (int64_t row = 0; row < count; ++row) {
@@ -26,15 +26,15 @@ inline std::vector<Part> parts_of(const uint8_t* rows, int64_t count, int64_t wo
   return parts;
 }
 
-// A number of 64 bits for the words of some parts. Products lose no bit of a word, because the factors are odd, but move
-// it up: bits are mixed down before and after.
+// 64-bit hash of the words in some parts. Multiplication by an odd factor loses no bit but moves bits up only, so high
+// bits are folded down after each step.
 inline uint64_t hash_of(const uint64_t* mask, const std::vector<Part>& parts) {
   constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;
   const auto mix = [](uint64_t hash, uint64_t word) {
     hash = (hash ^ word) * kFactor;
     return hash ^ hash >> 32;
   };
-  constexpr int kChains = 8;  // of products that do not wait for each other
+  constexpr int kChains = 8;  // independent products hide the latency of multiplication
   uint64_t chains[kChains];
   for (int n = 0; n < kChains; ++n) chains[n] = n * kFactor;
   for (const Part& part : parts) {
@@ -58,19 +58,19 @@ inline bool alike(const uint64_t* one, const uint64_t* other, const std::vector<
   return true;
 }
 
-// Those of a plan, in the order in which they first came.
+// The bitmasks of a plan.
 class Bitmasks {
  public:
-  // Of so many rows of so many words; nobody need add more than `most`.
+  // Bitmasks of `rows` rows of `words` words. Callers may stop adding beyond `most`.
   Bitmasks(const Memory& memory, int64_t rows, int64_t words, int64_t most)
       : words_(rows * words), row_words_(words), most_(most), whole_{{0, words_}}, masks_(memory) {}
 
-  // Where to write the bitmask that is numbered next.
+  // Storage for the next bitmask.
   uint64_t* next() { return masks_.next(words_); }
 
   const uint64_t* of(int32_t number) const { return masks_.data() + number * words_; }
 
-  // The number of the bitmask that was written there.
+  // Inserts the bitmask in next() and returns its index, or that of an equal one.
   int32_t number() {
     const uint64_t* const mask = masks_.next(words_);
     const int32_t number =
@@ -79,8 +79,7 @@ class Bitmasks {
     return number;
   }
 
-  // The number of the first bitmask that has the same words in some parts as the one that was written there, which may
-  // be that one itself.
+  // Index of the first bitmask that equals the one in next() in some parts; inserts it if there is none.
   int32_t number_alike(const std::vector<Part>& parts) {
     if (!std::equal(parts.begin(), parts.end(), parts_.begin(), parts_.end(), same_part)) {
       parts_ = parts, first_.clear(), alike_ = HashedNumbers();
@@ -94,7 +93,7 @@ class Bitmasks {
     return number();
   }
 
-  // Numbers bitmasks that lie elsewhere, up to the first that is too many; `parts` are those to compare, null for all.
+  // Inserts external bitmasks until too_many(); compares only `parts`, or all words if null.
   void add(const uint64_t* masks, int64_t count, const std::vector<Part>* parts, int32_t* numbers) {
     for (int64_t n = 0; n < count && !too_many(); ++n) {
       memcpy(next(), masks + n * words_, 8 * words_);
@@ -111,7 +110,7 @@ class Bitmasks {
  private:
   static bool same_part(const Part& a, const Part& b) { return a.first == b.first && a.stop == b.stop; }
 
-  // The first bitmask that has the same words as this one in the parts that are compared.
+  // The first bitmask that equals this one in the compared parts.
   int32_t compare(int64_t number) {
     const uint64_t* const mask = of(int32_t(number));
     const int32_t kind =
@@ -124,7 +123,7 @@ class Bitmasks {
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;
-  // The first bitmask of each kind that some parts tell apart, of those compared so far.
+  // The first bitmask of each equivalence class under comparison of parts_, for the first compared_ bitmasks.
   std::vector<Part> parts_;
   std::vector<int32_t> first_;
   HashedNumbers alike_;

@@ -1,4 +1,4 @@
-// Bits of words.
+// Bit operations on arrays of words.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline int64_t count_pairs(const uint64_t* words, int64_t count) {
 inline int64_t count_pairs(const uint64_t* words, int64_t count) { return pairs_plain(words, count); }
 #endif
 
-// Sets the bits [first, stop), cut to those that there are.
+// Sets the bits [first, stop), clipped to the array.
 inline void set_bits(uint64_t* words, int64_t count, int64_t first, int64_t stop) {
   first = std::max<int64_t>(first, 0), stop = std::min(stop, 64 * count);
   for (int64_t word = first / 64; 64 * word < stop; ++word) {

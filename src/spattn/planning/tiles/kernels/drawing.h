@@ -1,4 +1,4 @@
-// From looks to bitmasks.
+// Expands equivalence classes of tiles to bitmasks.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace spattn {
 
 class Drawing {
  public:
-  // Of looks at tiles of so many queries and keys.
+  // For tiles of block_q queries and block_kv keys.
   Drawing(int64_t block_q, int64_t block_kv, const Looks& looks)
       : block_q_(block_q), words_(block_kv / 64), looks_(looks) {}
 
-  // Draws what a look allows; `drawn` says where the bitmask of another one is, nullptr: nowhere. Rows that are padding go
-  // on as the rows before them.
+  // Writes the bitmask of a class. drawn(look) returns the bitmask of another class if it exists, else nullptr. Padding
+  // rows continue the rows before them.
   template <class Drawn> void draw(int32_t look, uint64_t* mask, const Drawn& drawn) {
     const uint64_t* const formula = looks_.begin(look);
     const int64_t size = block_q_ * words_;
@@ -41,7 +41,7 @@ class Drawing {
   }
 
  private:
-  // The same by a copy where it is drawn already.
+  // Copies the bitmask of a class if it exists.
   template <class Drawn> void draw_again(int32_t look, uint64_t* mask, const Drawn& drawn) {
     if (const uint64_t* const known = drawn(look)) {
       std::copy_n(known, block_q_ * words_, mask);
@@ -51,7 +51,7 @@ class Drawing {
   }
 
   void add_rows(int32_t look, uint64_t* mask) const { words_ == 1 ? add_rows<1>(look, mask) : add_rows<0>(look, mask); }
-  // Of so many words in a row where kWords says so.
+  // kWords: words of a row, 0 if known at run time only.
   template <int64_t kWords> void add_rows(int32_t look, uint64_t* mask) const {
     const int64_t words = kWords ? kWords : words_;
     const uint64_t* const end = looks_.end(look);
@@ -65,11 +65,11 @@ class Drawing {
     }
   }
 
-  // Each row has the bits from one behind those of the row after it.
+  // Each row is the next row, shifted up by one bit.
   void draw_diagonals(const uint64_t* diagonals, uint64_t* mask) const {
     const int64_t block = block_q_, words = words_;
     for (int64_t word = 0; word < words; ++word) {
-      for (int64_t stop = block; stop > 0; stop -= 64) {  // rows whose bits begin in one word
+      for (int64_t stop = block; stop > 0; stop -= 64) {  // rows whose first bits share a word
         const int64_t begin = (block - stop) / 64 + word;
         const uint64_t low = diagonals[begin], high = diagonals[begin + 1] << 1;
         for (int64_t n = std::max<int64_t>(64 - stop, 0); n < 64; ++n) {

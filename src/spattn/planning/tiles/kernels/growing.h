@@ -1,4 +1,4 @@
-// An array that grows in memory of somebody else's, who can make a plan's array of it without a copy.
+// A growable array in memory that Python owns and can expose without a copy.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace spattn {
 
-// Bytes and whoever holds them: `more` makes them so many and tells where they lie then, nullptr if it cannot. So many as
-// `usual` may be needed.
+// An allocator: more(holder, bytes) resizes the memory and returns its address, nullptr on failure. `usual` is a hint
+// for the final size.
 struct Memory {
   void* holder;
   char* (*more)(void* holder, int64_t bytes);
@@ -19,7 +19,7 @@ template <class T> class Growing {
  public:
   explicit Growing(const Memory& memory) : memory_(memory) {}
 
-  // Where to write the next `count` elements, which are kept once they are counted by add().
+  // Room for `count` more elements, which add() commits.
   T* next(int64_t count) {
     if (size_ + count > room_) grow(size_ + count);
     return data_ + size_;
@@ -30,7 +30,7 @@ template <class T> class Growing {
   const T* data() const { return data_; }
   T& back() { return data_[size_ - 1]; }
   int64_t size() const { return size_; }
-  // Leaves no room behind the last element.
+  // Shrinks the capacity to the size.
   void fit() { resize(size_); }
 
  private:

@@ -1,5 +1,5 @@
-// Listed pairs, tile by tile. Of each query tile the pairs are counted by key tile, and the cells of a tile are put side
-// by side, in the order in which they came: nothing is sorted. Keys may be gathered before, each query tile's own.
+// Groups listed pairs by tile, with a counting sort over the key tiles of each query tile: O(pairs). Optionally gathers
+// the keys of each query tile first.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,20 @@ namespace spattn {
 
 class ListedPairs {
  public:
-  // Of queries and keys in tiles of so many; the keys [first_key, first_key + keys) count, others are left out.
+  // Keys outside [first_key, first_key + keys) are ignored.
   ListedPairs(int64_t block_q, int64_t block_kv, int64_t first_key, int64_t keys)
       : block_q_(block_q), block_kv_(block_kv), first_key_(first_key), keys_(keys),
         shift_(block_kv & (block_kv - 1) ? -1 : __builtin_ctzll(block_kv)),
         next_(size_t((keys + block_kv - 1) / block_kv)), marks_(int64_t(next_.size())) {}
 
-  // Groups sorted pairs, whose rows are counted from the first one of query tile `number`. Tile t of those found, by
-  // query tile and key tile, has the cells [first[t], first[t + 1]). Returns how many tiles there are, at most `pairs`.
+  // Groups sorted pairs, with rows relative to query tile `number`. Tile t, sorted by query tile and key tile, has the
+  // cells [first[t], first[t + 1]). Returns the number of tiles, at most `pairs`.
   int64_t group(const int64_t* row, const int64_t* key, int64_t pairs, int64_t number, int32_t* query_tile,
                 int32_t* key_tile, int64_t* first, int32_t* cell) {
     int64_t tiles = 0, cells = 0;
     for (int64_t begin = 0, end = 0; begin < pairs; begin = end) {
       const int64_t tile = row[begin] / block_q_, before = tiles;
-      if (block_q_ == 1) {  // in order as they come
+      if (block_q_ == 1) {  // already sorted
         for (; end < pairs && row[end] == tile; ++end) {
           const int64_t place = key[end] - first_key_;
           if (place < 0 || place >= keys_) continue;
@@ -65,20 +65,20 @@ class ListedPairs {
   int64_t tile_of(int64_t place) const { return shift_ < 0 ? place / block_kv_ : place >> shift_; }
 
   int64_t block_q_, block_kv_, first_key_, keys_, shift_;
-  std::vector<int64_t> next_;  // by key tile: how many cells it has, then where its next one goes; 0 between calls
-  Marks marks_;                // the key tiles that have any
+  std::vector<int64_t> next_;  // per key tile: number of cells, then position of its next cell; 0 between calls
+  Marks marks_;                // non-empty key tiles
 };
 
-// The keys of each query tile side by side, in tiles of their own.
+// Gathers the keys of each query tile into contiguous tiles.
 class GatheredKeys {
  public:
-  // Of queries and keys in tiles of so many, and `keys` keys.
+  // For `keys` keys in total.
   GatheredKeys(int64_t block_q, int64_t block_kv, int64_t keys)
       : block_q_(block_q), block_kv_(block_kv), place_(size_t(keys)), marks_(keys) {}
 
-  // The key at each place, of sorted pairs: of one query tile after the other its keys in order, each once, and then the
-  // last one until a tile of keys is full. Writes the place of each pair's key. Stops at a query tile that has the places
-  // beyond the first `most`.
+  // Returns the key at each index for sorted pairs: each query tile's keys, sorted and unique, padded to whole tiles
+  // with the last key. Writes the index of each pair's key to `place`. Stops at the query tile that exceeds `most`
+  // indices.
   std::vector<int32_t> gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t most, int64_t* place) {
     std::vector<int32_t> found;
     for (int64_t begin = 0, end = 0; begin < pairs && int64_t(found.size()) <= most; begin = end) {
@@ -97,11 +97,11 @@ class GatheredKeys {
 
  private:
   int64_t block_q_, block_kv_;
-  std::vector<int32_t> place_;  // of each key of the query tile at hand
-  Marks marks_;                 // its keys
+  std::vector<int32_t> place_;  // index of each key of the current query tile
+  Marks marks_;                 // keys of the current query tile
 };
 
-// The bitmasks, of `words` words, of some of these tiles.
+// Writes the bitmasks, of `words` words, of the given tiles.
 inline void write_cells(const int64_t* first, const int32_t* cell, const int64_t* tiles, int64_t count, int64_t words,
                         uint64_t* masks) {
   std::fill(masks, masks + count * words, 0);

@@ -1,4 +1,4 @@
-// The lists of a plan: runs of key tiles, list after list.
+// The key tile lists of a plan, as runs of key tiles.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class RunLists {
     indptr_.push(0), tile_indptr_.push(0);
   }
 
-  // Where to write the next `most` runs; `tiles` is how many tiles there are before.
+  // Room for `most` runs; `tiles` is the number of tiles so far.
   struct Room {
     int32_t* key_tile;
     int32_t* mask;
@@ -26,9 +26,9 @@ class RunLists {
   Room next(int64_t most) {
     return {key_tile_.next(most), mask_.next(most), tile_indptr_.next(most), tile_indptr_.data()[runs()]};
   }
-  // So many runs have been written there.
+  // Commits runs written to next().
   void add(int64_t runs) { key_tile_.add(runs), mask_.add(runs), tile_indptr_.add(runs); }
-  // Adds the last list once more.
+  // Appends a copy of the last list.
   void repeat_list() {
     const int64_t before = indptr_.data()[lists() - 1], count = runs() - before;
     const Room room = next(count);
@@ -39,10 +39,10 @@ class RunLists {
     }
     add(count), end_list();
   }
-  // They are a list, with those that were added since the last one.
+  // Ends a list: all runs since the previous list.
   void end_list() { indptr_.push(int32_t(runs())); }
 
-  // Adds lists, of which run n is in list ``list[n]``.
+  // Appends `lists` lists; run n belongs to list list[n].
   void add(int64_t lists, const int32_t* list, const int32_t* key_tile, const int32_t* length, const int32_t* mask,
            int64_t count) {
     const Room room = next(count);
@@ -56,7 +56,7 @@ class RunLists {
     add(n);
   }
 
-  // Takes back so many lists, which have no runs.
+  // Removes the last `lists` lists, which must be empty.
   void drop_empty(int64_t lists) { indptr_.add(-lists); }
 
   void fit() { indptr_.fit(), tile_indptr_.fit(), key_tile_.fit(), mask_.fit(); }

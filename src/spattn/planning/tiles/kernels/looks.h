@@ -1,4 +1,4 @@
-// What tiles look like: formulas of few words, each different one once, by number.
+// Equivalence classes of tiles: compact, deduplicated descriptors.
 #pragma once
 
 #include <cstddef>
@@ -11,23 +11,23 @@ namespace spattn {
 
 enum class Look : int32_t { kRows, kDiagonal, kEither, kBoth };
 
-constexpr int32_t kWhole = 0;  // of a tile that looks whole: the number of no formula
+constexpr int32_t kWhole = 0;  // the class of full tiles, which has no descriptor
 
-// A formula is a word that says what it is of and how many words it has, and then
-//   kRows      many times a row and the keys, some words, that the rows from there on have;
-//   kDiagonal  words of which bit n says whether the last query has the key n behind the first one, and the query r before
-//              it the key n - r behind: one look wherever the tile lies;
-//   kEither    two numbers of formulas, of kRows and of kDiagonal: the pairs of either;
-//   kBoth      two numbers of formulas: the pairs of both.
+// A descriptor is a header word (kind and number of words), followed by
+//   kRows      (first row, words of keys) pairs; each holds up to the next first row;
+//   kDiagonal  bits by distance: bit n is set if the last query has key n, and the query r rows before it key n - r;
+//              independent of where the tile is;
+//   kEither    two classes, of kRows and of kDiagonal: their union;
+//   kBoth      two classes: their intersection.
 class Looks {
  public:
-  // Where to write a formula of up to `count` words behind the first.
+  // Storage for a descriptor of up to `count` words after the header.
   uint64_t* next(size_t count) {
     if (formula_.size() <= count) formula_.resize(count + 1);
     return formula_.data() + 1;
   }
 
-  // The number of the formula that was written there.
+  // Inserts the descriptor in next() and returns its class, or that of an equal one.
   int32_t number(Look of, size_t count) {
     formula_[0] = uint64_t(count) << 32 | uint64_t(of), ++count;
     while (factors_.size() < count) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
@@ -35,7 +35,7 @@ class Looks {
     for (size_t n = 0; n < count; ++n) hash += formula_[n] * factors_[n];
     hash = (hash ^ hash >> 32) * kFactor, hash ^= hash >> 32;
     const int32_t number = 1 + numbers_.number(hash, [&](int32_t known) {
-      // A loop, because a call takes longer to compare so few words.
+      // An inline loop beats memcmp for so few words.
       const uint64_t* own = words_.data() + ends_[known];
       size_t same = 0;
       while (same < count && own[same] == formula_[same]) ++same;
@@ -55,14 +55,14 @@ class Looks {
   }
 
   Look kind(int32_t number) const { return Look(uint32_t(words_[ends_[number - 1]])); }
-  // Its words behind the first.
+  // Words after the header.
   const uint64_t* begin(int32_t number) const { return words_.data() + ends_[number - 1] + 1; }
   const uint64_t* end(int32_t number) const { return words_.data() + ends_[number]; }
-  // One more than there are.
+  // Number of classes, including kWhole.
   int64_t size() const { return int64_t(ends_.size()); }
 
  private:
-  static constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;  // odd, as its powers are
+  static constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;  // odd, hence its powers are too
 
   HashedNumbers numbers_;
   std::vector<uint64_t> formula_, words_, factors_;

@@ -1,4 +1,4 @@
-// A bitmap of which few bits are set.
+// A sparse two-level bitmap.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace spattn {
 
-// Numbers of which few are set, found in rising order.
+// A set of few numbers below `count`, iterated in ascending order.
 class Marks {
  public:
   explicit Marks(int64_t count) : count_(count), words_(count / 64 + 1), used_(count / 4096 + 1) {}
@@ -17,7 +17,7 @@ class Marks {
     used_[number / 4096] |= uint64_t{1} << number / 64 % 64;
   }
 
-  // The first number from `from` on that is set, or how many there are.
+  // The first element >= `from`, or `count`.
   int64_t next(int64_t from) const {
     if (from >= count_) return count_;
     int64_t word = from / 64;
@@ -44,7 +44,7 @@ class Marks {
 
  private:
   int64_t count_;
-  std::vector<uint64_t> words_, used_;  // used_: which words have a number
+  std::vector<uint64_t> words_, used_;  // used_: which words are non-zero
 };
 
 }  // namespace spattn

@@ -1,4 +1,4 @@
-// Numbers of things, in the order in which they first came, by hashes of them; the things themselves are kept elsewhere.
+// Hash table from external values to consecutive indices, in order of insertion.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace spattn {
 
 class HashedNumbers {
  public:
-  // The number of a thing with this hash: one for which same(number) holds, or the next one.
+  // The index of a value with this hash for which same(index) holds, or the next index.
   template <class Same> int32_t number(uint64_t whole_hash, const Same& same) {
     const uint32_t hash = uint32_t(whole_hash >> 32);
     if (2 * (size_t(known_) + 1) > places_.size()) grow();
@@ -27,7 +27,7 @@ class HashedNumbers {
   int64_t known() const { return known_; }
 
  private:
-  // Half of the hash tells things apart well enough, and finds places as long as they are numbered by 32 bits.
+  // 32 bits of the hash suffice to compare, and to address a table of 32-bit indices.
   struct Known {
     uint32_t hash;
     int32_t number;

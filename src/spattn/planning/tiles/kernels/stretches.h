@@ -1,4 +1,4 @@
-// Key tiles beside each other that look alike, in lists that are merged.
+// Runs of consecutive key tiles of one equivalence class, in sorted lists.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ struct Stretch {
 constexpr int32_t kEnd = INT32_MAX;
 constexpr Stretch kLastStretch{kEnd, kEnd, 0};
 
-// A list that is written anew for each query tile. Behind the last one stands kLastStretch.
+// A reusable list of runs, terminated by kLastStretch.
 class StretchList {
  public:
   StretchList() : room_(1, kLastStretch) {}
 
-  // Where to write up to `most` of them; end() says where they end.
+  // Room for up to `most` runs; end() sets the actual end.
   Stretch* begin(int64_t most) {
     if (int64_t(room_.size()) <= most) room_.resize(most + most / 2 + 1);
     return room_.data();
@@ -36,12 +36,11 @@ class StretchList {
   int64_t size_ = 0;
 };
 
-// Writes the stretches of either list in order, at most twice as many as there are, and returns where they end. A stretch
-// of one list alone looks as `alone` says of its look and of whether it is of the first list, others as `shared` says of
-// both looks. Behind each list stands kLastStretch.
+// Writes the union of two sorted lists, at most twice their total length, and returns its end. Tiles of one list have
+// the class alone(look, is_first_list), tiles of both shared(look_a, look_b). Both lists end with kLastStretch.
 template <class Alone, class Shared>
 Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Shared& shared, Stretch* at) {
-  int32_t from_a = a->first, from_b = b->first;  // where what is left of them begins
+  int32_t from_a = a->first, from_b = b->first;  // starts of the remaining runs
   for (;;) {
     const bool of_a = from_a < from_b;
     const Stretch& own = of_a ? *a : *b;
@@ -54,7 +53,7 @@ Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Sh
       } else {
         from_b = (++b)->first;
       }
-    } else {  // they share tiles from `next` on
+    } else {  // both have tiles from `next` on
       if (first < next) *at++ = {first, next, alone(own.look, of_a)};
       from_a = from_b = std::min(a->stop, b->stop);
       *at++ = {next, from_a, shared(a->look, b->look)};
@@ -64,7 +63,7 @@ Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Sh
   }
 }
 
-// Writes what stretches of both lists share.
+// Writes the intersection of two lists.
 template <class Joined>
 void both(const StretchList& one, const StretchList& other, const Joined& joined, StretchList& list) {
   const Stretch *a = one.begin(), *b = other.begin();

@@ -1,10 +1,10 @@
-// Tiles of bands: consecutive queries that have the same runs of keys, and ranges of distances from query to key.
+// Finds the tiles of bands: consecutive queries with equal runs of keys, and ranges of query-key distances.
 //
-// A clause allows a pair whose key lies in a run of the query's band, or whose distance lies in a range; a pair is
-// allowed by all clauses. Of each query tile a clause has two lists of stretches, key tiles beside each other that look
-// alike: those of its bands, which query tiles of the same bands share, and those along its ranges, which are the same
-// for all query tiles that begin as far behind a key tile, but for a shift. Both are merged, and then those of all
-// clauses. What a divided tile looks like is a formula of few words: tiles of one look have one bitmask, written once.
+// A conjunct allows a pair whose key lies in a run of the query's band, or whose distance lies in a range; a pair is
+// allowed if all conjuncts allow it. For each query tile a conjunct has two lists of runs of equal key tiles: those of
+// its bands, shared by query tiles with the same bands, and those of its ranges, equal up to a shift for all query
+// tiles with the same offset from a key tile boundary. Both lists are merged, then intersected over all conjuncts. A
+// partial tile is described by a few words (looks.h): tiles of one class share one bitmask, which is expanded once.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ class Sweep {
     }
   }
 
-  // Finds the runs of all query tiles, unless they are more than `most` or the bitmasks too many. Returns the allowed
-  // pairs.
+  // Finds the runs of all query tiles; stops beyond `most` runs or if there are too many bitmasks. Returns the number
+  // of allowed pairs.
   int64_t run(int64_t most) {
     const int64_t before = lists_.runs();
     const int64_t phases = keys_.block / step_, further = queries_.block / step_ % phases;
@@ -60,39 +60,39 @@ class Sweep {
   }
 
  private:
-  // Rows of a query tile that have one band, from `row` on, and its stretches, of which those behind the tile at hand are
-  // left.
+  // Rows of a query tile in one band, from `row` on, and the band's remaining runs, those that reach past the current
+  // key tile.
   struct Rows {
-    int64_t row, band, count;  // count: of the stretches
+    int64_t row, band, count;  // count: number of runs
     const Stretch* stretches;
     bool operator==(const Rows& other) const { return row == other.row && band == other.band; }
   };
   static constexpr int64_t kNoBand = -1;
-  static constexpr int32_t kNoKeys = -1;  // where a band has no stretch
+  static constexpr int32_t kNoKeys = -1;  // a band without keys in a tile
 
-  // The stretches along the ranges of a clause, of query tiles that begin as far behind a key tile: tile 0 is the one in
-  // which the first query stands. Those of the query tile at hand are [begin, end), which only ever fall.
+  // Runs of a conjunct's ranges for query tiles with one offset from a key tile boundary; tile 0 contains the diagonal
+  // of the first query. The current query tile intersects [begin, end), which are non-increasing.
   struct Along {
     bool known = false;
     std::vector<Stretch> stretches;
     int64_t begin, end;
   };
 
-  // Where the sweep is in a clause.
+  // State of the sweep in a conjunct.
   struct Reading {
     const Clause* clause;
-    int64_t band = 0;  // the first one that ends behind the first row of the query tile
+    int64_t band = 0;  // first band that ends after the query tile's first row
     std::vector<Rows> rows{};
-    StretchList across{};                     // those of the bands of these rows
-    std::vector<int32_t> looks_of_choices{};  // of tiles of which each band has all keys or none, where it is known
-    std::vector<Along> along{};               // by where the query tile begins in a key tile
-    StretchList joined{};                     // with those along its ranges
-    const StretchList& list() const { return clause->ranges.empty() ? across : joined; }  // all of them
+    StretchList across{};                     // runs of these rows' bands
+    std::vector<int32_t> looks_of_choices{};  // classes of tiles where each band has all keys or none; kWhole: unknown
+    std::vector<Along> along{};               // by offset of the query tile from a key tile boundary
+    StretchList joined{};                     // union of both
+    const StretchList& list() const { return clause->ranges.empty() ? across : joined; }
   };
 
   static int64_t floor_of(int64_t number, int64_t by) { return number / by - (number % by < 0); }
 
-  // Query tiles of so many rows that are not padding come; nothing is known of them.
+  // Resets all state for query tiles with another number of real rows.
   void begin_rows(int64_t rows) {
     rows_ = rows, known_ = false;
     looks_ = Looks();
@@ -113,7 +113,7 @@ class Sweep {
     }
   }
 
-  // Finds the stretches of all clauses in the query tile at hand; false where they are those of the tile before.
+  // Finds the runs of all conjuncts for the current query tile; false if the previous tile's runs still apply.
   bool find_stretches() {
     bool others = !known_;
     for (Reading& reading : readings_) {
@@ -126,12 +126,12 @@ class Sweep {
     return others;
   }
 
-  // The runs of the query tile at hand: where the stretches of all clauses meet.
+  // Intersects the runs of all conjuncts for the current query tile.
   void find_runs() {
     const auto joined = [this](int32_t one, int32_t other) {
       return one == kWhole ? other : other == kWhole ? one : looks_.pair(Look::kBoth, one, other);
     };
-    const StretchList* found = there_.size() == 1 ? nullptr : &there_;  // all keys
+    const StretchList* found = there_.size() == 1 ? nullptr : &there_;  // nullptr: all keys, no padding
     for (const Reading& reading : readings_) {
       if (found) {
         both(*found, reading.list(), joined, shared_[0]);
@@ -144,17 +144,17 @@ class Sweep {
     add_runs(found ? *found : there_);
   }
 
-  // Adds a list: of stretches, those that have one bitmask and follow one another as one run.
+  // Appends a list, merging adjacent runs with one bitmask.
   void add_runs(const StretchList& list) {
     const RunLists::Room room = lists_.next(list.size());
     seen_.resize(looks_.size(), {kUnseen, 0});
     int64_t runs = 0, tiles = room.tiles, pairs = pairs_;
-    int32_t stop = 0, last = kEmptyTile;  // of the last run
+    int32_t stop = 0, last = kEmptyTile;  // of the previous run
     for (const Stretch* at = list.begin(); at->first != kEnd; ++at) {
       if (seen_[at->look].mask == kUnseen) look_at(at->look);
       const Seen own = seen_[at->look];
       if (own.mask == kEmptyTile) continue;
-      room.key_tile[runs] = at->first, room.mask[runs] = own.mask;  // which the next one replaces if it is joined
+      room.key_tile[runs] = at->first, room.mask[runs] = own.mask;  // overwritten by the next run if this one is merged
       runs += (own.mask != last) | (at->first != stop);
       last = own.mask, stop = at->stop;
       tiles += at->stop - at->first, pairs += int64_t(at->stop - at->first) * own.pairs;
@@ -164,12 +164,12 @@ class Sweep {
     lists_.add(runs), lists_.end_list();
   }
 
-  // Puts the stretches along the ranges of a clause to those of its bands.
+  // Merges the runs of a conjunct's ranges with those of its bands.
   void add_along(Reading& reading) {
     Along& own = reading.along[phase_];
     if (!own.known) find_along(*reading.clause, own);
     const std::vector<Stretch>& list = own.stretches;
-    const int32_t by = int32_t(tile_of_(row_));  // where the first query stands
+    const int32_t by = int32_t(tile_of_(row_));  // key tile of the first query's diagonal
     while (own.begin && list[own.begin - 1].stop + by > 0) --own.begin;
     while (own.end && list[own.end - 1].first + by >= key_tiles_) --own.end;
     StretchList& along = reading.across.empty() ? reading.joined : along_;
@@ -179,7 +179,7 @@ class Sweep {
       const Stretch& one = list[own.begin + n];
       moved[n] = {one.first + by, one.stop + by, one.look};
     }
-    moved[0].first = std::max(moved[0].first, 0);  // there is room for one more
+    moved[0].first = std::max(moved[0].first, 0);  // valid even if count == 0
     if (count) moved[count - 1].stop = std::min(moved[count - 1].stop, key_tiles_);
     along.end(moved + count);
     if (reading.across.empty()) return;
@@ -191,7 +191,7 @@ class Sweep {
     reading.joined.end(either(reading.across.begin(), along_.begin(), same, joined, found));
   }
 
-  // Finds the bands of the query tile at hand and their stretches; false where they are those that the tile before had.
+  // Finds the bands of the current query tile and their runs; false if the previous tile's runs still apply.
   bool find_rows(Reading& reading) {
     const Clause& clause = *reading.clause;
     const int64_t bands = int64_t(clause.starts.size()) - 1;
@@ -228,7 +228,7 @@ class Sweep {
     return true;
   }
 
-  // The stretches of one band.
+  // The runs of one band.
   void find_across_one(Reading& reading) {
     const Rows& rows = reading.rows[0];
     Stretch* found = reading.across.begin(rows.count);
@@ -238,7 +238,7 @@ class Sweep {
     reading.across.end(found);
   }
 
-  // The stretches of two bands, merged.
+  // The union of two bands' runs.
   void find_across_two(Reading& reading) {
     const Rows &one = reading.rows[0], &other = reading.rows[1];
     const auto look = [&](int32_t look_of_one, int32_t look_of_other) {
@@ -254,7 +254,7 @@ class Sweep {
     reading.across.end(either(one.stretches, other.stretches, of_either, look, found));
   }
 
-  // From one key tile to the next at which a stretch of a band begins or ends.
+  // The union of any number of bands' runs, from one run boundary to the next.
   void find_across(Reading& reading) {
     const size_t count = reading.rows.size();
     int64_t most = 0;
@@ -281,7 +281,7 @@ class Sweep {
     reading.across.end(found);
   }
 
-  // A tile of which the rows of each band have the keys that a stretch says, or none.
+  // The class of a tile in which each band's rows have the given keys, or none.
   int32_t look_of_rows(Reading& reading, const int32_t* looks) {
     const size_t count = reading.rows.size();
     bool all = true, divided = false;
@@ -300,7 +300,7 @@ class Sweep {
       } else {
         std::fill_n(at + 1, words_, looks[n] == kWhole ? ~uint64_t{0} : 0);
       }
-      // Rows that have the same as those before are not told apart.
+      // Rows with the same keys as the rows before extend these.
       const bool same = at != begin && std::equal(at + 1, at + 1 + words_, at - words_);
       if (!same) *at = uint64_t(reading.rows[n].row), at += 1 + words_;
     }
@@ -309,14 +309,14 @@ class Sweep {
     return look;
   }
 
-  // From the farthest range to the nearest, whose keys are the last ones.
+  // From the farthest range to the nearest one, which has the last keys.
   void find_along(const Clause& clause, Along& own) {
     const int64_t rest = phase_ * step_, block = keys_.block;
-    const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // of a tile's pairs
+    const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // of the pairs of a tile
     std::vector<Stretch>& list = own.stretches;
     list.clear();
     const auto divided = [&](int64_t first, int64_t stop) {
-      if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // a tile that another range divides, too
+      if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // already added for another range
       for (int64_t tile = first; tile < stop; ++tile) {
         uint64_t* const bits = looks_.next(words);
         clause.mark_distances(rest - tile * block + queries_.block - 1, distances, bits, words);
@@ -339,7 +339,7 @@ class Sweep {
     own.begin = own.end = list.size(), own.known = true;
   }
 
-  // The bitmask of a look, and how many pairs it allows; kUnseen: not yet known.
+  // Bitmask and number of pairs of a class; kUnseen: not yet computed.
   struct Seen {
     int32_t mask, pairs;
   };
@@ -347,7 +347,7 @@ class Sweep {
 
   void look_at(int32_t look) {
     uint64_t* const mask = masks_.next();
-    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // rows of padding may have another's bits
+    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // shared bitmasks differ in padding rows
       const bool drawn = seen_[known].mask >= 0 && rows_ == queries_.block;
       return drawn ? masks_.of(seen_[known].mask) : nullptr;
     });
@@ -360,28 +360,28 @@ class Sweep {
       seen.mask = kEmptyTile;
     } else if (rows_ == queries_.block) {
       seen.mask = masks_.number();
-    } else {  // padding may be anything: what others have is used where it agrees with the rows that are there
+    } else {  // padding rows are undefined: reuse a bitmask that agrees in the real rows
       seen.mask = masks_.number_alike({{0, rows_ * words_}});
     }
   }
 
-  static constexpr size_t kMostChoices = 4;  // bands of a query tile whose choices are numbered
+  static constexpr size_t kMostChoices = 4;  // largest number of bands for looks_of_choices
 
   Side queries_, keys_;
   int64_t words_;
   int32_t key_tiles_;
-  int64_t step_;    // query tiles begin so many keys, or a multiple of it, behind a key tile
-  TileOf tile_of_;  // of keys
+  int64_t step_;    // query tiles start at multiples of step_ relative to key tile boundaries
+  TileOf tile_of_;  // for keys
   Bitmasks& masks_;
   RunLists& lists_;
   std::vector<Clause> clauses_;
   std::vector<Reading> readings_;
-  int64_t row_ = 0, rows_ = 0, phase_ = 0;  // of the query tile at hand; it begins phase_ * step_ behind a key tile
+  int64_t row_ = 0, rows_ = 0, phase_ = 0;  // current query tile; starts phase_ * step_ after a key tile boundary
   int64_t pairs_ = 0, pairs_of_list_ = 0;   // of all lists, and of the last one
-  bool known_ = false;                      // whether the stretches of the query tile before are of as many rows
+  bool known_ = false;                      // whether the previous query tile's runs have as many real rows
   Looks looks_;
   Drawing drawing_;
-  std::vector<Seen> seen_;  // by look
+  std::vector<Seen> seen_;  // by class
   StretchList there_, along_, shared_[2];
   std::vector<Rows> found_rows_;
   std::vector<int32_t> looks_of_bands_;

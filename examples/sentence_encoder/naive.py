@@ -1,17 +1,17 @@
-"""Dense attention in plain NumPy: what spattn is compared with."""
+"""Dense attention in plain NumPy: the baseline."""
 
 from __future__ import annotations
 
 import numpy as np
 
 STRIP_CELLS = 1 << 20
-"""Logits held at once. 4 MiB of float32 stay in cache, which is faster than the whole matrix in one piece."""
+"""Scores per strip: 4 MiB of float32 stay in cache, which is faster than the whole matrix at once."""
 
 
 def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, strip_cells: int = STRIP_CELLS) -> np.ndarray:
     """``softmax(q kᵀ / √head_dim) v``, every pair computed, head by head in strips of rows.
 
-    The strips change nothing but the memory: 16384 tokens would need 1 GiB of logits a head.
+    Strips bound the memory: the scores of 16384 tokens would take 1 GiB per head.
 
     Parameters
     ----------

@@ -18,11 +18,11 @@ from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
-from ..base.check import reach
-from ..base.parameters import Count, Positive, Word
-from ..base.pattern import Pattern
-from ..base.recipe import recipe
-from ._layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
+from .base.check import reach
+from .base.parameters import Count, Positive, Word
+from .base.pattern import Pattern
+from .base.recipe import recipe
+from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
 
 __all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
 

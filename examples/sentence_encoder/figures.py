@@ -1,4 +1,4 @@
-"""The demo's pictures. Matplotlib is imported here only, without a display."""
+"""The example's figures, drawn by Matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import matplotlib.pyplot as plt  # noqa: E402  (the backend has to be chosen fir
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogLocator  # noqa: E402
 
-from .. import patterns  # noqa: E402
-from .embeddings import Shift  # noqa: E402
-from .layers import PARTS, Profile  # noqa: E402
-from .speed import Case, Timing, timed_patterns  # noqa: E402
+from spattn import patterns  # noqa: E402
+
+from .results import PARTS, Case, Profile, Shift, Timing  # noqa: E402
 
 _DPI = 130
 _MARKERS = "osD^vP*X<>"
@@ -23,13 +22,13 @@ _DENSE = {"color": "black", "linewidth": 2.5, "marker": "o", "markersize": 6}
 
 
 def speed(path: Path, dense: dict[int, Timing], cases: list[Case], dense_label: str, machine: str) -> None:
-    """Time and speed-up against length, both axes logarithmic, naive dense attention always among the lines."""
+    """Time and speed-up over length, both axes logarithmic, with naive dense attention as the baseline."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6.4), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12)
     lengths = sorted(dense)
     left.plot(lengths, [1e3 * dense[n].seconds for n in lengths], label=dense_label, **_DENSE)
     right.plot(lengths, [1.0] * len(lengths), label=dense_label, **_DENSE)
-    for number, name in enumerate(timed_patterns()):
+    for number, name in enumerate(dict.fromkeys(case.pattern for case in cases)):
         own = sorted((c for c in cases if c.pattern == name), key=lambda c: c.tokens)
         style = {"marker": _MARKERS[number % len(_MARKERS)], "color": f"C{number}", "linewidth": 1.6, "label": name}
         left.plot([c.tokens for c in own], [1e3 * c.timing.seconds for c in own], **style)
@@ -51,7 +50,7 @@ def speed(path: Path, dense: dict[int, Timing], cases: list[Case], dense_label: 
 
 
 def embeddings(path: Path, shifts: list[Shift]) -> None:
-    """Cosine to the dense embedding against the share of pairs that a pattern computes."""
+    """Cosine to the dense embedding over the share of computed pairs."""
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for number, s in enumerate(shifts):
         axes.errorbar(
@@ -74,7 +73,7 @@ def embeddings(path: Path, shifts: list[Shift]) -> None:
 
 
 def layers(path: Path, profiles: list[Profile], caption: str) -> None:
-    """Time of each layer's parts, before and after, a panel for each contender on one scale."""
+    """Time of the parts of each layer, one panel per contender, on one scale."""
     figure, grid = plt.subplots(1, len(profiles), figsize=(13, 4.8), layout="constrained", sharey=True)
     for axes, profile in zip(grid, profiles, strict=True):
         at, bottom = range(len(profile.layers)), [0.0] * len(profile.layers)
@@ -95,7 +94,7 @@ def layers(path: Path, profiles: list[Profile], caption: str) -> None:
 
 
 def pattern_pictures(path: Path, tokens: int = 64) -> None:
-    """Small versions of the timed patterns, so that their structure can be seen."""
+    """Small versions of the timed patterns, to show their structure."""
     shown = {
         "causal": patterns.Causal(),
         "sliding window ±6": patterns.SlidingWindow(6),

@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .. import patterns
-from ..api.attention import attention
-from ..api.plans import plan
-from ..patterns import Pattern
-from ..planning import Plan
+from spattn import Plan, attention, patterns, plan
+from spattn.patterns import Pattern
+
 from . import text
+from .budget import Budget
 from .model import Encoder, unit_length
 from .naive import dense_attention
 from .progress import Progress
+from .results import Agreement, Shift
 
-TOLERANCE = 1e-5
-_BATCH = 8  # texts computed together
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far spattn's dense embeddings are from plain NumPy's, as a largest absolute difference."""
-
-    texts: int
-    tokens: int
-    padded: float
-    packed: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether both are within :data:`TOLERANCE`; NaN is not."""
-        return self.padded <= TOLERANCE and self.packed <= TOLERANCE
-
-
-@dataclass(frozen=True)
-class Shift:
-    """What a sparse pattern does to the embeddings.
-
-    Attributes
-    ----------
-    pairs : float
-        Allowed pairs as a share of all pairs of each text.
-    efficiency : float
-        Allowed pairs as a share of the pairs in the plan's tiles.
-    cosine_mean, cosine_min : float
-        Of each embedding to the dense one.
-    found : int
-        Functions whose nearest module opening is their own module's.
-    """
-
-    pattern: str
-    pairs: float
-    efficiency: float
-    cosine_mean: float
-    cosine_min: float
-    found: int
+_BATCH = 8  # texts per batch
+_PLAIN_SHARE = 1 / 6  # of the budget; the seven stages by spattn take less time each
+_FEWEST = 4  # texts
 
 
 def sparse_patterns() -> dict[str, Pattern]:
@@ -70,45 +31,60 @@ def sparse_patterns() -> dict[str, Pattern]:
 
 
 def compare(
-    encoder: Encoder, tokenizer: Any, modules: int, backend: str, progress: Progress
+    encoder: Encoder, tokenizer: Any, modules: int, backend: str, progress: Progress, budget: Budget
 ) -> tuple[Agreement, list[Shift]]:
-    """Embeds texts of `modules` modules densely, in plain NumPy and by spattn, then with each sparse pattern."""
+    """Embed texts of up to `modules` modules densely, in plain NumPy and by spattn, then with each sparse pattern.
+
+    The budget bounds the number of texts, and of sparse patterns beyond the first.
+    """
     texts = text.tokenise(tokenizer, text.sample(modules), encoder.max_len)
-    texts_by_length = np.argsort([len(t) for t in texts], kind="stable")
-    batches = [texts_by_length[at : at + _BATCH] for at in range(0, len(texts), _BATCH)]
-    cases = sparse_patterns()
-    progress.start("embeddings", len(texts) + len(batches) * (2 + len(cases)))
+    plain = _plain_embeddings(encoder, texts, progress, budget.share(_PLAIN_SHARE))
+    texts = texts[: len(plain)]
+    by_length = np.argsort([len(t) for t in texts], kind="stable")
+    batches = [by_length[at : at + _BATCH] for at in range(0, len(texts), _BATCH)]
 
-    plain = np.stack([plain_embedding(encoder, t) for t in progress.each(texts)])
-
-    def embed(function: Callable[..., np.ndarray], *arguments: Pattern) -> np.ndarray:
+    def embed(stage: str, function: Callable[..., np.ndarray], *arguments: Pattern) -> np.ndarray:
+        progress.start(stage, len(batches))
         result = np.empty_like(plain)
         for batch in progress.each(batches):
             result[batch] = function(encoder, [texts[i] for i in batch], backend, *arguments)
         return result
 
-    dense = embed(padded_embeddings, patterns.Full())
-    packed = embed(packed_embeddings)
+    dense = embed("(a) the same texts by spattn: padded batches", padded_embeddings, patterns.Full())
+    packed = embed("(a) the same texts by spattn: packed without padding", packed_embeddings)
     difference = [float(np.abs(x - plain).max()) for x in (dense, packed)]
     agreement = Agreement(len(texts), sum(map(len, texts)), *difference)
 
     def shift_by(name: str, pattern: Pattern, moved: np.ndarray) -> Shift:
-        plans = [_plan(pattern, len(t), encoder, backend) for t in texts]
-        return shift(name, moved, dense, plans)
+        return shift(name, moved, dense, [_plan(pattern, len(t), encoder, backend) for t in texts])
 
     shifts = [shift_by("dense", patterns.Full(), dense)]
-    shifts += [shift_by(name, p, embed(padded_embeddings, p)) for name, p in cases.items()]
+    for name, pattern in sparse_patterns().items():
+        if len(shifts) > 1 and not budget.left:
+            break
+        shifts.append(shift_by(name, pattern, embed(f"(b) {name}", padded_embeddings, pattern)))
     progress.finish()
     return agreement, shifts
 
 
+def _plain_embeddings(encoder: Encoder, texts: list[np.ndarray], progress: Progress, budget: Budget) -> np.ndarray:
+    """Embeddings by NumPy alone, of an even number of texts: as many as the budget allows."""
+    progress.start(f"(a) up to {len(texts)} texts by NumPy", len(texts))
+    plain: list[np.ndarray] = []
+    for pair in zip(texts[0::2], texts[1::2], strict=True):
+        if len(plain) >= _FEWEST and not budget.left:
+            break
+        plain += [plain_embedding(encoder, t) for t in progress.each(pair)]
+    return np.stack(plain)
+
+
 def plain_embedding(encoder: Encoder, tokens: np.ndarray) -> np.ndarray:
-    """One text's embedding without spattn: no batch, no padding, NumPy's dense attention."""
+    """Embedding of one text by NumPy: no batch, no padding, dense attention."""
     return encoder.embed(tokens[None], np.ones((1, len(tokens)), bool), dense_attention)[0]
 
 
 def padded_embeddings(encoder: Encoder, texts: list[np.ndarray], backend: str, pattern: Pattern) -> np.ndarray:
-    """Embeddings of a padded batch: the padding is one more pattern, ``& Documents(lengths)``."""
+    """Embeddings of a padded batch: ``& Documents(lengths)`` excludes the padding."""
     lengths = [len(t) for t in texts]
     tokens = np.zeros((len(texts), max(lengths)), dtype=np.int64)
     for row, t in zip(tokens, texts, strict=True):
@@ -119,7 +95,7 @@ def padded_embeddings(encoder: Encoder, texts: list[np.ndarray], backend: str, p
 
 
 def packed_embeddings(encoder: Encoder, texts: list[np.ndarray], backend: str) -> np.ndarray:
-    """Dense embeddings of texts laid end to end in one sequence, without any padding."""
+    """Dense embeddings of texts packed into one sequence, without padding."""
     lengths = [len(t) for t in texts]
     positions = np.concatenate([np.arange(n) for n in lengths])
     allowed = patterns.Documents(tuple(lengths))
@@ -131,7 +107,7 @@ def packed_embeddings(encoder: Encoder, texts: list[np.ndarray], backend: str) -
 
 
 def shift(name: str, embeddings: np.ndarray, dense: np.ndarray, plans: list[Plan]) -> Shift:
-    """Compares embeddings with the dense ones; texts alternate between a module's opening and one of its functions."""
+    """Compare embeddings with the dense ones; texts alternate between a module's opening and one of its functions."""
     cosine = np.einsum("ij,ij->i", embeddings, dense)
     openings, functions = embeddings[0::2], embeddings[1::2]
     nearest = (functions @ openings.T).argmax(axis=1)
@@ -147,6 +123,6 @@ def shift(name: str, embeddings: np.ndarray, dense: np.ndarray, plans: list[Plan
 
 
 def _plan(pattern: Pattern, tokens: int, encoder: Encoder, backend: str) -> Plan:
-    """The plan that the backend makes for one text."""
+    """The backend's plan for one text."""
     q = np.broadcast_to(np.float32(0), (1, encoder.heads, tokens, encoder.head_dim))
-    return plan(pattern, backend=backend, like=(q, q, q))
+    return plan_for(pattern, q, q, q, backend=backend)

@@ -1,6 +1,6 @@
-"""``spattn demo --hf``: where MiniLM's time goes in Hugging Face Transformers, before and after it attends by spattn.
+"""Option ``--hf``: the time of each part of MiniLM in Hugging Face Transformers, with SDPA and with spattn.
 
-Needs PyTorch and Transformers (the extra ``spattn[transformers]``) beside what the demo needs.
+Needs PyTorch and Transformers beside the example's requirements.
 """
 
 from __future__ import annotations
@@ -9,87 +9,64 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..patterns import Pattern, SlidingWindow
-from . import machine, report, text
-from .embeddings import TOLERANCE
+from spattn.patterns import Pattern, SlidingWindow
+
+from . import machine, text
 from .model import DemoUnavailable, Encoder, missing
+from .others import Others
 from .progress import Progress
+from .results import PARTS, TOLERANCE, Profile
+from .startup import begin
 
 TOKENS, QUICK_TOKENS = 4096, 1024
 ROUNDS = 5
-Part = tuple[int | None, str]  # of a layer of this number, or of none
+Part = tuple[int | None, str]  # (layer, or None outside of the layers; name)
 Seconds = defaultdict[Part, float]
-PARTS = ("projections", "attention", "MLP")
 CONTENDERS: dict[str, tuple[str, Pattern | None]] = {
     "before: sdpa, every pair": ("sdpa", None),
     "after: spattn, every pair": ("spattn", None),
     "after: spattn, window ±256": ("spattn", SlidingWindow(256)),
 }
-"""Name -> attn_implementation, which is Transformers' default in the first one, and ``config.spattn_pattern``."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Seconds of one forward pass, medians over rounds.
-
-    Attributes
-    ----------
-    layers : list of dict
-        Of each layer: part -> seconds.
-    rest : float
-        Layer norms, and what hooks and calls cost.
-    """
-
-    name: str
-    embedding: float
-    layers: list[dict[str, float]]
-    rest: float
-
-    @property
-    def whole(self) -> float:
-        """Seconds of everything."""
-        return self.embedding + sum(sum(layer.values()) for layer in self.layers) + self.rest
+"""Name -> ``attn_implementation`` (Transformers' default first) and ``config.spattn_pattern``."""
 
 
 def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[str], None] = print) -> bool:
-    """Times each part of each layer and writes ``layers.png`` and ``layers.json`` to `out`.
+    """Time each part of each layer and write ``layers.png`` and ``layers.json`` to `out`.
 
     Parameters
     ----------
     out : Path
-        Folder for the files; made if it does not exist.
+        Output folder, created if missing.
     backend : {"auto", "cpu", "cuda"}
-        Where the model is; "auto" is the CPU.
+        Device of the model; "auto" is the CPU.
     quick : bool
-        1024 tokens in place of 4096.
+        1024 tokens instead of 4096.
     say : callable
         Receives the lines of the report.
 
     Returns
     -------
     bool
-        Whether the model's last hidden states are the same before and after, over every pair, within 1e-5.
+        Whether the last hidden states of dense attention, before and after, agree within 1e-5.
 
     Raises
     ------
     DemoUnavailable
-        If the weights or a package are missing.
-    BackendUnavailable
-        If `backend` cannot run here.
+        If the backend, the weights or a package is missing.
     OSError
         If `out` cannot be written.
     """
-    figures, backend, (encoder, tokenizer) = report.begin(out, backend)
+    figures, backend, (encoder, tokenizer) = begin(out, backend)
     bert = in_transformers(encoder).to(backend)
     tokens = QUICK_TOKENS if quick else TOKENS
     ids = text.chunks(tokenizer, tokens // encoder.max_len, encoder.max_len).reshape(1, -1)
-    others = machine.Others()
+    others = Others()
     profiles, difference = measure(bert, ids, encoder.max_len)
     taken = others.share()
     _tell(say, profiles, tokens, difference)
@@ -108,7 +85,7 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
 
 
 def in_transformers(encoder: Encoder) -> Any:
-    """The encoder as a ``transformers.BertModel`` of the same weights, with "spattn" registered.
+    """The encoder as a ``transformers.BertModel`` of the same weights; registers "spattn".
 
     Raises
     ------
@@ -119,7 +96,7 @@ def in_transformers(encoder: Encoder) -> Any:
         import torch
         from transformers import BertConfig, BertModel
 
-        from ..transformers import register
+        from spattn.transformers import register
     except ModuleNotFoundError as error:
         raise DemoUnavailable(missing(error.name or "transformers")) from error
     register()
@@ -140,13 +117,13 @@ def in_transformers(encoder: Encoder) -> Any:
 
 
 def measure(bert: Any, ids: np.ndarray, text_len: int) -> tuple[list[Profile], float]:
-    """Profiles of all contenders, in turns after a round that warms caches, for texts that lie end to end.
+    """Profile all contenders in turns, after a warm-up round, on packed texts.
 
     Returns
     -------
     list of Profile
     float
-        Largest absolute difference of hidden states over every pair, before and after.
+        Largest absolute difference between hidden states of dense attention, before and after.
     """
     import torch
 
@@ -155,7 +132,7 @@ def measure(bert: Any, ids: np.ndarray, text_len: int) -> tuple[list[Profile], f
     runs: dict[str, list[Seconds]] = {name: [] for name in CONTENDERS}
     hidden = {}
     progress = Progress()
-    progress.start("profile", ROUNDS + 1)
+    progress.start(f"{ROUNDS + 1} rounds of {len(CONTENDERS)} contenders", ROUNDS + 1)
     with torch.no_grad(), _Clock(bert) as clock:
         for _ in progress.each(range(ROUNDS + 1)):
             for name, (implementation, pattern) in CONTENDERS.items():
@@ -178,12 +155,12 @@ def _profile(name: str, runs: list[Seconds], layers: int) -> Profile:
 
 
 class _Clock:
-    """Tells each moment of a model's forward pass to the innermost part that is at work."""
+    """Attributes the time of a forward pass to the innermost running part."""
 
     def __init__(self, bert: Any) -> None:
         self._bert = bert
         self._hooks: list[Any] = []
-        self._at_work: list[Part] = []
+        self._running: list[Part] = []
         self._seconds: Seconds = defaultdict(float)
         self._last = 0.0
 
@@ -204,18 +181,18 @@ class _Clock:
             hook.remove()
 
     def read(self) -> Seconds:
-        """Seconds of each part since the last time."""
+        """Seconds of each part since the last call."""
         seconds, self._seconds = self._seconds, defaultdict(float)
         return seconds
 
     def _watch(self, module: Any, part: Part) -> None:
         def enter(*_: object) -> None:
             self._count()
-            self._at_work.append(part)
+            self._running.append(part)
 
         def leave(*_: object) -> None:
             self._count()
-            self._at_work.pop()
+            self._running.pop()
 
         self._hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
@@ -225,16 +202,16 @@ class _Clock:
 
             torch.cuda.synchronize()
         now = time.perf_counter()
-        if self._at_work:
-            self._seconds[self._at_work[-1]] += now - self._last
+        if self._running:
+            self._seconds[self._running[-1]] += now - self._last
         self._last = now
 
 
 def _tell(say: Callable[[str], None], profiles: list[Profile], tokens: int, difference: float) -> None:
-    verdict = "ok" if difference <= TOLERANCE else "TOO FAR APART"
-    say(f"MiniLM in Hugging Face Transformers, {tokens} tokens of source laid end to end, float32: ms of each part")
+    verdict = "ok" if difference <= TOLERANCE else "TOO LARGE"
+    say(f"MiniLM in Hugging Face Transformers, {tokens} tokens of packed source, float32: ms of each part")
     say(
-        f"    last hidden states over every pair, before and after: {difference:.1e} apart, "
+        f"    last hidden states of dense attention, before and after, differ by {difference:.1e}, "
         f"tolerance {TOLERANCE:.0e}: {verdict}"
     )
     for profile in profiles:

@@ -1,4 +1,4 @@
-"""Where part (c) keeps its arrays, and the dense attention that it compares with there."""
+"""Array device and dense baseline of part (c)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .naive import STRIP_CELLS, dense_attention
 
 @dataclass(frozen=True)
 class Device:
-    """A backend with its kind of arrays.
+    """A backend and its array library.
 
     Attributes
     ----------
     put, get : callable
-        NumPy array to the device's kind, and back.
+        NumPy array to the device, and back.
     wait : callable
-        Returns when everything that was started has finished.
+        Synchronise with the device.
     dense : callable
-        Naive dense attention on the device's arrays.
+        Naive dense attention on the device.
     dense_label, note : str
-        What that is, and what a reader of the timings has to know.
+        Name of the dense baseline, and a caveat for the reader of the timings.
     """
 
     backend: str
@@ -38,7 +38,7 @@ class Device:
 
 
 def device_for(backend: str) -> Device:
-    """NumPy arrays, or PyTorch's on the GPU where the backend is "cuda" and PyTorch sees one."""
+    """NumPy arrays; PyTorch tensors on the GPU for the backend "cuda" where PyTorch has one."""
     if backend == "cuda":
         return _torch_device() or Device(
             "cuda",

@@ -1,4 +1,4 @@
-"""Real text: the source of the Python standard library that runs this program."""
+"""Real text: the source of the running Python's standard library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODULES = (
     "threading.py",
     "wave.py",
 )
-"""Relative to the standard library's folder; present in every Python that spattn supports."""
+"""Paths in the standard library, present in every supported Python version."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ def chunks(tokenizer: Any, count: int, length: int) -> np.ndarray:
         if len(body) >= count * (length - 2):
             break
         body += tokenizer.encode(source, add_special_tokens=False).ids
-    inner = np.resize(np.array(body), (count, length - 2))  # starts over if the library should ever be too short
+    inner = np.resize(np.array(body), (count, length - 2))  # repeats the source if it is too short
     return np.concatenate([np.full((count, 1), cls), inner, np.full((count, 1), sep)], axis=1)
 
 
 def tokenise(tokenizer: Any, texts: list[Text], max_len: int) -> list[np.ndarray]:
-    """Token numbers of each text, [CLS] and [SEP] included, cut to `max_len` tokens."""
+    """Token ids of each text, with [CLS] and [SEP], truncated to `max_len` tokens."""
     tokenizer.enable_truncation(max_len)
     encoded = [np.array(e.ids) for e in tokenizer.encode_batch([t.source for t in texts])]
     tokenizer.no_truncation()
@@ -104,7 +104,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 def _functions(source: str) -> list[str]:
     """Source of the functions and methods, shortest first."""
-    lines = source.split("\n")  # as ast counts them; splitlines() also breaks at form feeds
+    lines = source.split("\n")  # the lines of ast; splitlines() also breaks at form feeds
     nodes = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     found = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
     return sorted((textwrap.dedent(text) for text in found), key=lambda text: (len(text), text))
