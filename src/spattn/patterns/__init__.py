@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from .._util.imports import whole_imports
 from . import deepspeed as deepspeed  # a public module
 from .base.pattern import Pattern
-from .base.serialize import from_json
 from .grids.neighborhood import Neighborhood
 from .grids.per import PerAxis, PerBatch, PerHead
 from .grids.windowed import axial, windowed
@@ -15,6 +14,7 @@ from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
 from .papers.bigbird import BigBird
 from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
+from .registry import from_json
 from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .sequence.documents import Documents
 from .sequence.intervals import ColumnIntervals, RowIntervals
@@ -70,14 +70,13 @@ __all__ = [
 if TYPE_CHECKING:
     from . import authoring as authoring
     from . import interop as interop
-    from . import registry as registry
     from . import show as show
     from .discovery import discover
 
 
 def __getattr__(name: str) -> object:
     """Import rarely used modules, and discover(), on first access."""
-    if name not in ("authoring", "discover", "interop", "registry", "show"):
+    if name not in ("authoring", "discover", "interop", "show"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
         if name == "discover":

@@ -91,10 +91,8 @@ def fixed(
     ----------
     block : int, optional
         Tokens of a block.
-    num_local_blocks : int, optional
-        Blocks of a local window.
-    num_global_blocks : int, optional
-        Blocks of each local window that are global; a divisor of `num_local_blocks`.
+    num_local_blocks, num_global_blocks : int, optional
+        Blocks of a local window, and how many of them are global: a divisor.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block; bidirectional only.
@@ -161,17 +159,13 @@ def variable(
         Random blocks per block row, drawn from all blocks.
     local_window_blocks : tuple of int, optional
         Blocks of consecutive local windows; the last size repeats to the end.
-    global_block_indices : tuple of int, optional
-        Global blocks, or starts of ranges of them; blocks past the end of the sequence are ignored.
-    global_block_end_indices : tuple of int or None, optional
-        Ends of the ranges.
+    global_block_indices, global_block_end_indices : tuple of int, optional
+        Global blocks, or starts and ends of ranges of them; blocks past the end of the sequence are ignored.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block.
-    seed : int, optional
-        Key of the generator.
-    head : int or None, optional
-        Use this head's random blocks for all heads; None draws per head.
+    seed, head : int, optional
+        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
 
     Returns
     -------
@@ -224,10 +218,8 @@ def bigbird(
     num_global_blocks : int, optional
         Leading block rows and columns that are global.
     attention : {"bidirectional", "unidirectional"}, optional
-    seed : int, optional
-        Key of the generator.
-    head : int or None, optional
-        Use this head's random blocks for all heads; None draws per head.
+    seed, head : int, optional
+        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
 
     Returns
     -------
@@ -266,10 +258,8 @@ def bslongformer(
         Tokens of a block.
     num_sliding_window_blocks : int, optional
         Blocks of the window, including the query's own.
-    global_block_indices : tuple of int, optional
-        Global blocks, or starts of ranges of them.
-    global_block_end_indices : tuple of int or None, optional
-        Ends of the ranges.
+    global_block_indices, global_block_end_indices : tuple of int, optional
+        Global blocks, or starts and ends of ranges of them.
     attention : {"bidirectional", "unidirectional"}, optional
 
     Returns

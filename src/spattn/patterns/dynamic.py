@@ -76,18 +76,7 @@ class Selection(_HostOnly):
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """Check that the mask supports this number of keys.
-
-        Parameters
-        ----------
-        kv_len : int
-            Keys of the sequence.
-
-        Raises
-        ------
-        ValueError
-            If it does not.
-        """
+        """Raise ValueError unless the mask supports this number of keys."""
 
     def to_host(self, kv_len: int) -> Pattern:
         """Return the pattern of the current values; synchronizes with the device.
@@ -104,12 +93,7 @@ class Selection(_HostOnly):
         raise NotImplementedError
 
     def copied(self) -> Selection:
-        """Return the mask with copies of its arrays.
-
-        Returns
-        -------
-        Selection
-        """
+        """Return the mask with copies of its arrays."""
         fields = {name: value for name, value in vars(self).items() if kind_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
@@ -147,17 +131,7 @@ class Selected(_HostOnly):
             raise TypeError(f"selection: expected a Selection, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """Return the pattern of the current values; synchronizes with the device.
-
-        Parameters
-        ----------
-        kv_len : int
-            Keys of the sequence.
-
-        Returns
-        -------
-        Pattern
-        """
+        """Return the pattern of the current values; see :meth:`Selection.to_host`."""
         return self.pattern & self.selection.to_host(kv_len)
 
     def __and__(self, other: Any) -> Selected:

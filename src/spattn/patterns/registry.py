@@ -1,13 +1,16 @@
-"""Create patterns by their registered names."""
+"""Create patterns by their registered names, or from JSON."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from .._util.imports import whole_imports
+from .base.codec import decode
 from .base.pattern import Pattern
 from .base.registry import names, pattern_class
 
-__all__ = ["example", "get", "names"]
+__all__ = ["example", "from_json", "get", "names"]
 
 
 def get(name: str, **params: Any) -> Pattern:
@@ -52,3 +55,31 @@ def example(name: str) -> tuple[Pattern, int, int]:
     """
     pattern, length = pattern_class(name).example()
     return pattern, length, length
+
+
+@functools.lru_cache(maxsize=32)
+def from_json(text: str) -> Pattern:
+    """Deserialize a pattern from :meth:`Pattern.to_json`; safe on untrusted data.
+
+    Parameters
+    ----------
+    text : str
+        JSON.
+
+    Returns
+    -------
+    Pattern
+        Equal to the serialized one.
+
+    Raises
+    ------
+    TypeError
+        If `text` is not a string.
+    ValueError
+        If it is not JSON, or does not describe a pattern.
+    """
+    with whole_imports:  # late: keeps `import spattn` fast
+        import json
+
+    found: Pattern = decode(json.loads(text))
+    return found

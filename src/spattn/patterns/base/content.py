@@ -55,7 +55,8 @@ class ByContent:
     --------
     >>> from dataclasses import dataclass
     >>> import numpy as np
-    >>> from spattn.patterns import ByContent, Pattern, apply
+    >>> from spattn.patterns import Pattern
+    >>> from spattn.patterns.authoring import ByContent, apply
     >>> @dataclass(frozen=True, eq=False, repr=False)
     ... class Speakers(ByContent, Pattern):
     ...     '''Keys of the query's speaker.'''

@@ -312,23 +312,7 @@ class Pattern:
     # -- derived -----------------------------------------------------------------------------------------------------
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
-        """Return the distinct patterns of a batch and the index of each (batch entry, head) into them.
-
-        Parameters
-        ----------
-        batch, heads : int
-            Batch entries and query heads of the call.
-
-        Returns
-        -------
-        patterns : list of Pattern
-        index : int32 array (batch or 1, heads or 1)
-
-        Raises
-        ------
-        ValueError
-            If the pattern is for another number of batch entries or heads.
-        """
+        """Return the distinct patterns of a batch and, per (batch entry, head), the int32 index into them."""
         own_batch, own_heads = self.sizes()
         if own_batch not in (0, 1, batch):
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")

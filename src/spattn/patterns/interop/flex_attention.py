@@ -130,7 +130,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
     Examples
     --------
     >>> import torch
-    >>> from spattn.patterns import from_mask_mod
+    >>> from spattn.patterns.interop import from_mask_mod
     >>> document = torch.tensor([0, 0, 1, 1])
     >>> def mask_mod(b, h, q_idx, kv_idx):
     ...     return (document[q_idx] == document[kv_idx]) & (q_idx >= kv_idx)
@@ -181,7 +181,8 @@ def from_block_mask(block_mask: Any) -> Pattern:
     Examples
     --------
     >>> from torch.nn.attention.flex_attention import create_block_mask
-    >>> from spattn.patterns import Causal, from_block_mask
+    >>> from spattn.patterns import Causal
+    >>> from spattn.patterns.interop import from_block_mask
     >>> block_mask = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 300, 300, device="cpu")
     >>> from_block_mask(block_mask).index_set(300, 300) == Causal().index_set(300, 300)
     True
