@@ -52,7 +52,7 @@ help:
 	@echo "make demo       build, then run a sentence encoder on spattn (DEMO_ARGS=--help); pictures and demo.json in $(OUT)/"
 	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
-	@echo "make mutants    do the tests notice a wrong line? (MUTANTS_ARGS='--gpu', or parts of names)"
+	@echo "make mutants    mutation tests, ten minutes of them (MUTANTS_ARGS='--files GLOB --count 100 --seed 1', --native, --gpu)"
 	@echo "make fuzz       every property at random until COUNT examples are drawn or MINUTES are over"
 	@echo "make builds     the CPU core by gcc and by clang, with OpenMP and without, and a few tests on each"
 	@echo "make wheels     wheels that need no compiler, for PYTHONS='python3.11 ...', each tested in an empty environment"

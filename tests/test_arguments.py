@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn.arrays import NUMPY, kind_of
+from spattn.arrays import NUMPY, namespace_of
 from spattn.testing import DTYPES, inputs, random
 
 ARRAYS = ("q", "k", "v", "dout", "out", "lse")
@@ -132,9 +132,7 @@ def test_whole_batches_of_calls_are_taken(name):
     given = arguments(torch.from_numpy)
     run = torch.func.vmap(lambda x: call(**given | {name: x}))
     if name == "pattern":
-        with pytest.raises(
-            ValueError, match="^pattern: expected one that tells no batch entries apart under torch.func.vmap"
-        ):
+        with pytest.raises(ValueError, match="^pattern: must not differ between batch entries under torch.func.vmap"):
             run(given[name][None])
         return
     for got, want in zip(run(given[name][None]), call(**given), strict=True):
@@ -226,7 +224,7 @@ def test_arrays_on_another_device_than_q(monkeypatch, name):
 
 @pytest.mark.parametrize("platform, name", [("cpu", "cpu"), ("gpu", "cuda:3"), ("cuda", "cuda:3"), ("tpu", "tpu:3")])
 def test_devices_of_jax(platform, name):
-    jax = kind_of(pytest.importorskip("jax").numpy.zeros(1))
+    jax = namespace_of(pytest.importorskip("jax").numpy.zeros(1))
     device = SimpleNamespace(platform=platform, local_hardware_id=3)
     assert jax.device(SimpleNamespace(devices=lambda: [device])) == name
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import cpu, patterns, reference
-from spattn.testing import DTYPES, LAYOUTS, Expectation, assert_within_budget, execute, inputs
+from spattn.testing import DTYPES, LAYOUTS, Expectation, assert_within_bound, execute, inputs
 from spattn.testing.strategies import Case, Sizes, cases, compositions, problems
 
 ISAS = cpu.instruction_sets()
@@ -190,5 +190,5 @@ def test_budget_can_be_exceeded():
     out64, _ = reference.attend(q, k, v, patterns.Causal())
     wrong = out64.astype(np.float32)
     wrong[0, 0, 7, 3] += 1e-4
-    with pytest.raises(AssertionError, match=r"error 0.0001 exceeds the budget .* at \(0, 0, 7, 3\)"):
-        assert_within_budget(wrong, out64, out64.astype(np.float32))
+    with pytest.raises(AssertionError, match=r"error 0.0001 exceeds the bound .* at \(0, 0, 7, 3\)"):
+        assert_within_bound(wrong, out64, out64.astype(np.float32))

@@ -11,7 +11,7 @@ import pytest
 import spattn
 from spattn import cpu, dispatch
 from spattn import patterns as p
-from spattn.arrays import signature
+from spattn.arrays import cache_key
 from spattn.patterns.base import registry as _registry
 from spattn.planning.contract import cache as _cache
 from spattn.request.call import Call
@@ -79,13 +79,13 @@ def test_a_call_is_prepared_once(kind, prepared):
 def test_tensors_that_require_a_gradient_have_a_signature_of_their_own(name):
     """What to do with them depends on whether gradients are recorded just now."""
     wanting = tensors(**{name: torch.ones(1, 2, 10, 8, requires_grad=True)})
-    assert len({signature(*tensors()), signature(*wanting)}) == 2
+    assert len({cache_key(*tensors()), cache_key(*wanting)}) == 2
     with torch.no_grad():
-        assert signature(*wanting) == signature(*tensors())
+        assert cache_key(*wanting) == cache_key(*tensors())
 
 
 @pytest.mark.parametrize("pattern", ["causal", p.Causal()], ids=["name", "pattern"])
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
     """With its own scale each time; without a record where nobody wants a gradient."""
     for scale in (None, 0.5, None):
@@ -103,9 +103,9 @@ def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
 
 def test_no_signature_for_arrays_of_several_kinds_or_classes():
     q, k, v = tensors()
-    assert signature(q.numpy(), k, v) is None and signature(q, k, np.ma.masked_array(v)) is None
-    assert signature(torch.nn.Parameter(q, requires_grad=False), k, v) is None
-    assert signature([1], [2], [3]) is None
+    assert cache_key(q.numpy(), k, v) is None and cache_key(q, k, np.ma.masked_array(v)) is None
+    assert cache_key(torch.nn.Parameter(q, requires_grad=False), k, v) is None
+    assert cache_key([1], [2], [3]) is None
 
 
 def test_what_was_prepared_is_not_used_where_a_derivative_is_taken():
@@ -130,7 +130,7 @@ def test_whatever_differs_is_prepared_for_itself(prepared):
     spattn.attention(*tensors(v=torch.ones(1, 2, 10, 16)), "causal")
     spattn.attention(*(x.double() for x in tensors()), "causal")
     assert len(prepared) == 10
-    with pytest.raises(ValueError, match="^precision: 'tf32' needs a backend that has it"):
+    with pytest.raises(ValueError, match="^precision: 'tf32' is not supported by backend"):
         spattn.attention(*tensors(), "causal", precision="tf32")
     spattn.attention(*tensors(), "causal")
     assert len(prepared) == 10
@@ -171,7 +171,7 @@ def test_prepared_calls_are_bounded_and_go_with_their_plan(monkeypatch):
     plan = spattn.plan(p.Causal(), 10)
     for dim in range(1, 101):
         spattn.attention(*[torch.ones(1, 1, 10, dim)] * 3, plan)
-        assert 0 < len(plan._sealed.calls) <= 64
+        assert 0 < len(plan._validated.calls) <= 64
     spattn.clear_plan_cache()
     assert not _cache._calls
 
@@ -220,7 +220,7 @@ def test_every_backend_refuses_a_broken_plan(backend):
     """Also one that would only look at the plan's pattern."""
     made = spattn.plan(p.Causal(), 10)
     plain = [x.numpy() for x in tensors()]
-    for arrays in (plain, [x.view(type("Own", (np.ndarray,), {})) for x in plain]):  # without a signature
+    for arrays in (plain, [x.view(type("Own", (np.ndarray,), {})) for x in plain]):  # without a cache_key
         broken = dataclasses.replace(made, indices=made.indices + 1)
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*arrays, broken, backend=backend)
@@ -237,7 +237,7 @@ def test_plan_for_other_heads_where_the_backend_would_plan_again():
         memory=lambda call: 1 << 30,
         plan_for=lambda pattern, call, max_bytes, backward: planned.append(pattern),
     )
-    with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):
+    with pytest.raises(ValueError, match=r"^pattern: expected a plan for batch=1 and heads=2, got .*=3$"):
         dispatch.find_plan(module, made, call)
     assert not planned
     dispatch.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), call)
@@ -300,3 +300,21 @@ def test_a_name_means_the_class_that_has_it_now():
                 np.testing.assert_array_equal(spattn.attention(q, k, v, "of_a_cell"), spattn.attention(q, k, v, cls()))
     finally:
         _registry._REGISTRY.pop("of_a_cell", None)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_bytes_of_results(dtype):
+    q, k, v = (np.ones(shape, dtype) for shape in ((2, 4, 10, 8), (2, 2, 12, 8), (2, 2, 12, 6)))
+    out, lse = spattn.attention(q, k, v, p.Full(), return_lse=True)
+    assert Call.of(q, k, v).result_bytes() == out.nbytes + lse.nbytes
+    assert Call.of(q, k, v, return_lse=False).result_bytes() == out.nbytes
+    assert Call.of(q, k, v).result_bytes(backward=True) == q.nbytes + k.nbytes + v.nbytes
+
+
+def test_a_repeated_call_is_a_hit():
+    arrays, pattern = [np.ones((1, 2, 10, 8), np.float32)] * 3, p.Causal()
+    spattn.attention(*arrays, pattern)
+    before = spattn.plan_cache_info()
+    spattn.attention(*arrays, pattern)
+    after = spattn.plan_cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)

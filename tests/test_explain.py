@@ -46,7 +46,7 @@ def test_the_text_says_what_was_chosen_and_what_is_cheaper():
     for words in ("48 queries × 64 keys", "6 × 8 queries", "153664 allowed", "all pairs", "7 × 7"):
         assert words in text
     assert found.cheaper.tile == (49, 64) and found.cheaper_ms < found.predicted_ms < found.dense_ms
-    assert f"{found.predicted_ms:.3g} ms on one thread" in text and "this plan is faster" in text
+    assert f"{found.predicted_ms:.3g} ms on one CPU thread" in text and "this plan is faster" in text
 
 
 def test_the_cheapest_plan_has_nothing_that_is_cheaper():
@@ -74,8 +74,8 @@ def test_gathered_keys_are_what_a_gpu_is_priced_for():
     allowed = np.random.default_rng(0).random((600, 600)) < 0.01
     plan = compiler.plan(sp.interop.from_pairs(*allowed.nonzero(), 600, 600), 600, tile=(64, 64), gathered=True)
     on_gpu, on_cpu = str(spattn.explain(plan, dtype="bfloat16", device="cuda")), str(spattn.explain(plan))
-    assert "keys: gathered for each query tile\n" in on_gpu and "all keys" not in on_gpu
-    assert "predicted are tiles of all keys" in on_cpu and "this plan is" not in on_cpu
+    assert "keys: gathered per query tile\n" in on_gpu and "without gathering" not in on_gpu
+    assert "the prediction is without gathering" in on_cpu and "this plan is" not in on_cpu
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_picture():
     pytest.importorskip("matplotlib")
     axes = spattn.explain(spattn.plan(sp.SlidingWindow(4), 64, tiling=spattn.Tiling(tile=(16, 64)))).draw()
     assert len(axes.collections[0].get_offsets()) == 16 * 64
-    with pytest.raises(ValueError, match="^plan: expected one of a pattern at up to 4096 tokens, got "):
+    with pytest.raises(ValueError, match="^plan: drawing requires a pattern and at most 4096 tokens, got "):
         spattn.explain(spattn.plan(sp.SlidingWindow(4), 8192)).draw()
 
 
@@ -127,7 +127,7 @@ def test_what_explain_refuses(how, error):
 
 def test_plans_of_other_heads_are_refused():
     plan = spattn.plan(sp.PerHead((sp.Causal(), sp.SlidingWindow(3))), 64)
-    with pytest.raises(ValueError, match="^plan: expected 1 batch entries and 3 heads, got one for 1 and 2"):
+    with pytest.raises(ValueError, match="^plan: expected a plan for batch=1 and heads=3, got batch=1 and heads=2"):
         spattn.explain(plan, heads=3)
     assert spattn.explain(plan, heads=2).predicted_ms > 0
 
@@ -139,7 +139,7 @@ def test_the_warning_comes_once_and_at_the_line_of_the_call():
     pattern = Scattered(64, causal=False)  # loses on every instruction set, pair by pair too
     cpu.plan_for(pattern, Call.of(q, k, v))
     plans = spattn.plan_cache_info().plans
-    with pytest.warns(spattn.EfficiencyWarning, match="attention over all pairs is predicted to take") as found:
+    with pytest.warns(spattn.EfficiencyWarning, match="dense attention is predicted to take") as found:
         spattn.attention(q, k, v, pattern)
     assert len(found) == 1 and found[0].filename == __file__
     assert spattn.plan_cache_info().plans == plans  # dense attention is priced and not planned

@@ -48,7 +48,7 @@ def test_layouts():
     q, k, v = inputs(2, 4, 2, 60, 60, 16, dtype="float32")
     swapped = [x.swapaxes(1, 2) for x in (q, k, v)]
     expected = spattn.attention(q, k, v, "causal")
-    for out in spattn.grouped_attention([(*swapped, "causal")] * 2, layout="bnhd"):
+    for out in spattn.grouped_attention([(*swapped, "causal")] * 2, layout="bshd"):
         np.testing.assert_array_equal(out.swapaxes(1, 2), expected)
 
 

@@ -61,7 +61,7 @@ def test_public_names():
 
     for name in spattn.__all__:
         assert getattr(spattn, name) is not None
-    promised = {"attention", "plan", "patterns", "available_backends", "show_versions", "BackendUnavailable"}
+    promised = {"attention", "plan", "patterns", "available_backends", "show_versions", "BackendUnavailableError"}
     assert promised <= set(spattn.__all__)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn import reference
-from spattn.testing import assert_within_budget, dense_mask, error_budget, inputs, naive_orders
+from spattn.testing import assert_within_bound, dense_mask, error_bound, inputs, naive_orders
 from spattn.testing.strategies import cases
 
 torch = pytest.importorskip("torch")
@@ -33,8 +33,8 @@ def test_scaled_dot_product_attention_with_a_boolean_mask(case, dtype):
     rows = mask.any(axis=-1)  # a row without keys is NaN in some of torch's versions
     low, _ = naive_orders(q, k, v, mask)
     out64, _ = reference.attend(q, k, v, case.pattern)
-    assert_within_budget(ours.float().numpy(), out64, low, q.dtype, "spattn")
-    assert (ours.float() - theirs).abs().numpy()[rows].max(initial=0) <= 2 * error_budget(out64, low, q.dtype)
+    assert_within_bound(ours.float().numpy(), out64, low, q.dtype, "spattn")
+    assert (ours.float() - theirs).abs().numpy()[rows].max(initial=0) <= 2 * error_bound(out64, low, q.dtype)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

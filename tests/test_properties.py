@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from spattn import patterns, reference
+from spattn import Tiling, patterns, reference
 from spattn import plan as make_plan
 from spattn.testing import check, check_plan, dense_mask, execute, inputs
 from spattn.testing.strategies import cases, compositions

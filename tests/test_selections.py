@@ -7,7 +7,7 @@ import pytest
 
 import spattn
 from spattn import patterns
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
     """Tensors of integers count as on a GPU: nothing here reads them there."""
-    own = type(kind_of(torch.zeros(1)))
+    own = type(namespace_of(torch.zeros(1)))
     monkeypatch.setattr(own, "ordinal", lambda self, x: None if x.dtype.is_floating_point else 0)
 
 
@@ -43,7 +43,7 @@ def test_forms():
             assert (1, 1, *x.shape)[-4:-2] in {(form.batch, form.heads), (1, 1)} and x.shape[-2] == form.rows
     assert (
         repr(dynamic.DynamicKeyBlocks(blocks, 16, 8))
-        == "KeyBlocks(blocks=<int32 (2, 3, 4, 5)>, block_q=16, block_kv=8)"
+        == "DynamicKeyBlocks(blocks=<int32 (2, 3, 4, 5)>, block_q=16, block_kv=8)"
     )
 
 
@@ -73,9 +73,9 @@ def test_with_a_pattern():
         with pytest.raises(TypeError, match="a dynamic mask supports & with a pattern only"):
             other()
     with pytest.raises(TypeError, match="pattern: expected a Pattern, got str"):
-        dynamic.Selected("causal", padding)
-    with pytest.raises(TypeError, match="selection: expected a Selection, got Causal"):
-        dynamic.Selected(causal, causal)
+        dynamic.MaskedPattern("causal", padding)
+    with pytest.raises(TypeError, match="selection: expected a DynamicMask, got Causal"):
+        dynamic.MaskedPattern(causal, causal)
 
 
 def test_copies():
@@ -128,10 +128,11 @@ def test_other_backends():
     q = torch.randn(1, 2, 8, 16)
     for backend in ("auto", "cpu", "reference"):
         with pytest.raises(
-            ValueError, match=r"a selection needs the backend 'cuda', got '(cpu|reference)'; to_host\(\)"
+            ValueError,
+            match=r"requires backend 'cuda', got '(cpu|reference)'; use \.to_host",
         ):
             spattn.attention(q, q, q, dynamic.DynamicKeyPadding(torch.tensor([5])), backend=backend)
     with pytest.raises(TypeError, match="pattern: expected a Pattern.*got KeyPadding"):
         spattn.attention_backward(q, q, q, q, q, torch.zeros(1, 2, 8), dynamic.DynamicKeyPadding(torch.tensor([5])))
-    with pytest.raises(TypeError, match="pattern: expected a Pattern, got Selected"):
+    with pytest.raises(TypeError, match="pattern: expected a Pattern, got MaskedPattern"):
         spattn.plan(patterns.Causal() & dynamic.DynamicKeyPadding(torch.tensor([5])), 8)

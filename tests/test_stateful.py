@@ -18,15 +18,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 import spattn
 from spattn import cpu, reference
 from spattn import patterns as p
-from spattn.arrays import kind_of, to_host
+from spattn.arrays import namespace_of, to_host
 from spattn.patterns import from_json
 from spattn.planning import Plan
-from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
+from spattn.testing import DTYPES, Expectation, assert_within_bound, dense_mask, inputs, random
 
 from .cpu.test_backward import naive_orders
 
 torch = pytest.importorskip("torch")
-TORCH = kind_of(torch.empty(0))
+TORCH = namespace_of(torch.empty(0))
 
 SHAPES = [(1, 2, 2, 60, 60, 16), (2, 4, 2, 33, 97, 8), (1, 4, 1, 3, 300, 32), (1, 4, 4, 130, 130, 24)]
 MASK = np.random.default_rng(0).random((130, 300)) < 0.3
@@ -126,7 +126,7 @@ class Calls(RuleBasedStateMachine):
         arrays = arrays_of(*request[1:])
         got = spattn.attention_backward(*arrays, *self.forward(request, pattern, key), pattern)
         for name, x, exact, low in zip(("dq", "dk", "dv"), got, *expected_gradients(request), strict=True):
-            assert_within_budget(to_host(x), exact, low, DTYPES[request.dtype], f"{name} of {request}")
+            assert_within_bound(to_host(x), exact, low, DTYPES[request.dtype], f"{name} of {request}")
         self.keep((request, key, "gradients"), got)
 
     # -- rules: patterns ---------------------------------------------------------------------------------------------

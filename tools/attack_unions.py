@@ -435,8 +435,9 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
 
     from spattn.cuda import prebuild
     from spattn.cuda.hopper import builds, params, select
-    from spattn.cuda.hopper_backward import builds as backward_builds
     from spattn.cuda.hopper_backward import params as backward_params
+    from spattn.cuda.hopper_backward import specializations as backward_builds
+    from spattn.schedule.tensor_maps import MAPS
 
     for dtype, dim in KINDS["portable"]:
         for source, macros, structs in prebuild.kernels("sm_90", [dtype], [dim]):
@@ -447,20 +448,20 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
             if row.head_dim != dim:
                 continue
             for cells in (builds.TILE[1], builds.FEWER) if row.step_kv == builds.TILE[1] else (builds.TILE[1],):
-                for room in params.MAPS:
+                for room in MAPS:
                     macros = builds.variant(row, dtype, room, cells=cells)
                     yield "hopper/attention.cu", arch, macros, params.structs(room)
                 for problems, room in params.GROUPS[:1]:
                     macros = builds.variant(row, dtype, room, problems, cells=cells)
                     yield "hopper/attention.cu", arch, macros, params.structs(room, problems)
-            macros = builds.variant(row, dtype, params.MAPS[0], gathers=True)
-            yield "hopper/attention.cu", arch, macros, params.structs(params.MAPS[0])
-        merge = builds.variant(builds.build(builds.TILE[0], dim), dtype, params.MAPS[0])
-        yield "hopper/merge.cu", arch, merge, params.structs(params.MAPS[0])
+            macros = builds.variant(row, dtype, MAPS[0], gathers=True)
+            yield "hopper/attention.cu", arch, macros, params.structs(MAPS[0])
+        merge = builds.variant(builds.build(builds.TILE[0], dim), dtype, MAPS[0])
+        yield "hopper/merge.cu", arch, merge, params.structs(MAPS[0])
         for rows in (builds.ROWS, builds.TILE[0]):
-            own = {**params.structs(params.MAPS[0]), "Table": select.TABLE, "Job": select.JOB, "Select": select.SELECT}
+            own = {**params.structs(MAPS[0]), "Table": select.TABLE, "Job": select.JOB, "Select": select.SELECT}
             for name in ("select_table", "select_tiles", "select_masks"):
-                macros = builds.variant(builds.build(rows, 1), dtype, params.MAPS[0])
+                macros = builds.variant(builds.build(rows, 1), dtype, MAPS[0])
                 yield f"hopper/{name}.cu", arch, macros, own
         for one_pass in (False, True):
             table = backward_builds.builds(dim, one_pass)

@@ -34,7 +34,7 @@ class Typed(patterns.Pattern):
 def compose() -> patterns.Pattern:
     grids = patterns.windowed((8, 8), 4, 2) | patterns.Neighborhood(64, 5, causal=True) & ~patterns.axial((8, 8), 0)
     named = patterns.a_shape(1, 2) | patterns.tri_shape(1, 2, 3, 8) | patterns.chunked_causal(4)
-    known = patterns.registry.get("causal") | patterns.from_dict({}) | patterns.shared_prefix(3, (4, 5))
+    known = patterns.registry.get("causal") | patterns.from_json("{}") | patterns.shared_prefix(3, (4, 5))
     simple = patterns.SlidingWindow(None, 3) | patterns.DilatedWindow(3, dilation=2) | patterns.Stride(4, 1)
     tokens = patterns.GlobalTokens((1, 2)) | patterns.longformer(8, global_tokens=2) | patterns.Prefix(simple, 3)
     tokens = tokens | patterns.Documents((3, 4))
@@ -63,11 +63,11 @@ def judge(pattern: patterns.Pattern) -> float:
     out, lse = testing.naive(q, k, v, mask, dtype="float16")
     outs, _ = testing.naive_orders(q, k, v, mask)
     dq, _, _ = testing.naive_gradients(q, q, k, v, mask)
-    testing.assert_within_budget(dq, dq, outs)
+    testing.assert_within_bound(dq, dq, outs)
     testing.check_pattern(pattern, 64)
     testing.check_plan(spattn.plan(pattern, 64), [pattern.index_set(64, 64)])
     testing.Expectation(pattern, q, k, v).check(testing.at_protected_page(out), lse, "what")
-    return testing.error_budget(testing.random((1, 1, 64, 32)), outs, "float32") + testing.eps(np.float32)
+    return testing.error_bound(testing.random((1, 1, 64, 32)), outs, "float32") + testing.eps(np.float32)
 
 
 def layer(pattern: patterns.Pattern, model: Any) -> patterns.Pattern:

@@ -43,7 +43,7 @@ from spattn.plan import Plan
 from spattn import compiler
 from spattn import patterns as sp
 from spattn.choose.features_gpu import GpuCounts, Sizes, count_on_gpu
-from spattn.choose.machine_gpu import KINDS, build_of, kernel_of, kind_of, price_ms
+from spattn.choose.machine_gpu import KINDS, cost_ms, kernel_of, kind_of, specialization_of
 from spattn.cuda import _choice
 from spattn.request.call import Call
 
@@ -340,7 +340,7 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        build = build_of(made, problem.head_dim)
+        build = specialization_of(made, problem.head_dim)
         counted = count_on_gpu(made, problem.sizes, kernel_of(build, sms))
         counts.append(features(counted, kind_of(build, made.ordered)))
         rows.append(
@@ -400,7 +400,7 @@ def choices(found: dict[str, object]) -> list[dict[str, object]]:
                     "box": box.tolist(),
                     "items": len(made.work),
                     "efficiency": round(made.efficiency, 4),
-                    "predicted_ms": round(price_ms(made, problem.sizes, sms), 5),
+                    "predicted_ms": round(cost_ms(made, problem.sizes, sms), 5),
                     "first_ms": times[0],
                     "chosen_ms": times.get(same),
                     "least_ms": min(times.values()),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spattn import BackendUnavailable
+from spattn import BackendUnavailableError
 
 from . import layers, report
 from .model import DemoUnavailable
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             agrees = layers.run(options.out, options.backend, options.quick)
         else:
             agrees = report.run(options.out, options.backend, options.quick, seconds=options.seconds)
-    except (DemoUnavailable, BackendUnavailable, OSError) as error:
+    except (DemoUnavailable, BackendUnavailableError, OSError) as error:
         return _fail(parser, error, 1)
     except KeyboardInterrupt:
         return _fail(parser, "interrupted", _INTERRUPTED)

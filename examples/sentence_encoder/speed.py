@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spattn import Plan, attention, patterns, plan
+from spattn import Plan, attention, patterns, plan_for
 from spattn.patterns import Pattern
 
 from . import text

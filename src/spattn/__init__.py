@@ -1,4 +1,4 @@
-"""spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
+"""Exact sparse attention on CPU and GPU, at a cost proportional to the allowed pairs."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,11 @@ from ._util.imports import whole_imports
 from .api.attention import attention, attention_backward
 from .api.plans import Tiling, plan, plan_for
 from .backends import available_backends
-from .errors import BackendUnavailable, EfficiencyWarning
+from .errors import BackendUnavailableError, EfficiencyWarning
 from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
-    "BackendUnavailable",
+    "BackendUnavailableError",
     "EfficiencyWarning",
     "Plan",
     "PlanCacheInfo",
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """What few programs ask for, and what reads the installed packages' metadata, which takes long to import."""
+    """Import rarely used names on first access; reading package metadata is slow."""
     with whole_imports:
         if name == "grouped_attention":
             from .api.grouped import grouped_attention

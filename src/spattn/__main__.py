@@ -1,4 +1,4 @@
-"""``python -m spattn`` is the command ``spattn``."""
+"""Entry point of ``python -m spattn``, the same as the command ``spattn``."""
 
 import sys
 

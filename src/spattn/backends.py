@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ._util.imports import whole_imports
-from .errors import BackendUnavailable
+from .errors import BackendUnavailableError
 from .patterns import Pattern
 from .planning import Plan
 from .request.call import Call
 
 if TYPE_CHECKING:
-    from .patterns.dynamic import Selected
+    from .patterns.dynamic import MaskedPattern
 
 __all__ = [
     "Backend",
@@ -23,7 +23,7 @@ __all__ = [
     "PreparedBackward",
     "PreparedForward",
     "PreparedGroup",
-    "SelectingBackend",
+    "DynamicMaskBackend",
     "available_backends",
     "load",
     "module_of",
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     groups : bool
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
-        Whether dynamic masks are supported: the backend is a :class:`SelectingBackend`.
+        Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
@@ -181,10 +181,10 @@ class GroupingBackend(Backend, Protocol):
         """Return the cached dispatch of calls that :meth:`together` grouped."""
 
 
-class SelectingBackend(Backend, Protocol):
+class DynamicMaskBackend(Backend, Protocol):
     """A backend that reads block masks on the device."""
 
-    def prepare_selected(self, call: Call, selected: Selected) -> PreparedForward:
+    def prepare_masked(self, call: Call, selected: MaskedPattern) -> PreparedForward:
         """Return the cached dispatch of `call` over the pairs that the arrays of `selected` allow at launch time."""
 
 
@@ -198,7 +198,7 @@ def why_unavailable(name: str) -> str | None:
     try:
         module = module_of(name)
     except ImportError as error:
-        return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
+        return f"{error}; build the compiled core: run pip install . in a clone of the spattn repository"
     return module.unavailable()
 
 
@@ -232,12 +232,12 @@ def load(name: str) -> Backend:
     ------
     ValueError
         If there is no backend of this name.
-    BackendUnavailable
+    BackendUnavailableError
         If the backend cannot run here. There is no silent fallback to another backend.
     """
     if name not in _MODULES:
         raise ValueError(f"backend: expected 'auto' or one of {', '.join(_MODULES)}; got {name!r}")
     reason = why_unavailable(name)
     if reason is not None:
-        raise BackendUnavailable(f"backend {name!r} is not available: {reason}")
+        raise BackendUnavailableError(f"backend {name!r} is not available: {reason}")
     return module_of(name)

@@ -13,34 +13,34 @@ from pathlib import Path
 
 from . import patterns
 from .api.versions import show_versions, version
-from .errors import BackendUnavailable
+from .errors import BackendUnavailableError
 from .patterns.base.registry import pattern_class
 from .patterns.show import expression as _expression
 
 __all__ = ["main"]
 
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-_LONGEST_PICTURE = 8192  # tokens a side; a picture has a pixel a pair
+_LONGEST_PICTURE = 8192  # tokens per side; one pixel per pair
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class _Failure(Exception):
-    """Ends the command with exit code 1 and this one line."""
+    """Exit with code 1 and a one-line message."""
 
 
 class _Usage(Exception):
-    """Ends the command with exit code 2 and this one line."""
+    """Exit with code 2 and a one-line message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with the arguments `argv` (default: the program's own) and returns its exit code."""
+    """Run the command with arguments `argv` (default: ``sys.argv[1:]``) and return its exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
         return options.run(options)
     except _Usage as error:
         return _complain(parser, error, 2)
-    except (_Failure, BackendUnavailable, OSError) as error:
+    except (_Failure, BackendUnavailableError, OSError) as error:
         return _complain(parser, error, 1)
     except KeyboardInterrupt:
         return _complain(parser, "interrupted", _INTERRUPTED)
@@ -52,7 +52,7 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """Print the version, read on demand because package metadata is slow to read."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version()}")
@@ -63,23 +63,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spattn",
         description="Exact sparse attention on CPU and GPU.",
-        epilog="'spattn COMMAND --help' explains a command. Exit codes: 0 success, 1 failure, 2 wrong usage.",
+        epilog="Run 'spattn COMMAND --help' for help on a command. Exit codes: 0 success, 1 failure, 2 usage error.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     info = commands.add_parser(
         "info",
-        help="versions, instruction sets, devices, and why a backend is unavailable",
-        description="Print what this installation can do: versions, instruction sets, threads, GPU, and why a backend "
-        "is unavailable. Belongs into every bug report.",
+        help="print versions, instruction sets, devices and backend availability",
+        description="Print versions, instruction sets, threads, GPU, and why a backend is unavailable. Include the "
+        "output in bug reports.",
     )
     info.set_defaults(run=_info)
 
     draw = commands.add_parser(
         "draw",
         help="draw a pattern",
-        description="Draw the (query, key) pairs that a pattern allows. Without PATTERN: list the patterns and their "
+        description="Draw the (query, key) pairs that a pattern allows. Without PATTERN, list all patterns and their "
         "parameters.",
         epilog="Examples: spattn draw 'longformer(32, global_tokens=4)' --q-len 128 -o longformer.png; "
         "spattn draw 'causal & (sinks(4) | sliding_window(15, 0))'",
@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         "pattern",
         metavar="PATTERN",
         nargs="?",
-        help="a registered name, with parameters in parentheses; several of them joined by & | - ~; or "
-        "the JSON that Pattern.to_json() gives",
+        help="a registered name with parameters in parentheses, a composition with & | - ~, or the JSON from "
+        "Pattern.to_json()",
     )
     draw.add_argument(
         "--param",
@@ -97,17 +97,17 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         type=_parameter,
-        help="a parameter of a pattern given by its name alone, V as a Python literal; may be repeated",
+        help="parameter of a pattern given by name only, V as a Python literal; may be repeated",
     )
-    draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="query tokens (default: 64)")
-    draw.add_argument("--kv-len", metavar="N", type=_length, help="key tokens (default: as --q-len)")
-    draw.add_argument("--head", metavar="N", type=int, default=0, help="which head, where heads differ (default: 0)")
+    draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="number of queries (default: 64)")
+    draw.add_argument("--kv-len", metavar="N", type=_length, help="number of keys (default: same as --q-len)")
+    draw.add_argument("--head", metavar="N", type=int, default=0, help="head of a per-head pattern (default: 0)")
     draw.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         type=Path,
-        help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: the name of the pattern, or pattern.png)",
+        help=f"output file ({', '.join(_PICTURE_SUFFIXES)}; default: the name of the pattern, or pattern.png)",
     )
     draw.set_defaults(run=_draw)
 
@@ -120,7 +120,7 @@ def _length(text: str) -> int:
     except ValueError:
         value = 0
     if not 1 <= value <= _LONGEST_PICTURE:
-        raise argparse.ArgumentTypeError(f"expected an integer 1 … {_LONGEST_PICTURE}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 to {_LONGEST_PICTURE}, got {text!r}")
     return value
 
 
@@ -131,7 +131,7 @@ def _parameter(text: str) -> tuple[str, object]:
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return name, value  # a bare word is text: attention=bidirectional
+        return name, value  # an unquoted string: attention=bidirectional
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -145,7 +145,7 @@ def _draw(options: argparse.Namespace) -> int:
     name = options.pattern if options.pattern in patterns.registry.names() else "pattern"
     output = options.output or Path(f"{name}.png")
     if output.suffix not in _PICTURE_SUFFIXES:
-        raise _Usage(f"--output: expected a name ending in {', '.join(_PICTURE_SUFFIXES)}; got {output}")
+        raise _Usage(f"--output: expected a file name ending in {', '.join(_PICTURE_SUFFIXES)}; got {output}")
     pattern = _pattern(options.pattern, dict(options.param))
     kv_len = options.kv_len or options.q_len
     try:
@@ -155,7 +155,7 @@ def _draw(options: argparse.Namespace) -> int:
         axes = patterns.show.draw(pattern, options.q_len, kv_len, head=options.head)
     except ModuleNotFoundError as error:
         raise _Failure(f"{error.name} is not installed: pip install {error.name}") from error
-    except ValueError as error:  # lengths or a head that do not fit the pattern
+    except ValueError as error:  # lengths or head do not match the pattern
         raise _Usage(error) from error
     axes.figure.savefig(output, dpi=150, bbox_inches="tight")
     print(f"wrote {output.resolve()}")
@@ -174,7 +174,7 @@ def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
         if text.isidentifier():
             return _expression.make(text, **params)
         if params:
-            raise _Usage(f"--param: expected a pattern given by its name alone, got {text!r}")
+            raise _Usage(f"--param: requires a pattern given by name only, got {text!r}")
         return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error

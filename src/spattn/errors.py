@@ -1,7 +1,7 @@
 """Exceptions and warnings."""
 
 
-class BackendUnavailable(RuntimeError):
+class BackendUnavailableError(RuntimeError):
     """The requested backend cannot run here; the message names what is missing and the remedy."""
 
 

@@ -162,7 +162,7 @@ def test_torch_meta():
     x = torch.empty(1, 2, N, 8, device="meta")
     try:
         out = spattn.attention(x, x, x)
-    except (ValueError, TypeError, NotImplementedError, RuntimeError, spattn.BackendUnavailable) as error:
+    except (ValueError, TypeError, NotImplementedError, RuntimeError, spattn.BackendUnavailableError) as error:
         assert "meta" in str(error) and "cuda" not in str(error).lower()
     else:
         assert out.device.type == "meta" and out.shape == x.shape

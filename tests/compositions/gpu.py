@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 import spattn
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.cuda import portable, portable_backward
 from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
@@ -47,7 +47,7 @@ class Chosen(NamedTuple):
     form: Form
     mask: Mask
     found: Mask
-    make: Callable[[Callable[[np.ndarray], Any]], dynamic.Selection]
+    make: Callable[[Callable[[np.ndarray], Any]], dynamic.DynamicMask]
 
 
 def _blocks(source: Source, s: Sizes) -> Chosen:
@@ -131,7 +131,7 @@ def on_device(x: np.ndarray, where: str) -> Any:
     """A tensor of PyTorch's."""
     import torch
 
-    return kind_of(torch.empty(0)).from_numpy(np.array(x)).to(where)
+    return namespace_of(torch.empty(0)).from_numpy(np.array(x)).to(where)
 
 
 def operands(problem: Problem, where: str) -> list[Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import cuda
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.arrays.operand import Operand, row_major
 from spattn.choose import gpu as _choice
 from spattn.choose.features_gpu import Sizes
@@ -31,10 +31,10 @@ from spattn.cuda.hopper_backward import layout as backward_layout
 from spattn.cuda.hopper_backward import prepared as backward_prepared
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
 from spattn.schedule.pack_heads import pack_heads
-from spattn.schedule.slabs import EMPTY, FULL, by_keys, by_queries, slab_masks
+from spattn.schedule.subtiles import EMPTY, FULL, by_keys, by_queries, subtile_masks
 from spattn.testing import DTYPES
 
 from . import draws, oracle
@@ -121,7 +121,7 @@ class Writers:
         else:
             self.written[rows[cell]] += 1
 
-    def finisher(self, prior, rows):
+    def reduction(self, prior, rows):
         self.read.update(prior[: len(rows)][rows >= 0].tolist())
 
     def merges(self, merges, variant):
@@ -167,13 +167,13 @@ def forward_tables(plan):
                 visit(visits[variant], own, keys, allowed)
             writers.item(int(item["slot"]), own)
             if item["slot"] <= -2:
-                writers.finisher(layout.priors[-2 - item["slot"]], own)
+                writers.reduction(layout.priors[-2 - item["slot"]], own)
         writers.merges(layout.merges, variant)
         writers.check()
     return visits
 
 
-def slab_rows(plan, view, tile, order):
+def subtile_rows(plan, view, tile, order):
     """The positions of the cells of a tile, in an order, -1 for padding."""
     if tile >= plan.views["tiles"][view]:
         return np.full(len(order), -1)
@@ -186,15 +186,15 @@ def backward_tables(plan, sizes, workers):
     the pass by keys, with the kind of each key head; AssertionError unless every row is written once."""
     batch, heads_q, heads_kv, q_len, kv_len = sizes
     cut = backward_layout.lay_out_views(plan).cut
-    masks = slab_masks(plan, cut)
+    masks = subtile_masks(plan, cut)
 
     def allowed(numbers):
-        """Of slabs of queries one below the other."""
+        """Of subtiles of queries one below the other."""
         kinds = {FULL: np.ones((cut.side, 64), bool), EMPTY: np.zeros((cut.side, 64), bool)}
         return [kinds.get(int(n), masks.bits[max(n, 0)]) for n in numbers]
 
     def queries_of(view, tile):
-        return slab_rows(plan, view, tile, cut.orders[cut.of_view[view]]).reshape(-1, cut.side)
+        return subtile_rows(plan, view, tile, cut.orders[cut.of_view[view]]).reshape(-1, cut.side)
 
     keys_in_order = np.arange(plan.block_kv)
     queries = by_queries(plan, cut)
@@ -205,7 +205,7 @@ def backward_tables(plan, sizes, workers):
             rows = queries_of(item["view"], item["tile"])
             for e in range(item["begin"], item["end"]):
                 entry = queries.entries[e]
-                keys = slab_rows(plan, item["columns"] + entry["view"], entry["tile"], keys_in_order)
+                keys = subtile_rows(plan, item["columns"] + entry["view"], entry["tile"], keys_in_order)
                 visit(found[variant], rows.ravel(), keys, np.concatenate(allowed(queries.masks[e])))
             writers.item(int(item["slot"]), rows.ravel())
         writers.merges(queries.merges, variant)
@@ -216,7 +216,7 @@ def backward_tables(plan, sizes, workers):
     for kind in range(kinds):
         writers = Writers(kv_len, 2 * plan.block_kv)
         for item in keys.work[slice(*keys.work_indptr[kind : kind + 2])]:
-            rows = [slab_rows(plan, item["view"], item["tile"] + n, keys_in_order) for n in range(2)]
+            rows = [subtile_rows(plan, item["view"], item["tile"] + n, keys_in_order) for n in range(2)]
             for e in range(item["begin"], item["end"]):
                 entry = keys.entries[e]
                 own = queries_of(entry["view"], entry["tile"])[entry["part"]]
@@ -342,7 +342,7 @@ def check_selections(source):
     source.note(case)
     batch, heads, _, q_len, kv_len = case.sizes
     made = source.choice(list(SELECTIONS.values()))(source, case.sizes)
-    kind = type(kind_of(torch.empty(0)))
+    kind = type(namespace_of(torch.empty(0)))
     with mock.patch.object(kind, "ordinal", lambda self, x: None if x.dtype.is_floating_point else 0):
         selection = made.make(torch.from_numpy)
         assert selection.form() == made.form
@@ -365,7 +365,7 @@ def check_groups(source):
             Operand((16 * number + name + 1) << 40, (batch, *shape), row_major((batch, *shape)))
             for name, shape in enumerate(shapes)
         ]
-        part = group.part_of(ForwardPass(Card(), 0, sealed(plan), *operands, 0, "bfloat16", 0.125, None))
+        part = group.part_of(ForwardPass(Card(), 0, validated(plan), *operands, 0, "bfloat16", 0.125, None))
         parts += [] if part is None else [part]  # of too many tensor maps
     layouts = [part.layout for part in parts]
     first = np.cumsum([0, *(layout.maps for layout in layouts)]).tolist()

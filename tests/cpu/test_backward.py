@@ -15,7 +15,7 @@ from spattn.testing import (
     DTYPES,
     LAYOUTS,
     GradientExpectation,
-    assert_within_budget,
+    assert_within_bound,
     at_protected_page,
     count_orders,
     dense_mask,
@@ -69,7 +69,7 @@ def check(dout, q, k, v, pattern, made=None, scale=None):
         got = gradients(dout, q, k, v, pattern, isa, made, scale)
         for name, x, like, exact, lossy in zip(NAMES, got, (q, k, v), expected, low, strict=True):
             assert x.dtype == like.dtype and x.shape == like.shape
-            assert_within_budget(x, exact, lossy, q.dtype, f"{isa} {name}")
+            assert_within_bound(x, exact, lossy, q.dtype, f"{isa} {name}")
     return got
 
 
@@ -272,7 +272,7 @@ class TestNonFinite:
         for name, got, exact, lossy in zip(NAMES, gradients(*arrays, self.pattern, isa), expected, low, strict=True):
             finite, got = np.isfinite(exact), got.astype(float)
             assert (np.isfinite(got) == finite).all(), name
-            assert_within_budget(np.where(finite, got, 0), np.where(finite, exact, 0), lossy, arrays[0].dtype, name)
+            assert_within_bound(np.where(finite, got, 0), np.where(finite, exact, 0), lossy, arrays[0].dtype, name)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     @pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["dout", "q", "k", "v"])

@@ -15,10 +15,10 @@ from spattn import cpu, patterns, reference
 from spattn.testing import (
     DTYPES,
     Expectation,
-    assert_within_budget,
+    assert_within_bound,
     dense_mask,
     eps,
-    error_budget,
+    error_bound,
     inputs,
     naive_orders,
     random,
@@ -75,13 +75,13 @@ def test_what_all_logits_of_a_row_have_in_common_changes_nothing(dtype, scale, f
         offset = abs(scale) * 2.0**power
         for isa in ISAS:
             out, lse = cpu.forward(*far, v, made, scale, isa=isa)
-            assert_within_budget(out, expectation.reference[0], expectation.naive[0], dtype, isa)
-            within = error_budget(near.reference[1], near.naive[1], dtype) + eps(lse.dtype) * offset
+            assert_within_bound(out, expectation.reference[0], expectation.naive[0], dtype, isa)
+            within = error_bound(near.reference[1], near.naive[1], dtype) + eps(lse.dtype) * offset
             np.testing.assert_allclose(lse.astype(float), near.reference[1].astype(float) + offset, rtol=0, atol=within)
             got = cpu.backward(dout, *far, v, out, lse, made, scale, isa=isa)
             for name, x, exact, lossy in zip(NAMES, got, want, low, strict=True):
                 some = np.s_[...] if name == "dv" else np.s_[..., 1:]
-                assert_within_budget(x[some], exact[some], [one[some] for one in lossy], dtype, f"{isa} {name}")
+                assert_within_bound(x[some], exact[some], [one[some] for one in lossy], dtype, f"{isa} {name}")
 
 
 def mixed_numbers(family, dtype, head_dim):
@@ -125,8 +125,8 @@ def test_huge_and_tiny_logits_in_one_row(dtype, scale, family):
     settled = alone & (abs(lse_want) > (2.0**43 if dtype == "float64" else 2.0**14))
     for isa in ISAS:
         out, lse = cpu.forward(q, k, v, made, scale, isa=isa)
-        assert_within_budget(out, want, naive_out, dtype, isa)
-        within = error_budget(lse_want[near], [x[near] for x in naive_lse], dtype)
+        assert_within_bound(out, want, naive_out, dtype, isa)
+        within = error_bound(lse_want[near], [x[near] for x in naive_lse], dtype)
         np.testing.assert_allclose(lse.astype(float), lse_want.astype(float), rtol=eps(lse.dtype), atol=within)
         got = cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
         assert (got[0][settled] == 0).all() and (settled.any() or scale == 0)

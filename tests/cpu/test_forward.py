@@ -7,7 +7,7 @@ import pytest
 
 import spattn
 from spattn import Tiling, cpu, patterns, plan, reference
-from spattn.testing import DTYPES, LAYOUTS, assert_within_budget, at_protected_page, dense_mask, inputs, naive_orders
+from spattn.testing import DTYPES, LAYOUTS, assert_within_bound, at_protected_page, dense_mask, inputs, naive_orders
 
 ISAS = cpu.instruction_sets()
 
@@ -38,7 +38,7 @@ def check(q, k, v, pattern, isa=None, made=None, scale=None):
     assert out.dtype == q.dtype and out.shape == (*q.shape[:3], v.shape[3])
     assert lse.dtype == np.promote_types(q.dtype, np.float32) if q.dtype == np.float64 else np.float32
     for what, actual, exact, low in zip(("out", "lse"), (out, lse), expected, simple, strict=True):
-        assert_within_budget(actual, exact, low, q.dtype, what)
+        assert_within_bound(actual, exact, low, q.dtype, what)
     return out, lse
 
 

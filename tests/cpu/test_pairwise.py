@@ -15,7 +15,7 @@ from spattn.testing import (
     LAYOUTS,
     Expectation,
     GradientExpectation,
-    assert_within_budget,
+    assert_within_bound,
     dense_mask,
     inputs,
     naive_from_results,
@@ -57,7 +57,7 @@ def check_gradients(q, k, v, pattern, isa, made=None):
     for order in range(8):
         low.append(naive_from_results(dout, q, k, v, mask, scale, order=order, ulps=order % 3 - 1))
     for name, x, exact, lossy in zip(("dq", "dk", "dv"), got, expected, zip(*low, strict=True), strict=True):
-        assert_within_budget(x, exact, list(lossy), q.dtype, f"{isa} {name}")
+        assert_within_bound(x, exact, list(lossy), q.dtype, f"{isa} {name}")
     return got
 
 

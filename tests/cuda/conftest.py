@@ -12,7 +12,7 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns
-from spattn.arrays import kind_of, to_host
+from spattn.arrays import namespace_of, to_host
 from spattn.cuda import portable, portable_backward
 from spattn.cuda.driver import device
 from spattn.cuda.hopper import maps
@@ -182,7 +182,7 @@ def on_gpu(x: np.ndarray, kind: str):
     module = importlib.import_module(library)
     match kind:
         case "torch" | "torch-cpu":
-            tensor = kind_of(module.empty(0)).from_numpy(np.array(x))
+            tensor = namespace_of(module.empty(0)).from_numpy(np.array(x))
             return tensor if kind == "torch-cpu" else tensor.cuda()
         case "cupy":
             try:
@@ -209,8 +209,8 @@ def attend():
             q, k, v = (on_gpu(x, kind) for x in (q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
             out, lse = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), scale)
-            assert kind_of(out) is kind_of(lse) is kind_of(q)
-            assert kind_of(out).device(out) == kind_of(q).device(q)
+            assert namespace_of(out) is namespace_of(lse) is namespace_of(q)
+            assert namespace_of(out).device(out) == namespace_of(q).device(q)
             return to_host(out), to_host(lse)
 
         return forward
@@ -236,7 +236,9 @@ def check_gradients():
             got = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")
             again = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")
             for x, twin, like in zip(got, again, operands, strict=True):
-                assert kind_of(x) is kind_of(like) and kind_of(x).device(x) == kind_of(like).device(like)
+                assert namespace_of(x) is namespace_of(like) and namespace_of(x).device(x) == namespace_of(like).device(
+                    like
+                )
                 np.testing.assert_array_equal(to_host(x), to_host(twin))
             expectation.check(tuple(map(to_host, got)), kind)
 

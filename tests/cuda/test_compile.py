@@ -20,6 +20,7 @@ from spattn.cuda.driver import compile, structs
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.portable import params, variants
 from spattn.cuda.portable_backward import variants as backward_variants
+from spattn.schedule.tensor_maps import MAPS
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
@@ -69,7 +70,7 @@ def threads(row):
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper(tmp_path, row):
     """The threads of an SM share 65536 registers; the loop over full tiles knows no masks."""
-    room = hopper_params.MAPS[0]
+    room = MAPS[0]
     defines = builds.variant(row, "bfloat16", room)
     # The output of long rows alone takes 128 registers a thread; where three CTAs share an SM producers have 40.
     spill = 200 if row.head_dim > 128 or row.ctas > 2 else 0
@@ -93,7 +94,7 @@ def test_hopper_groups(tmp_path, row):
 
 def test_hopper_merge(tmp_path):
     for head_dim in (64, 256):
-        room = hopper_params.MAPS[0]
+        room = MAPS[0]
         defines = builds.variant(builds.build(128, head_dim), "float16", room)
         own = hopper_params.structs(room)
         check_registers("hopper/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
@@ -170,7 +171,7 @@ STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} |
         builds.ARCH,
         builds.variant(builds.TABLE[0], "bfloat16", room),
     )
-    for room in hopper_params.MAPS
+    for room in MAPS
 }
 STRUCTS |= {
     f"hopper, {problems} problems": (
@@ -280,4 +281,4 @@ def test_hopper_table():
         {name for text in texts for name in re.findall(pattern, text)}
         for pattern in (r"\bSPATTN_\w+", r"#define (SPATTN_\w+)")
     )
-    assert asked - defined - {"SPATTN_"} == set(builds.variant(builds.TABLE[0], "float16", hopper_params.MAPS[0]))
+    assert asked - defined - {"SPATTN_"} == set(builds.variant(builds.TABLE[0], "float16", MAPS[0]))

@@ -257,7 +257,7 @@ def test_fault_25_out_of_memory(kind):
             call(repeat((entries, 4096, 64, 128)))
         needed, free = map(int, re.search(r"needed (\d+) bytes, (\d+) are free", str(caught.value)).groups())
         assert needed > free and needed >= entries * of_entry
-        with pytest.raises(MemoryError, match=f"the results take {4096 * of_entry} bytes, more than the "):
+        with pytest.raises(MemoryError, match=f"the results need {4096 * of_entry} bytes, more than the "):
             call(repeat((4096, 4096, 64, 128)))
         out, _ = call(small)
         assert bool((out == 1).all())

@@ -14,10 +14,10 @@ GRID = (18, 22)
 NEAR = patterns.Neighborhood(GRID, 7)
 PACKED = patterns.Causal() & patterns.Documents.from_cu_seqlens([0, 150, 151, 396])
 CASES = {
-    "bnhd": ((3, 396), patterns.SlidingWindow(70), "bnhd"),
-    "bnhd, prefix": ((3, 396), patterns.Prefix(patterns.Neighborhood((17, 23), 5), 5), "bnhd"),
+    "bshd": ((3, 396), patterns.SlidingWindow(70), "bshd"),
+    "bshd, prefix": ((3, 396), patterns.Prefix(patterns.Neighborhood((17, 23), 5), 5), "bshd"),
     "thd": ((396,), PACKED, "thd"),
-    "grid": ((3, *GRID), NEAR, "bnhd"),
+    "grid": ((3, *GRID), NEAR, "bshd"),
 }
 
 

@@ -11,7 +11,7 @@ from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.hopper import prepared
 from spattn.cuda.portable import params
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.schedule import compiler
 
 pytestmark = pytest.mark.family("sm80")
@@ -35,7 +35,7 @@ def no_gpu(monkeypatch, tensor_maps):
 @pytest.fixture
 def call():
     """Heads inside tokens, shared rows, and a negative scale."""
-    made = sealed(
+    made = validated(
         plan(patterns.longformer(64, global_tokens=(0, 5)), 400, tiling=Tiling(tile=(128, 64), workers=9), heads=4)
     )
     assert made.slots and len(made.merge_rows)
@@ -131,7 +131,7 @@ def test_hopper(call):
 def test_kernels_are_told_of_short_tiles(shape, columns):
     """Which clear what no copy of such a tile fills, and multiply fewer columns."""
     tile, box = (shape[0] * shape[1], 64), shape
-    made = sealed(compiler.plan(patterns.windowed((56, 56), shape), 3136, batch=2, heads=4, tile=tile, box=box))
+    made = validated(compiler.plan(patterns.windowed((56, 56), shape), 3136, batch=2, heads=4, tile=tile, box=box))
     operands = [Operand(base << 30, (2, 4, 3136, 64), (4 * 3136 * 64, 3136 * 64, 64, 1)) for base in range(1, 5)]
     _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", 0.5, None))
     to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, 0.5)
@@ -161,7 +161,7 @@ def test_maps_and_records_of_a_plan_that_moves():
     """The maps of the last keys move with them, and no others; those of both ends, which are of one shape here, are two
     although views at equal distances are one elsewhere."""
     pattern = patterns.Sinks(64) | patterns.SlidingWindow(63, 0)
-    made = sealed(plan(pattern, 1, 1000, tiling=Tiling(tile=(128, 64))))
+    made = validated(plan(pattern, 1, 1000, tiling=Tiling(tile=(128, 64))))
     operands = [
         Operand(base << 30, (1, 2, length, 64), (length * 128, 64, 128, 1))
         for base, length in ((1, 1), (2, 1000), (3, 1000), (4, 1))
@@ -182,7 +182,7 @@ def test_maps_and_records_of_a_plan_that_moves():
 
 
 def test_a_plan_that_moves_is_prepared_once_for_all_lengths(call):
-    made = sealed(plan(patterns.SlidingWindow(63, 0), 1, 1000, tiling=Tiling(tile=(128, 64)), heads=4))
+    made = validated(plan(patterns.SlidingWindow(63, 0), 1, 1000, tiling=Tiling(tile=(128, 64)), heads=4))
     q, out = (Operand(x.pointer, (2, 4, 1, x.shape[3]), x.strides) for x in (call.q, call.out))
 
     def of(kv_len, head_stride=64):

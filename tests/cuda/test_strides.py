@@ -7,7 +7,7 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.cuda import execute, repeat
 from spattn.testing import LAYOUTS, inputs
 
@@ -91,7 +91,7 @@ def test_no_write_outside_the_result(torch, monkeypatch):
     """Bytes around the result keep their values."""
     guard = torch.full((1 << 20,), 7.0, device="cuda", dtype=torch.bfloat16)
     q, k, v = torch.randn(3, 1, 2, 77, 72, device="cuda", dtype=torch.bfloat16)
-    kind = kind_of(q)
+    kind = namespace_of(q)
     original = kind.empty
     places = []
 

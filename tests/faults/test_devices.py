@@ -19,7 +19,7 @@ from spattn.testing import inputs
 assert "cpu" in spattn.available_backends() and "cuda" not in spattn.available_backends()
 try:
     spattn.attention(*inputs(), backend="cuda")
-except spattn.BackendUnavailable as error:
+except spattn.BackendUnavailableError as error:
     assert isinstance(error, RuntimeError)
     print(error)
 print(spattn.attention(*inputs()).shape)
@@ -42,7 +42,7 @@ class Broken(importlib.abc.MetaPathFinder):
 
 def says(reason):
     """Asked for by name the backend says why it is missing; nothing else suffers."""
-    with pytest.raises(spattn.BackendUnavailable, match=f"^backend 'cuda' is not available: .*{reason}"):
+    with pytest.raises(spattn.BackendUnavailableError, match=f"^backend 'cuda' is not available: .*{reason}"):
         spattn.attention(*inputs(), backend="cuda")
     assert "cuda" not in spattn.available_backends() and spattn.attention(*inputs()).shape == (1, 1, 64, 32)
 

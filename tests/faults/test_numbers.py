@@ -9,7 +9,7 @@ from spattn import patterns as p
 from spattn.testing import (
     DTYPES,
     Expectation,
-    assert_within_budget,
+    assert_within_bound,
     dense_mask,
     eps,
     inputs,
@@ -169,7 +169,7 @@ def test_fault_05_logits_of_ten_thousand_in_float16(forward, sign):
     assert np.abs(lse).max() > 1e4 and np.isfinite(out.astype(np.float32)).all()
     expectation = Expectation(p.Causal(), *(x.astype(np.float32) for x in (q, k, v)))
     for got, want, low in zip((out, lse), expectation.reference, expectation.naive, strict=True):
-        assert_within_budget(got, want, low, np.float16)
+        assert_within_bound(got, want, low, np.float16)
 
 
 LARGE = 9e4  # in size: beyond the largest float16, where neighbours in float32 are 2⁻⁷ apart
@@ -196,7 +196,7 @@ def test_fault_05_close_races_of_large_logits(forward, dtype, head_dim, sign):
     weights = naive(*(x.astype(np.float64) for x in (q, k, np.eye(90)[None, None])), np.tri(90, dtype=bool))[0]
     assert weights[..., 1:, :].max(axis=-1).mean() < 0.9, "a race"
     for got, want, low in zip((out, lse), expectation.reference, expectation.naive, strict=True):
-        assert_within_budget(got, want, low, q.dtype)
+        assert_within_bound(got, want, low, q.dtype)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.index_set import AffineRows, Runs
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.testing import Expectation, inputs
 
 
 @pytest.mark.parametrize("q_len, kv_len", [(64, 65), (65, 64), (32, 32)])
 def test_fault_17_plan_for_other_lengths(q_len, kv_len):
     plan = spattn.plan(p.Causal(), 64)
-    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got a plan for 64 × 64"):
         spattn.attention(*inputs(1, 1, 1, q_len, kv_len), plan)
     q, k, v = inputs(1, 1, 1, q_len, kv_len)
     out, lse = spattn.attention(q, k, v, return_lse=True)
-    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got a plan for 64 × 64"):
         spattn.attention_backward(out, q, k, v, out, lse, plan)
 
 
@@ -131,7 +131,7 @@ def test_fault_18_plan_is_read_only():
 def test_fault_18_unpickled_plan_is_checked_again():
     good = spattn.plan(p.Causal(), 300)
     bad = dataclasses.replace(good, indices=good.indices + 1)
-    vars(bad).update(_sealed=sealed(good), cache={"valid": True})  # it claims to be checked
+    vars(bad).update(_validated=validated(good), cache={"valid": True})  # it claims to be checked
     for copied in (pickle.loads(pickle.dumps(bad)), copy.copy(bad), copy.deepcopy(bad), dataclasses.replace(bad)):
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*inputs(q_len=300), copied)

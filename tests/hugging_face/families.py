@@ -269,15 +269,17 @@ def _candidates(made):
 
 EQUAL = "the same as with eager attention"
 REASONS = {
-    "refused: attention of its own, outside of Transformers' attention interface": "^model: .* by itself and not",
+    "refused: attention of its own, outside of Transformers' attention interface": "^model: .* does not use",
     "refused: soft-capped logits": "^model: .* soft-caps logits",
-    "refused: learnt sinks": "^model: .* learnt sinks|^sinks: ",
+    "refused: learnt sinks": "^model: .* learned sinks|^sinks: ",
     "refused: biases, of positions or in masks (−10000 at padding)": (
-        "^model: .* learnt bias|^position_bias: |^attention_mask: expected 0, and"
+        "^model: .* learned position bias|^position_bias: |^attention_mask: expected 0 "
     ),
-    "refused: a model that computes with its mask": "^attention_mask: expected (to reach attention as it is|one for)",
+    "refused: a model that computes with its mask": (
+        "^attention_mask: (this model computes with its mask|expected a mask for)"
+    ),
     "refused: heads of more than 256 features, as published": "^head_dim: expected 1 … 256",
-    "refused: no layer that calls the attention interface": "^model: .* none of its layers calls",
+    "refused: no layer that calls the attention interface": "^model: .* none of its layers uses",
 }
 """The rows of the table, and the error of the families in each."""
 

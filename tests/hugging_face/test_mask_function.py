@@ -157,7 +157,7 @@ def test_a_mask_is_handed_on_and_nothing_else():
         assert isinstance(copy, PatternMask) and (copy.pattern, copy.kv_len) == (Causal(), 3)
     assert mask.to("meta").device.type == "meta"
     for use in (lambda: mask[:, :, :2], lambda: mask.float(), lambda: ~mask, lambda: mask.all(), lambda: mask[0]):
-        with pytest.raises(TypeError, match=r"^attention_mask: expected to reach attention as it is"):
+        with pytest.raises(TypeError, match=r"^attention_mask: this model computes with its mask"):
             use()
 
 

@@ -187,7 +187,7 @@ for struct in ("api", "frame"):
     less.struct_size -= 8
     assert _foreign._handle(_foreign._attention, False, ctypes.pointer(made)) == 1
     message, code = runtime.errors[0]
-    assert message.startswith("BackendUnavailable: jaxlib: expected XLA's foreign function") and code == 13
+    assert message.startswith("BackendUnavailableError: jaxlib: requires the XLA FFI") and code == 13
     less.struct_size += 8
     assert _foreign._handle(_foreign._attention, False, ctypes.pointer(made)) is None
 assert np.array_equal(results[0], spattn.attention(*given, WINDOW))

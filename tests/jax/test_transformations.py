@@ -124,7 +124,7 @@ def test_vmap_refuses_a_pattern_of_batch_entries(program):
 (q, k, v), _ = problem(batch=2, kv_len=50)
 q, k, v = (jnp.asarray(x)[None] for x in (q, k, v))
 documents = patterns.Documents(((20, 30), (50,)))
-refused(ValueError, "pattern: expected one that tells no batch entries apart under jax.vmap, got Documents",
+refused(ValueError, "pattern: must not differ between batch entries under jax.vmap, got Documents",
         lambda: jax.vmap(functools.partial(attend, pattern=documents))(q, k, v))
 """)
 
@@ -234,7 +234,7 @@ class Own(patterns.Pattern):
         return q >= k
 import dataclasses
 Own = dataclasses.dataclass(frozen=True)(Own)
-refused(TypeError, "pattern: expected one that has a text", lambda: attention(q, k, v, Own()))
+refused(TypeError, "pattern: a JAX program requires a serializable pattern", lambda: attention(q, k, v, Own()))
 """)
 
 
@@ -254,7 +254,7 @@ from spattn import cpu, cuda
 q, k, v = map(jnp.asarray, problem()[0])
 cuda.unavailable = lambda: "there is none"
 for attention in (spattn.jax.attention, jax.jit(spattn.jax.attention, static_argnames="backend")):
-    refused(jax.errors.JaxRuntimeError, "BackendUnavailable: backend 'cuda' is not available: there is none",
+    refused(jax.errors.JaxRuntimeError, "BackendUnavailableError: backend 'cuda' is not available: there is none",
             lambda: attention(q, k, v, backend="cuda"))
 refused(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT: ValueError: backend: expected 'auto' or one of",
         lambda: spattn.jax.attention(q, k, v, backend="cpus"))

@@ -94,5 +94,5 @@ def test_wrong_ends_are_found(wrong, monkeypatch):
 def test_ends_of_one_length_are_found(monkeypatch):
     """Those of queries in the middle of the sequence."""
     monkeypatch.setattr(p.Sinks, "allows", lambda self, q, k: (k < self.count) & (q < 60))
-    with pytest.raises(AssertionError, match="the first ones differ"):
+    with pytest.raises(AssertionError, match="the first keys differ"):
         check_ends(p.Sinks(4), 3)

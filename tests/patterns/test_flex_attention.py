@@ -256,7 +256,7 @@ assert found == spattn.patterns.SlidingWindow(1).index_set(3, 3) and "torch" in 
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "spattn.trace.recorder", None)
-    with pytest.raises(spattn.BackendUnavailable, match="^mask_mod: requires PyTorch; pip install torch"):
+    with pytest.raises(spattn.BackendUnavailableError, match="^mask_mod: requires PyTorch; pip install torch"):
         p.interop.from_mask_mod(causal)
 
 

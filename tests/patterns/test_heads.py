@@ -123,9 +123,9 @@ def test_deepspeed_fixed_versions():
 
 @pytest.mark.parametrize("config", [p.deepspeed.bigbird(4), p.deepspeed.variable(4, 2)], ids=repr)
 def test_random_layouts_belong_to_a_head(config):
-    with pytest.raises(ValueError, match=r"its layout depends on the head; use \.at\(batch, head\)"):
-        config.layout(8)
-    assert config.at(0, 1).layout(8).shape == (8, 8)
+    with pytest.raises(ValueError, match=r"use \.at\(batch, head\)"):
+        config.allows(0, 0)
+    assert config.at(0, 1).bind(8, 8) != config.at(0, 2).bind(8, 8)
 
 
 def test_random_blocks_belong_to_a_head():

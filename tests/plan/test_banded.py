@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
+from spattn.patterns.base.registry import pattern_class
 from spattn.patterns.hints.bands import Bands, either
 from spattn.planning.contract.budget import Budget
 from spattn.planning.tiles import tiling as _tiling
@@ -35,10 +36,10 @@ CLASSES = [
 TILES = [(16, 64), (1, 64), (7, 64), (48, 64), (64, 64), (128, 64), (33, 192), (64, 128)]
 
 
-def allowed(clauses, q, k):
+def allowed(conjuncts, q, k):
     """The pairs of positions, each of which is looked for in every run and range."""
     found = np.ones((len(q), len(k)), bool)
-    for own in clauses:
+    for own in conjuncts:
         some = np.zeros_like(found)
         for band, (start, stop) in enumerate(itertools.pairwise(own.start)):
             rows = (start <= q) & (q < stop)
@@ -52,7 +53,7 @@ def allowed(clauses, q, k):
 
 
 @st.composite
-def clauses(draw):
+def conjuncts(draw):
     """Bands without runs, and without queries; runs and ranges in any order, empty, and beyond the sequence."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     far, long = draw(st.sampled_from([(60, 9), (300, 80), (400, 300)]))
@@ -75,11 +76,11 @@ class Tiles(NamedTuple):
     nnz: int
 
     @classmethod
-    def of(cls, clauses, query, key, masks, budget=None):
-        """Those of clauses on two views; lists that are there already stay in front of them."""
+    def of(cls, conjuncts, query, key, masks, budget=None):
+        """Those of conjuncts on two views; lists that are there already stay in front of them."""
         lists = RunLists()
         lists.add(2, *(np.array(column, np.int32) for column in ([0, 0, 1], [3, 7, 1], [2, 1, 5], [-1, 0, 4])))
-        nnz = tiles_of_bands(clauses, query, key, 0, masks, lists, budget or Budget(1 << 30))
+        nnz = tiles_of_bands(conjuncts, query, key, 0, masks, lists, budget or Budget(1 << 30))
         indptr, tile_indptr, key_tile, mask = lists.arrays()
         assert indptr[:3].tolist() == [0, 2, 3] and tile_indptr[:4].tolist() == [0, 2, 3, 8]
         assert len(indptr) == 3 + query["tiles"] and indptr[-1] == len(mask) == len(tile_indptr) - 1
@@ -102,13 +103,13 @@ def unpacked(tiles, query, key, masks):
 
 
 @given(
-    given=st.lists(clauses(), max_size=2),
+    given=st.lists(conjuncts(), max_size=2),
     tile=st.sampled_from(TILES),
     places=st.tuples(st.integers(-20, 90), st.integers(0, 90)),
     lengths=st.tuples(st.integers(1, 300), st.integers(1, 400)),
 )
 @settings(max_examples=200)
-def test_tiles_are_the_pairs_of_all_clauses(given, tile, places, lengths):
+def test_tiles_are_the_pairs_of_all_conjuncts(given, tile, places, lengths):
     """On views that start anywhere; runs that could be one are one, and no tile without a pair is there."""
     query, key = (cut_view(*side) for side in zip(places, [(1,)] * 2, [(n,) for n in lengths], zip(tile), strict=True))
     masks = Masks(*tile, Budget(1 << 30))
@@ -128,7 +129,7 @@ def test_tiles_are_the_pairs_of_all_clauses(given, tile, places, lengths):
     assert len(np.unique(masks.array(), axis=0)) == len(masks.array())
 
 
-@given(one=clauses(), other=clauses(), more=clauses())
+@given(one=conjuncts(), other=conjuncts(), more=conjuncts())
 def test_either_of_two(one, other, more):
     q, k = np.arange(-40, 400), np.arange(400)
     joined = either([(one, other), (more,)])
@@ -212,7 +213,7 @@ def test_few_queries_have_few_bands():
     assert len(own.start) == 2 and len(own.first) == 3
 
 
-def test_what_takes_many_clauses_is_searched():
+def test_what_takes_many_conjuncts_is_searched():
     """(a & b) | (c & d) | ... has two to the number of operands."""
     windows = [p.SlidingWindow(40 * n + 9, None) & p.SlidingWindow(None, 30 * n + 5) & p.Sinks(90) for n in range(3)]
     pattern = windows[0] | windows[1] | windows[2]

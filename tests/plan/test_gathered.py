@@ -17,7 +17,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.planning import validate
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.planning.tiles import listed as _listed
 from spattn.planning.tiles._pairs import Gathered
 from spattn.request.call import Call
@@ -156,7 +156,9 @@ def test_numbers_of_tiles_for_scattered_pairs(density, tiles):
     pattern = listed(np.random.default_rng(0).random((4096, 4096)) < density)
     for block_q, expected in zip((64, 128), tiles, strict=True):
         assert gathered(pattern, 4096, 4096, tile=(block_q, 64)).tiles == expected
-        assert spattn.plan(pattern, 4096, tiling=spattn.Tiling(tile=(block_q, 64))).tiles == 4096 * 4096 // (block_q * 64)
+        assert spattn.plan(pattern, 4096, tiling=spattn.Tiling(tile=(block_q, 64))).tiles == 4096 * 4096 // (
+            block_q * 64
+        )
 
 
 def test_full_tiles_are_full():
@@ -197,7 +199,7 @@ def test_plans_belong_to_one_number_of_keys():
     """Also where a head beside them has its keys at the ends of the sequence, and would move alone."""
     pattern = p.PerHead((p.Sinks(2) | p.SlidingWindow(3), p.interop.from_pairs([0], [7], 1, 300)))
     made = gathered(pattern, 1, 300, heads=2, tile=(16, 64))
-    assert made.gathered and sealed(made).least is None
+    assert made.gathered and validated(made).least is None
     check(pattern, made)
     with pytest.raises(ValueError, match="kv_len: expected 300"):
         gathered(pattern, 1, 301, heads=2, tile=(16, 64))
@@ -358,7 +360,7 @@ def test_calls_plan_their_pattern_anew(backend):
 
 def test_calls_refuse_those_without_a_pattern():
     made = dataclasses.replace(gathered(listed(MASK), 150, 210), pattern=None)
-    with pytest.raises(ValueError, match="^pattern: expected a plan that the backend executes.* got one with gathered"):
+    with pytest.raises(ValueError, match="^pattern: the backend does not support this plan, .* it has gathered"):
         spattn.attention(*inputs(1, 2, q_len=150, kv_len=210, head_dim=8), made, backend="cpu")
 
 
@@ -420,11 +422,14 @@ def test_more_places_than_int32_numbers(monkeypatch):
 
 def test_an_explanation_is_of_the_pattern_on_the_cpu():
     pattern = listed(MASK)
-    made, plain = gathered(pattern, 150, 210, tile=(48, 64)), spattn.plan(pattern, 150, 210, tiling=spattn.Tiling(tile=(48, 64)))
+    made, plain = (
+        gathered(pattern, 150, 210, tile=(48, 64)),
+        spattn.plan(pattern, 150, 210, tiling=spattn.Tiling(tile=(48, 64))),
+    )
     found = spattn.explain(made)
     assert found.predicted_ms == spattn.explain(plain).predicted_ms and "keys: gathered" in str(found)
     assert f"efficiency {made.efficiency:.3g}" in str(found) and "order:" not in str(found)
-    with pytest.raises(ValueError, match="^plan: expected one that the CPU executes"):
+    with pytest.raises(ValueError, match="^plan: the CPU does not execute gathered plans"):
         spattn.explain(dataclasses.replace(made, pattern=None))
 
 

@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.planning.contract.validated import moved, sealed, validate
+from spattn.planning.contract.validated import moved, validate, validated
 from spattn.schedule import compiler
 from spattn.testing import check_plan
 
@@ -44,22 +44,22 @@ def test_a_grown_plan_is_that_of_its_length(pattern, q_len, tile):
         anew = planned(pattern, plan.kv_len, q_len, tile=tile, workers=2)
         for field in dataclasses.fields(plan):
             np.testing.assert_array_equal(getattr(plan, field.name), getattr(anew, field.name), field.name)
-            np.testing.assert_array_equal(getattr(plan, field.name), getattr(sealed(plan), field.name), field.name)
+            np.testing.assert_array_equal(getattr(plan, field.name), getattr(validated(plan), field.name), field.name)
         check_plan(plan, [own.index_set(q_len, plan.kv_len) for own in pattern.variants(2, 4)[0]])
         validate(dataclasses.replace(plan))
-        assert plan.tiles == dataclasses.replace(plan).tiles == sealed(plan).tiles
+        assert plan.tiles == dataclasses.replace(plan).tiles == validated(plan).tiles
 
 
 @pytest.mark.parametrize("pattern", GROWING, ids=repr)
 def test_the_shortest_length(pattern):
     """A sequence without a full tile between its ends has a plan of its own."""
-    least = sealed(planned(pattern, 5000)).least
+    least = validated(planned(pattern, 5000)).least
     for kv_len in range(least - 2, least + 2):
         plan = planned(pattern, kv_len)
-        assert (sealed(plan).growth is None) == (kv_len < least)
+        assert (validated(plan).growth is None) == (kv_len < least)
         check_plan(plan, [own.index_set(2, kv_len) for own in pattern.variants(2, 4)[0]])
     with pytest.raises(ValueError, match=rf"^plan: expected {least} keys or more, got {least - 1}$"):
-        moved(sealed(planned(pattern, 5000)), least - 1)
+        moved(validated(planned(pattern, 5000)), least - 1)
 
 
 @pytest.mark.parametrize("pattern", GROWING, ids=repr)
@@ -74,7 +74,7 @@ def test_no_query(pattern):
 def test_as_many_queries_as_keys_do_not_grow():
     """Whoever trains or reads a prompt asks for the tiles that suit the whole."""
     for pattern in (p.Causal(), p.Full()):
-        assert sealed(spattn.plan(pattern, 700)).least is None
+        assert validated(spattn.plan(pattern, 700)).least is None
 
 
 @pytest.mark.parametrize("pattern", GROWING, ids=repr)

@@ -13,7 +13,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.planning.contract import cache as _cache
-from spattn.planning.contract.validated import moved, seal, sealed, validate
+from spattn.planning.contract.validated import mark_validated, moved, validate, validated
 from spattn.schedule import compiler
 from spattn.testing import check_plan
 
@@ -37,8 +37,8 @@ def test_views_of_queries_start_at_the_first_row():
     """Views with an offset move, so a plan whose queries have one must not be marked as one that moves."""
     made = dataclasses.replace(spattn.plan(p.DilatedWindow(3, 3, 4), 50))
     with pytest.raises(RuntimeError, match="^plan: the offset of a query view depends on kv_len"):
-        seal(made, 10, None)
-    assert seal(made, None, None) is made
+        mark_validated(made, 10, None)
+    assert mark_validated(made, None, None) is made
 
 
 def planned(pattern, kv_len, q_len=2, **options):
@@ -58,7 +58,7 @@ def test_a_moved_plan_is_that_of_its_length(pattern, q_len, tile):
         anew = planned(pattern, plan.kv_len, q_len, tile=tile, workers=9)
         for field in dataclasses.fields(plan):
             np.testing.assert_array_equal(getattr(plan, field.name), getattr(anew, field.name), field.name)
-            np.testing.assert_array_equal(getattr(plan, field.name), getattr(sealed(plan), field.name), field.name)
+            np.testing.assert_array_equal(getattr(plan, field.name), getattr(validated(plan), field.name), field.name)
         check_plan(plan, [own.index_set(q_len, plan.kv_len) for own in pattern.variants(2, 4)[0]])
         validate(dataclasses.replace(plan))
 
@@ -66,10 +66,10 @@ def test_a_moved_plan_is_that_of_its_length(pattern, q_len, tile):
 @pytest.mark.parametrize("pattern", MOVING, ids=repr)
 def test_the_shortest_length(pattern):
     """A sequence in which both ends meet has a plan of its own; one key more, and it moves."""
-    least = sealed(planned(pattern, 5000)).least
+    least = validated(planned(pattern, 5000)).least
     for kv_len in range(max(1, least - 2), least + 2):
         plan = planned(pattern, kv_len)
-        assert (sealed(plan).least is None) == (kv_len < least)
+        assert (validated(plan).least is None) == (kv_len < least)
         check_plan(plan, [own.index_set(2, kv_len) for own in pattern.variants(2, 4)[0]])
 
 
@@ -86,16 +86,16 @@ def test_the_shortest_length(pattern):
 )
 def test_other_plans_stay(pattern):
     """Those of patterns, or of one of their variants, that have no ends."""
-    assert sealed(planned(pattern, 700)).least is None
+    assert validated(planned(pattern, 700)).least is None
     planned(pattern, 701)
     assert spattn.plan_cache_info()[:3] == (0, 2, 2)
 
 
 def test_plans_go_nowhere_else():
     with pytest.raises(ValueError, match=r"^plan: expected 156 keys or more, got 155$"):
-        moved(sealed(planned(STREAMING, 700, 1)), 155)
+        moved(validated(planned(STREAMING, 700, 1)), 155)
     with pytest.raises(ValueError, match=r"^plan: expected 700 keys, got 701$"):
-        moved(sealed(planned(p.strided(16), 700)), 701)
+        moved(validated(planned(p.strided(16), 700)), 701)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_what_is_made_of_a_moved_plan_counts(monkeypatch):
     k, v = k[:, :, 1:], v[:, :, 1:]
     out, lse = spattn.attention(q, k, v, STREAMING, return_lse=True)
     spattn.attention_backward(out, q, k, v, out, lse, STREAMING)
-    made = sealed(spattn.plan_for(STREAMING, q, k, v, backend="cpu"))
+    made = validated(spattn.plan_for(STREAMING, q, k, v, backend="cpu"))
     own = made.derived_bytes + made.views.nbytes + _cache._OBJECT_BYTES
     assert made.kv_len == 899 and made.derived_bytes and spattn.plan_cache_info().bytes == before + own
     monkeypatch.setattr(_cache, "_MAX_BYTES", spattn.plan_cache_info().bytes - 1)

@@ -212,6 +212,13 @@ def test_refused(what):
         validate(spoiled(good_plan(), **changes))
 
 
+def test_a_query_tile_behind_the_last_one():
+    plan = good_plan()
+    tiles = plan.components["query_tiles"][plan.work["component"][0]]
+    with pytest.raises(ValueError, match="^plan: expected query tiles of the component"):
+        validate(spoiled(plan, work=put("query_tile", 0, tiles)))
+
+
 @pytest.mark.parametrize(
     "name, value",
     [("q_len", "300"), ("slots", None), ("nnz", 1.0), ("nnz", True), ("views", None), ("work", []), ("mask", "mask")],

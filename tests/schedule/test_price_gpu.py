@@ -10,7 +10,7 @@ from spattn import patterns as sp
 from spattn.choose import features_gpu as price_gpu
 from spattn.choose.features_gpu import Kernel, Sizes, count_on_gpu, last_done
 from spattn.planning.contract.types import tile_lists
-from spattn.schedule.finishers import find_finishers
+from spattn.schedule.reductions import find_reductions
 
 
 @pytest.mark.parametrize("workers", [1, 7, 132])
@@ -40,7 +40,7 @@ def test_what_is_not_dealt_keeps_all_workers_busy():
 )
 def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
     plan = spattn.plan(pattern, 3000, tiling=spattn.Tiling(workers=workers, tile=(64, 64)))
-    mask, found = tile_lists(plan).mask, find_finishers(plan)
+    mask, found = tile_lists(plan).mask, find_reductions(plan)
     steps = partial = 0
     for begin, end in zip(plan.work["begin"].tolist(), plan.work["end"].tolist(), strict=True):
         for first in range(begin, end, tiles):
@@ -54,10 +54,10 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
     assert counts.weights == pytest.approx(times * steps * area)
     assert counts.products == pytest.approx(times * steps * area * dim)
     assert counts.partial == pytest.approx(times * partial * area)
-    assert counts.launches == 1 + found.finishes.any()
+    assert counts.launches == 1 + found.reduces.any()
     assert counts.merging == (len(found.merges.rows) > 0)
     assert counts.merged == pytest.approx(times * len(found.merges.sources) * dim)
-    # Every row that a merge or a finisher reads was written.
+    # Every row that a merge or a reduction reads was written.
     assert counts.written >= counts.merged
     assert counts.elements == 2 * heads * 2 * 3000 * 2 * dim
 
@@ -65,8 +65,8 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
 def test_a_short_launch_takes_its_longest_item():
     plan = spattn.plan(sp.Causal(), 2048, tiling=spattn.Tiling(tile=(64, 64)))
     counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(64, 2, 64, 264, 1 << 16))
-    assert counts.weights >= 0.9 * 2048 * 64
-    assert counts.items >= 1
+    assert 0.9 * 2048 * 64 <= counts.weights <= 1.1 * 2048 * 64
+    assert 1 <= counts.items < 2  # of 32: those of one worker
 
 
 def test_plans_without_work_have_no_launch():
@@ -78,5 +78,5 @@ def test_plans_without_work_have_no_launch():
 def test_counting_is_kept_with_the_plan(monkeypatch):
     plan, sizes, kernel = spattn.plan(sp.Causal(), 512), Sizes(1, 2, 2, 64, 64), Kernel(128, 2, 64, 132, 1 << 16)
     first = count_on_gpu(plan, sizes, kernel)
-    monkeypatch.setattr(price_gpu, "find_finishers", None)
+    monkeypatch.setattr(price_gpu, "find_reductions", None)
     assert count_on_gpu(plan, sizes, kernel) == first

@@ -12,6 +12,7 @@ from spattn import patterns as p
 from spattn.planning.contract.validate import _check_merges
 from spattn.schedule import compiler, items
 from spattn.schedule.proof import Writers, prove
+from spattn.schedule.subtiles import Cut, by_keys
 
 # (pattern, q_len, kv_len, tile, workers): views of one, two and three axes, steps that have a common multiple and
 # steps whose multiple is too long, pieces, padding, empty rows, several variants, permuted rows
@@ -216,3 +217,10 @@ def test_the_planner_proves_its_plans(monkeypatch, no_plans):
     monkeypatch.setattr(items, "_meeting", forgets)
     with pytest.raises(RuntimeError, match=r"^plan: row \d+ is written twice \(variant 0\); this is a bug in spattn"):
         spattn.plan(p.DilatedWindow(6, 5, 7) | p.strided(5), 53, 55, tiling=spattn.Tiling(tile=(1, 64)))
+
+
+def test_the_pass_by_keys_is_proved(monkeypatch):
+    plan = spattn.plan(p.DilatedWindow(3, 3, 4) | p.strided(10), 200, 230, tiling=spattn.Tiling(tile=(32, 64)))
+    monkeypatch.setattr(items, "_meeting", lambda where, lists, q_len: np.zeros(lists, bool))
+    with pytest.raises(RuntimeError, match=r"^plan: row \d+ is written twice"):
+        by_keys(plan, 1, 1, 1, Cut.consecutive(plan, 16), 2, 4)

@@ -9,7 +9,7 @@ import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.schedule.rounds import cut_for_rounds
-from spattn.schedule.slabs import Cut, by_keys
+from spattn.schedule.subtiles import Cut, by_keys
 
 
 def time_of(length, pieces, heads, workers):

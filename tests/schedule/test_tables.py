@@ -9,9 +9,9 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn._util import checks as _checks
-from spattn.schedule.finishers import find_finishers, find_sum_finishers
 from spattn.schedule.gradients import units
-from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries
+from spattn.schedule.reductions import find_reductions, find_sum_reductions
+from spattn.schedule.subtiles import EMPTY, FULL, Cut, by_keys, by_queries
 from spattn.schedule.tasks import order_tasks
 from spattn.testing.tables import check_table
 
@@ -50,20 +50,39 @@ def test_plans_that_allow_a_pair_twice(no_plans):
         spattn.plan(Twice(), 50)
 
 
-def test_finishers():
+def test_plans_of_other_pairs_than_the_predicate(no_plans):
+    @dataclasses.dataclass(frozen=True)
+    class Fewer(p.Pattern):
+        def allows(self, q, k):
+            return q == q
+
+        def parts(self, q_len, kv_len):
+            return (p.authoring.Part(p.Causal()),)
+
+    with pytest.raises(ValueError, match="^plan: expected the pairs of the pattern's predicate"):
+        spattn.plan(Fewer(), 50)
+
+
+def test_reductions():
     half = p.RowIntervals(np.zeros(512, int), np.where(np.arange(512) < 256, 0, 512))  # whose rows have three sources
     plan = spattn.plan(p.strided(8) | p.DilatedWindow(30, 0, 4) & half, 512, tiling=spattn.Tiling(tile=(32, 64)))
-    found = find_finishers(plan)
+    found = find_reductions(plan)
     assert (found.slots <= -2).any() and len(found.merges.rows)
-    finisher = np.nonzero(found.slots <= -2)[0]
-    for slots in (changed(found.slots, finisher[0], 0), changed(found.slots, finisher[0], -1)):
+    reduction = np.nonzero(found.slots <= -2)[0]
+    for slots in (changed(found.slots, reduction[0], 0), changed(found.slots, reduction[0], -1)):
         with pytest.raises(AssertionError):
-            check_table("finishers", plan=plan, found=found._replace(slots=slots))
+            check_table("reductions", plan=plan, found=found._replace(slots=slots))
     with pytest.raises(AssertionError):
-        check_table("finishers", plan=plan, found=found._replace(priors=changed(found.priors, (0, 0), 1)))
+        check_table("reductions", plan=plan, found=found._replace(priors=changed(found.priors, (0, 0), 1)))
     merges = found.merges._replace(rows=changed(found.merges.rows, 0, found.merges.rows[1]))
     with pytest.raises(AssertionError):
-        check_table("finishers", plan=plan, found=found._replace(merges=merges))
+        check_table("reductions", plan=plan, found=found._replace(merges=merges))
+    # A merge without sources, of a row that is written already.
+    ends, last = np.append(found.merges.indptr, found.merges.indptr[-1]), found.merges.variants[-1]
+    merges = found.merges._replace(rows=np.append(found.merges.rows, 0), indptr=ends)
+    with pytest.raises(AssertionError, match="a row is not written exactly once"):
+        merges = merges._replace(variants=changed(merges.variants, -1, last + 1))
+        check_table("reductions", plan=plan, found=found._replace(merges=merges))
 
 
 def test_passes():
@@ -77,29 +96,39 @@ def test_passes():
         full, bits = np.argwhere(made.masks == FULL), np.argwhere(made.masks >= 0)
         for at, value in ((full[0], EMPTY), (bits[0], EMPTY), (bits[-1], FULL)):
             other = dataclasses.replace(made, masks=changed(made.masks, tuple(at), value))
-            with pytest.raises(AssertionError, match="other pairs than the plan"):
+            with pytest.raises(AssertionError, match="pairs differ from the plan"):
                 check_table(table, plan=plan, made=other, cut=cut, **more)
         at = bits[0, 0]
         other = changed(made.entries, at, made.entries[np.argmax(made.entries != made.entries[at])])
         other = dataclasses.replace(made, entries=other)
-        with pytest.raises(AssertionError, match="other pairs than the plan"):
+        with pytest.raises(AssertionError, match="pairs differ from the plan"):
             check_table(table, plan=plan, made=other, cut=cut, **more)
 
 
-def test_sum_finishers():
+def test_a_pass_by_queries_of_other_slots(plan):
+    cut = Cut.consecutive(plan, 16)
+    made = by_queries(plan, cut)
+    work = made.work.copy()
+    work["slot"] = np.where(work["slot"] < 0, -1, work["slot"][::-1])
+    for other in (dataclasses.replace(made, slots=made.slots + 1), dataclasses.replace(made, work=work)):
+        with pytest.raises(AssertionError):
+            check_table("pass by queries", plan=plan, made=other, cut=cut)
+
+
+def test_sum_reductions():
     plan = spattn.plan(p.Full(), 5000, 200, tiling=spattn.Tiling(tile=(32, 64), workers=1))
     keys = by_keys(plan, 1, 1, 1, Cut.consecutive(plan, 16), 1, 16)
     arguments = keys.work["slot"], keys.work_indptr, keys.merges, 64, plan.kv_len
-    found = find_sum_finishers(*arguments)
+    found = find_sum_reductions(*arguments)
     assert (found.slots <= -2).any()
     given = dict(zip(("slots", "work_indptr", "merges", "rows"), arguments, strict=False))
-    check_table("sum finishers", **given, found=found)
+    check_table("sum reductions", **given, found=found)
     for other in (
         found._replace(rest_sources=changed(found.rest_sources, 0, found.rest_sources[1])),
         found._replace(slots=changed(found.slots, np.nonzero(found.slots <= -2)[0][0], 0)),
     ):
         with pytest.raises(AssertionError):
-            check_table("sum finishers", **given, found=other)
+            check_table("sum reductions", **given, found=other)
 
 
 def test_units(plan):
@@ -110,6 +139,15 @@ def test_units(plan):
         own[field][number] += by
         with pytest.raises(AssertionError):
             check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
+    own = split.units.copy()
+    own["begin"] += 1
+    own["end"] += 1
+    with pytest.raises(AssertionError, match="keys outside of a unit"):
+        check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
+    own = split.units.copy()
+    own["offset"][1] -= 1
+    with pytest.raises(AssertionError, match="units share rows of the workspace"):
+        check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
 
 
 def test_tasks(plan):
@@ -120,3 +158,10 @@ def test_tasks(plan):
     for other in (tasks[1:], np.append(tasks, tasks[:1]), changed(tasks, 0, tasks[1])):
         with pytest.raises(AssertionError):
             check_table("tasks", **own, tasks=other)
+    other = order_tasks(plan, changed(chosen, 1, False), *HEADS, 1000)
+    with pytest.raises(AssertionError):
+        check_table("tasks", **own | {"chosen": changed(chosen, 0, False)}, tasks=other)
+    other = tasks.copy()
+    other["head_kv"] ^= 1
+    with pytest.raises(AssertionError):
+        check_table("tasks", **own, tasks=other)

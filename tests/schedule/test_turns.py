@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.schedule.slabs import Cut, by_keys
+from spattn.schedule.subtiles import Cut, by_keys
 from spattn.schedule.turns import take_turns
 
 
 def turns_of(pattern, length, heads=1, side_by_side=8):
-    """(pass, slab of each entry, turns): slabs of 64 queries of plans with one query view."""
+    """(pass, subtile of each entry, turns): subtiles of 64 queries of plans with one query view."""
     made = plan(pattern, length, heads=heads)
     keys = by_keys(made, 1, heads, 1, Cut.consecutive(made, 64), 2, 1)
-    slab = 2 * keys.entries["tile"] + keys.entries["part"]
-    return keys, slab, take_turns(keys, slab, side_by_side)
+    subtile = 2 * keys.entries["tile"] + keys.entries["part"]
+    return keys, subtile, take_turns(keys, subtile, side_by_side)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_ranks_follow_the_order_of_items(heads):
     """A rank for each time that something is added: 0, 1, ... in the order in which items are taken."""
-    keys, slab, turns = turns_of(patterns.SlidingWindow(300), 2000, heads)
-    count = np.zeros((1, slab.max() + 1), int)
+    keys, subtile, turns = turns_of(patterns.SlidingWindow(300), 2000, heads)
+    count = np.zeros((1, subtile.max() + 1), int)
     for item in keys.work:
         for entry in range(item["begin"], item["end"]):
-            place = keys.entries["head"][entry], slab[entry]
+            place = keys.entries["head"][entry], subtile[entry]
             assert turns.rank[entry] == count[place]
             count[place] += 1
     assert (count > 0).all()

@@ -12,10 +12,10 @@ GRID = (6, 5)
 NEAR = p.Neighborhood(GRID, 3)
 PACKED = p.Documents.from_cu_seqlens([0, 12, 12, 30])
 CASES = {
-    "bnhd": ((2, 30, 4, 8), p.Causal(), "bnhd"),
+    "bshd": ((2, 30, 4, 8), p.Causal(), "bshd"),
     "thd": ((30, 4, 8), PACKED, "thd"),
-    "grid": ((2, 4, *GRID, 8), NEAR, "bhnd"),
-    "grid, bnhd": ((2, *GRID, 4, 8), NEAR, "bnhd"),
+    "grid": ((2, 4, *GRID, 8), NEAR, "bhsd"),
+    "grid, bshd": ((2, *GRID, 4, 8), NEAR, "bshd"),
 }
 
 
@@ -115,12 +115,12 @@ def test_a_graph_of_arrays_whose_grid_is_not_the_patterns(pattern):
 def test_a_graph_of_what_is_no_tensor(name):
     """The graph ends before the call, which names it."""
     given = dict.fromkeys("qkv", tensors((1, 30, 4, 8))[0]) | {name: [1]}
-    compiled = torch.compile(lambda: spattn.attention(**given, layout="bnhd"), backend="aot_eager")
+    compiled = torch.compile(lambda: spattn.attention(**given, layout="bshd"), backend="aot_eager")
     with pytest.raises(TypeError, match=f"^{name}: expected a NumPy, PyTorch, CuPy or JAX array, got list"):
         compiled()
 
 
 def test_a_graph_of_an_unknown_layout():
     q = tensors((2, 4, 30, 8))[0]
-    with pytest.raises(ValueError, match="^layout: expected one of 'bhnd', 'bnhd', 'thd'; got 'bhsd'"):
-        torch.func.vmap(lambda q: spattn.attention(q, q, q, layout="bhsd"))(q[None])
+    with pytest.raises(ValueError, match="^layout: expected one of 'bhsd', 'bshd', 'thd'; got 'bhsd'"):
+        torch.func.vmap(lambda q: spattn.attention(q, q, q, layout="bdsh"))(q[None])

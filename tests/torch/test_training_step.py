@@ -6,7 +6,7 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.testing import DTYPES, assert_within_budget, dense_mask
+from spattn.testing import DTYPES, assert_within_bound, dense_mask
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -114,7 +114,7 @@ def check_step(pattern, dtype, device="cpu", head_dim=16):
     found = run(dtype, lambda q, k, v: spattn.attention(q, k, v, pattern))
     assert found["losses after"].mean() < found["losses before"].mean()
     for name, got in found.items():
-        assert_within_budget(got, exact[name], [one[name] for one in naive], DTYPES[dtype], name)
+        assert_within_bound(got, exact[name], [one[name] for one in naive], DTYPES[dtype], name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

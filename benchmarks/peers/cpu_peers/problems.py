@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from spattn import patterns as sp
-from spattn.testing import error_budget, naive, naive_gradients
+from spattn.testing import error_bound, naive, naive_gradients
 
 HEADS, HEAD_DIM = 8, 64
 SAMPLED_ROWS = 48
@@ -214,7 +214,7 @@ class Reference:
             q, k, v, _ = self.given.arrays
             rows = q[:, :, self.rows]
             wide = naive(*(x.astype(np.float64) for x in (rows, k, v)), mask)[0]
-            self._expected[key] = wide, error_budget(wide, naive(rows, k, v, mask)[0], q.dtype)
+            self._expected[key] = wide, error_bound(wide, naive(rows, k, v, mask)[0], q.dtype)
         wide, bound = self._expected[key]
         found = {"error": _error(as_numpy(result[0])[:, :, self.rows], wide), "error_bound": bound}
         if len(result) > 1:
@@ -235,7 +235,7 @@ class Reference:
             mask = self._allowed(np.arange(self.problem.tokens), allowed)
             wide = naive_gradients(*(x.astype(np.float64) for x in (dout, q, k, v)), mask)
             low = naive_gradients(dout, q, k, v, mask)
-            bounds = [error_budget(w, n, q.dtype) for w, n in zip(wide, low, strict=True)]
+            bounds = [error_bound(w, n, q.dtype) for w, n in zip(wide, low, strict=True)]
             self._expected[key] = wide, bounds
         wide, bounds = self._expected[key]
         errors = [_error(as_numpy(g)[:, CHECKED_HEAD][:, None], w) for g, w in zip(gradients, wide, strict=True)]

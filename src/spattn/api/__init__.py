@@ -1,1 +1,1 @@
-"""The public calls: attention, grouped attention, plans and their explanation."""
+"""Public API: attention, grouped attention, plans and explain()."""

@@ -1,4 +1,4 @@
-"""Hints for keywords of other attention functions."""
+"""Error hints for keyword arguments of other attention APIs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HINTS = {
 
 
 def refuse(function: str, names: Iterable[str]) -> NoReturn:
-    """TypeError for keywords that a function does not have, with what to pass instead."""
+    """Raise TypeError for unexpected keyword arguments, with a hint for those of other attention APIs."""
     name = next(iter(names))
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
     raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")

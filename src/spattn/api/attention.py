@@ -1,4 +1,4 @@
-"""Attention and its gradients: the public calls."""
+"""Public functions for attention and its gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     **others: Never,
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
@@ -32,73 +32,75 @@ def attention(
     Parameters
     ----------
     q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
-        Queries: a NumPy, PyTorch, CuPy or JAX array of any strides. bfloat16 is ``ml_dtypes.bfloat16`` in NumPy.
+        Query: a NumPy, PyTorch, CuPy or JAX array with any strides. NumPy's bfloat16 is ``ml_dtypes.bfloat16``.
     k : (batch, heads_kv, kv_len, head_dim) array
-        Keys, same kind, dtype and device as `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
+        Key, with the array library, dtype and device of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
-        Values.
+        Value.
     pattern : Pattern, str, Plan or bool array, optional
-        What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, a boolean array
-        (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), or a pattern of indices
-        on a GPU (:mod:`spattn.patterns.dynamic`). Leading axes of a boolean array may be 1, as in PyTorch.
-        Default "full": every query attends to every key; ask for "causal" where it is meant.
+        The allowed pairs: a pattern, its registered name, a plan from :func:`spattn.plan`, or a boolean mask
+        (True = attend) of shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), whose
+        leading axes may be 1. A pattern of GPU indices is read on the device (:mod:`spattn.patterns.dynamic`).
+        Default "full": every query attends to every key. Pass "causal" for causal attention.
     scale : float, optional
-        Factor of the logits; default ``1 / sqrt(head_dim)``.
+        Factor of the scores; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
-        "auto" goes where the arrays are. A backend asked for by name never gives way to another one.
+        "auto" selects the backend by the device of the arrays. A named backend never falls back to another one.
     return_lse : bool, optional
-        Also return the log-sum-exp of each row's logits.
+        Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
-        None computes as exactly as the dtype allows. "tf32" rounds the operands of both products to TF32 (11 bits), for
-        float32 on the cuda backend only.
-    layout : {"bhnd", "bnhd", "thd"}, optional
-        The order of the axes of q, k, v and out. "bhnd" is as said above; "bnhd" is (batch, length, heads, head_dim).
-        Where the pattern has a grid, its axes may stand in place of the length in either: (batch, heads, \*grid,
-        head_dim). "thd" is (total, heads, head_dim): sequences of one batch, packed one after another, which a pattern
-        keeps apart, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
+        None keeps the full precision of the dtype. "tf32" rounds the operands of both products to TF32 (11 significant
+        bits); it requires float32 inputs and the cuda backend.
+    layout : {"bhsd", "bshd", "thd"}, optional
+        Axis order of q, k, v and out. "bhsd" is the order above; "bshd" is (batch, length, heads, head_dim). If the
+        pattern has a grid, its axes may replace the length axis: (batch, heads, \*grid, head_dim). "thd" is
+        (total, heads, head_dim): a packed batch of variable-length sequences. The pattern must separate the
+        sequences, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array
-        Same kind, dtype, device and layout as `q`.
+        Array library, dtype, device and layout of `q`.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
-        Natural logarithm; −inf for a row that may attend to nothing. Heads are before the queries in every layout:
-        (batch, heads_q, \*grid) where q has a grid, (heads_q, total) in "thd".
+        Natural logarithm; −inf for a row with no allowed key. Heads precede queries in every layout: the shape is
+        (batch, heads_q, \*grid) if q has a grid, and (heads_q, total) in "thd".
 
     Raises
     ------
     TypeError
-        If an argument is not an array of a supported dtype, kinds or dtypes differ, or the dtype has no such
-        `precision`; if an array, or a mask, is not plain: masked, sparse, nested, quantized or without values, as meta
-        tensors, tracers of JAX and tensors under a derivative of :mod:`torch.func` are; if PyTorch makes a graph of
-        the call and the pattern's class is not registered; if `pattern`, `scale`, `backend`, `return_lse`, `precision`
-        or `layout` is of another type than said above.
+        If an argument has the wrong type or an unsupported dtype; if array libraries or dtypes differ; if the dtype
+        does not support `precision`; if an array or mask is masked, sparse, nested, quantized or without data (a meta
+        tensor, a JAX tracer, a tensor under a :mod:`torch.func` derivative); if PyTorch traces the call and the
+        pattern's class is not registered.
     ValueError
-        If shapes do not fit each other, the layout or the pattern, arrays have a grid that is not the pattern's, they
-        are on different devices or on one that is neither the CPU nor CUDA's, the name of a pattern, backend, precision
-        or layout is unknown, `scale` is not finite or, but for float64, beyond float32's largest number, or the backend
-        takes no arrays of this device; if the pattern tells batch entries apart under :func:`torch.func.vmap`.
+        If shapes do not match each other, the layout or the pattern; if arrays have a grid that is not the pattern's;
+        if arrays are on different or unsupported devices, or the backend does not support their device; if the name of
+        a pattern, backend, precision or layout is unknown; if `scale` is not finite, or exceeds the float32 range and
+        `q` is not float64; if the pattern differs between batch entries under :func:`torch.func.vmap`.
     RuntimeError
-        If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
-    BackendUnavailable
-        If the backend asked for cannot run here.
+        If q, k or v is a dual tensor: forward-mode differentiation is not supported.
+    BackendUnavailableError
+        If the named backend cannot run on this machine.
 
     Warns
     -----
     EfficiencyWarning
-        Once for a plan on the CPU of whose computed pairs fewer than 5 % are allowed, where attention over all pairs
-        is predicted to take less time.
+        Once per CPU plan, if fewer than 5 % of the computed pairs are allowed and dense attention is predicted to be
+        faster.
 
     Notes
     -----
-    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at
-    position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
-    influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
-    where a tensor requires one; there is no second derivative. Its graphs (:func:`torch.compile`, :mod:`torch.export`)
-    hold a call as one operator, with the pattern in it, or with the mask as an operand. Under ``torch.autocast``, q, k
-    and v are cast as those of ``scaled_dot_product_attention`` are, all but float64. In programs of JAX
-    ``spattn.jax.attention`` takes its place. Time is O(tiles · head_dim)
-    where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
+    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i is at position
+    ``i + kv_len - q_len``. A row with no allowed key gives 0. Keys and values outside the pattern have no influence on
+    the result, NaN included.
+
+    Time is O(tiles · head_dim), where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is
+    O(batch · heads · q_len · head_dim).
+
+    PyTorch autograd differentiates out and lse once, through :func:`attention_backward`; double backward is not
+    supported. In graphs of :func:`torch.compile` and :mod:`torch.export` the call is a single operator with the
+    serialized pattern as an attribute, or the mask as an input. ``torch.autocast`` casts q, k and v as it does for
+    ``scaled_dot_product_attention``, except float64. In JAX programs use ``spattn.jax.attention``.
 
     Examples
     --------
@@ -111,7 +113,7 @@ def attention(
     """
     if others:
         refuse("attention", others)
-    if not compiling():  # else torch.compile would trace the checks, the planner and NumPy as part of the model
+    if not compiling():  # torch.compile would trace the checks, the planner and NumPy into the graph
         found = dispatch.attention(
             q,
             k,
@@ -152,41 +154,41 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
 
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
-        Gradient of the loss with respect to `out`; same kind, dtype and device as `q`.
+        Gradient with respect to `out`, with the array library, dtype and device of `q`.
     q, k, v : array
-        The inputs of the forward call.
+        Inputs of the forward call.
     out, lse : array
-        What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned. ``torch.autocast`` casts nothing
-        here.
+        Results of ``attention(q, k, v, pattern, scale=scale, return_lse=True)``.
     pattern
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
-        Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
+        Gradient with respect to `lse`, in its dtype; None means zero. It is ignored in rows with ``lse = -inf``.
     scale, backend, precision, layout
         As in the forward call.
 
     Returns
     -------
     dq, dk, dv : array
-        Shapes and dtype of q, k and v.
+        Gradients with the shapes and dtype of q, k and v.
 
     Raises
     ------
-    TypeError, ValueError, RuntimeError, BackendUnavailable
+    TypeError, ValueError, RuntimeError, BackendUnavailableError
         As :func:`attention`, for all arrays.
 
     Notes
     -----
     With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out) − dlse``:
     ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by
-    tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Bitwise repeatable.
+    tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Results are bitwise deterministic.
+    ``torch.autocast`` does not cast the arguments.
 
     References
     ----------
@@ -215,7 +217,7 @@ def attention_backward(
 
 
 def _operators() -> Any:
-    """The custom operators that stand for the calls in PyTorch's graphs."""
+    """Import the PyTorch custom operators."""
     if compiling():
         from ..dispatch import torch_operators  # torch.compile cannot trace the lock
 

@@ -1,4 +1,4 @@
-"""A plan in words: what was chosen, what it costs, and when attention over all pairs costs less."""
+"""Explain a plan: tiling, efficiency, and predicted times of sparse and dense attention."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ..schedule import compiler
 __all__ = ["Explanation", "explain"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_DEVICES = {"cpu": "one thread of the CPU", "cuda": "an H200"}
-_LARGEST_PICTURE = 4096  # tokens of a side
+_DEVICES = {"cpu": "one CPU thread", "cuda": "an H200"}
+_LARGEST_PICTURE = 4096  # tokens per side
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What :func:`spattn.explain` returns.
+    """Result of :func:`spattn.explain`.
 
     Parameters
     ----------
     plan : Plan
-        What is explained.
+        The explained plan.
     predicted_ms : float
-        What a forward takes on one thread of the CPU, or on a GPU, in milliseconds; on the CPU that of a gathered plan,
-        which is for GPUs, is of the plan of the same pattern and tiles whose keys are in order.
+        Predicted time of a forward pass in milliseconds, on one CPU thread or on a GPU. Gathered KV runs on GPUs only;
+        for a gathered plan on the CPU, the prediction is for the same pattern and tile size without gathering.
     dense_ms : float
-        The same of attention over all pairs.
+        Predicted time of dense attention in milliseconds.
     cheaper : Plan or None
-        A plan of the same pattern that is predicted to take less time.
+        A plan of the same pattern with a lower predicted time.
     cheaper_ms : float or None
-        How much it takes.
+        Predicted time of `cheaper` in milliseconds.
     device : str
         "cpu" or "cuda".
     """
@@ -58,17 +58,17 @@ class Explanation:
             f"tile: {plan.block_q} queries × {plan.block_kv} keys, "
             f"in boxes of {' and '.join(map(_sides, boxes))} queries",
             f"views: {len(plan.views)} in {len(plan.components)} components",
-            f"work items: {len(plan.work)}, {splits} of which share rows; {len(plan.merge_rows)} rows are merged",
+            f"work items: {len(plan.work)}, {splits} of which are split-KV; {len(plan.merge_rows)} rows are combined",
             f"pairs: {plan.nnz} allowed, {computed} in the tiles (efficiency {plan.efficiency:.3g}); "
             f"density {plan.density:.3g}",
             f"predicted: {self.predicted_ms:.3g} ms on {_DEVICES[self.device]}",
             self._comparison(),
         ]
         if plan.gathered:
-            instead = "" if self._own else ", which a GPU executes; predicted are tiles of all keys"
-            lines.insert(3, f"keys: gathered for each query tile{instead}")
+            instead = "" if self._own else " (GPU only); the prediction is without gathering"
+            lines.insert(3, f"keys: gathered per query tile{instead}")
         elif plan.ordered:
-            lines.insert(3, "order: tokens that attend to each other are taken together, wherever they stand")
+            lines.insert(3, "order: tokens are permuted to group those that attend to each other")
         if self.cheaper is not None:
             box = _sides(self.cheaper.views["box"][self.cheaper.components["query_view"][0]].tolist())
             lines.append(f"cheaper: {self.cheaper_ms:.3g} ms with tile={self.cheaper.tile} in boxes of {box} queries")
@@ -76,11 +76,11 @@ class Explanation:
 
     @property
     def _own(self) -> bool:
-        """Whether it is this plan that is predicted, and none in its place."""
+        """Whether the prediction is for this plan itself."""
         return self.device == "cuda" or not self.plan.gathered
 
     def _comparison(self) -> str:
-        own = "this plan" if self._own else "the plan of all keys"
+        own = "this plan" if self._own else "the plan without gathering"
         faster = "dense attention" if self.dense_ms < self.predicted_ms else own
         return f"all pairs: {self.dense_ms:.3g} ms; {faster} is faster by a factor of {self._factor():.3g}"
 
@@ -88,12 +88,12 @@ class Explanation:
         return max(self.dense_ms, self.predicted_ms) / max(min(self.dense_ms, self.predicted_ms), 1e-9)
 
     def draw(self, ax: Any = None) -> Any:
-        """Draws the allowed pairs, and around them the tiles of the first work items.
+        """Draw the allowed pairs, and the pairs that one work item computes.
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw; a new figure when left out.
+            Axes to draw on; by default those of a new figure.
 
         Returns
         -------
@@ -102,13 +102,13 @@ class Explanation:
         Raises
         ------
         ModuleNotFoundError
-            If matplotlib is missing.
+            If matplotlib is not installed.
         ValueError
-            If the plan has no pattern, or more than 4096 tokens on a side.
+            If the plan has no pattern, or more than 4096 queries or keys.
         """
         plan = self.plan
         if plan.pattern is None or max(plan.q_len, plan.kv_len) > _LARGEST_PICTURE:
-            raise ValueError(f"plan: expected one of a pattern at up to {_LARGEST_PICTURE} tokens, got {plan!r}")
+            raise ValueError(f"plan: drawing requires a pattern and at most {_LARGEST_PICTURE} tokens, got {plan!r}")
         ax = draw(plan.pattern, plan.q_len, plan.kv_len, ax=ax, title=f"efficiency {plan.efficiency:.2f}")
         item = plan.work[len(plan.work) // 2] if len(plan.work) else None
         if item is not None:
@@ -119,31 +119,31 @@ class Explanation:
 def explain(
     plan: Plan, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
 ) -> Explanation:
-    """Explain a plan: what was chosen, and the predicted time on this machine's CPU or on a GPU.
+    """Explain a plan: its tiling, its efficiency, and its predicted time on this machine's CPU or on a GPU.
 
     Parameters
     ----------
     plan : Plan
     batch, heads, head_dim : int, optional
-        Sizes of a call; batch entries and heads must suit the plan.
+        Sizes of the call. `batch` and `heads` must match the plan.
     dtype : {"float32", "float64", "float16", "bfloat16"}, optional
-        Dtype of its arrays; float16 or bfloat16 for a GPU.
+        Dtype of the arrays; on a GPU, float16 or bfloat16.
     device : {"cpu", "cuda"}, optional
-        One thread of this machine's CPU, or an H200, which need not be present. GPU predictions exist for tiles of 128
-        or at most 64 queries and `head_dim` of at most 128.
+        Device of the prediction: one thread of this machine's CPU, or an H200, which need not be present. GPU
+        predictions support tiles of 128 or at most 64 queries, and `head_dim` up to 128.
 
     Returns
     -------
     Explanation
-        ``print()`` shows its text; its method ``draw()`` makes a picture.
+        ``print()`` shows a summary; the method ``draw()`` plots the plan.
 
     Raises
     ------
     TypeError
         If a size is not an integer.
     ValueError
-        If a size is less than 1, `dtype` or `device` is unknown, the plan is made for other batch entries or heads, or
-        gathered without a pattern; if the GPU's time is not known.
+        If a size is less than 1; if `dtype` or `device` is unknown; if `batch` or `heads` does not match the plan; if
+        a gathered plan has no pattern and `device` is "cpu"; if the cost model does not support the GPU call.
 
     Examples
     --------
@@ -158,7 +158,9 @@ def explain(
     choice("device", device, tuple(_DEVICES))
     own = plan.variant.shape
     if own[0] not in (1, batch) or own[1] not in (1, heads):
-        raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got one for {own[0]} and {own[1]}")
+        raise ValueError(
+            f"plan: expected a plan for batch={batch} and heads={heads}, got batch={own[0]} and heads={own[1]}"
+        )
     backend = cast(PredictingBackend, module_of(device))
     sizes = batch, heads, head_dim, head_dim, dtype
     executed = _of_all_keys(plan, batch, heads) if plan.gathered and device == "cpu" else plan
@@ -175,14 +177,14 @@ def explain(
 
 
 def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
-    """The plan of a gathered one's pattern that the CPU executes, with the same tiles."""
+    """Replan the pattern of a gathered plan without gathering, at the same tile size."""
     if plan.pattern is None:
-        raise ValueError("plan: expected one that the CPU executes, or that knows its pattern, got a gathered one")
+        raise ValueError("plan: the CPU does not execute gathered plans; pass a plan with a pattern, or device='cuda'")
     return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=plan.tile)
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """(keys, queries) of all pairs that a work item computes."""
+    """Return (keys, queries) of all pairs that a work item computes."""
     component = plan.components[item["component"]]
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])
@@ -195,7 +197,7 @@ def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     if plan.q_order.size:
         q = plan.q_order[component["variant"], q]
     if plan.kv_order.size:
-        k = np.unique(plan.kv_order[component["variant"], k])  # each once, whatever its places
+        k = np.unique(plan.kv_order[component["variant"], k])  # a gathered key may occur several times
     queries, keys = np.meshgrid(q, k, indexing="ij")
     return keys.ravel() + 0.5, queries.ravel() + 0.5
 

@@ -1,4 +1,4 @@
-"""Attention of several problems as one grouped launch, where a backend has them; one after another elsewhere."""
+"""Grouped attention: several problems in one kernel launch if the backend supports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..arrays import autocast, compiling, kind_of, recorder, signature
+from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
 from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
@@ -30,40 +30,38 @@ def grouped_attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> list[Any]:
-    r"""Attention of several problems, each with its own lengths, batch, heads and pattern, at once.
+    r"""Softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 
     Parameters
     ----------
     problems : sequence of (q, k, v, pattern)
-        The problems. What each of the four may be, and their shapes, is as for :func:`attention`: q
-        (batch, heads_q, q_len, head_dim), k (batch, heads_kv, kv_len, head_dim), v (batch, heads_kv, kv_len,
-        head_dim_v), and a pattern, its registered name, a plan or a bool array. No two problems need to agree in any
-        of it.
+        Arguments of :func:`attention` for each problem: q (batch, heads_q, q_len, head_dim), k (batch, heads_kv,
+        kv_len, head_dim), v (batch, heads_kv, kv_len, head_dim_v), and a pattern, its registered name, a plan or a bool
+        array. Problems may differ in shapes, dtypes, devices and array libraries.
     scale : float, optional
-        Factor of the logits of all problems; default ``1 / sqrt(head_dim)`` of each.
+        Factor of the scores in all problems; by default ``1 / sqrt(head_dim)`` of each problem.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
-        As for :func:`attention`. "auto" goes where the arrays of each problem are.
+        As for :func:`attention`. "auto" selects the backend of each problem by its device.
     return_lse : bool, optional
-        Also return the log-sum-exp of each row's logits.
+        Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
         As for :func:`attention`.
-    layout : {"bhnd", "bnhd", "thd"}, optional
-        As for :func:`attention`, of all problems.
+    layout : {"bhsd", "bshd", "thd"}, optional
+        As for :func:`attention`; the same for all problems.
 
     Returns
     -------
     list
-        For each problem, in their order, what ``attention(q, k, v, pattern)`` returns: out, or (out, lse) with
-        `return_lse`.
+        The result of ``attention(q, k, v, pattern)`` for each problem, in order: out, or (out, lse) with `return_lse`.
 
     Raises
     ------
     TypeError
-        If `problems` is no sequence of tuples of four; as :func:`attention`.
-    ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`. What is wrong with one problem is said with its number: ``problems[3]: k: expected …``.
+        If `problems` is not a sequence of 4-tuples; as :func:`attention`.
+    ValueError, RuntimeError, BackendUnavailableError
+        As :func:`attention`. The message starts with the problem's index: ``problems[3]: k: expected …``.
 
     Warns
     -----
@@ -72,22 +70,23 @@ def grouped_attention(
 
     Notes
     -----
-    The Hopper kernels (compute capability 9.0) compute up to 32 problems at a time, as many as their parameters have
-    room for: PyTorch tensors of float16 or bfloat16 on one device, of one dtype and class of head dimensions (up to 64,
-    up to 128, up to 256). All their work items are in one queue, the longest first, so that no problem waits for the
-    last block of another. A pattern is planned for the group: in the tiles that take the least time in all, each shape
-    of which is a launch, side by side with the others; long lists of keys are split only where all others would wait
-    for them. Where a plan is given it is executed as it is, and the results have the bits that :func:`attention` gives
-    with that plan. Rows that are put together of several items take a launch more for each problem that has such.
+    The Hopper kernels (compute capability 9.0) compute up to 32 problems per launch, limited by the size of the kernel
+    parameters. They group PyTorch tensors of one device, one dtype (float16 or bfloat16) and one class of head
+    dimensions (up to 64, up to 128, up to 256). All work items of a group share one queue, longest first, so that the
+    tail of one problem overlaps with the others. Patterns are planned for the group: the planner selects the tile
+    shapes that minimize the total time, launches one kernel per tile shape concurrently, and splits a long key list
+    only if it would otherwise determine the total time. A given plan is executed as is, and its result is bitwise equal
+    to that of :func:`attention` with the same plan. Each problem with split-KV rows needs one more launch to combine
+    them.
 
-    All other problems run one after another, as :func:`attention` runs them: on the CPU, on other GPUs, of other types
-    and libraries, of arrays that do not start on 16 bytes, of subclasses of tensors, with a bool array as the pattern
-    (a plan, or a :class:`~spattn.patterns.Mask` of the array, may be in a group), and where PyTorch makes a graph of
-    the call. The logger ``spattn.cuda`` says on level DEBUG which tensors its kernels leave to calls by themselves, and
-    why; repeats of a call say nothing.
+    All other problems run one after another through :func:`attention`: problems on the CPU or on other GPUs, with other
+    dtypes or array libraries, with arrays that are not aligned to 16 bytes, with tensor subclasses, with a bool array
+    as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the array can be grouped), and problems in a traced
+    PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first such call only, which tensors the
+    kernels do not group, and why.
 
-    PyTorch records the gradients of every result by itself: the backward of a problem is
-    :func:`attention_backward`, and problems are differentiated one after another.
+    PyTorch autograd differentiates each result separately, one problem after another, through
+    :func:`attention_backward`.
 
     Examples
     --------
@@ -101,7 +100,7 @@ def grouped_attention(
     """
     given = _checked(problems)
     options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
-    if compiling():  # each call is an operator of its own
+    if compiling():  # one operator per call in the graph
         return [attention(q, k, v, pattern, return_lse=return_lse, **options) for q, k, v, pattern in given]
     given = [(*(autocast(q, k, v) or (q, k, v)), pattern) for q, k, v, pattern in given]
     check_options(backend, return_lse, precision, layout)
@@ -130,7 +129,7 @@ def _checked(problems: Any) -> list[_Problem]:
 
 @contextlib.contextmanager
 def _named(number: int) -> Iterator[None]:
-    """Errors say which problem they are about."""
+    """Prefix error messages with the problem's index."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
@@ -140,22 +139,22 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = kind_of(x)
+    kind = namespace_of(x)
     return kind is not None and kind.ordinal(x) is not None
 
 
 class _Group(NamedTuple):
-    """Problems that run together: their numbers, and what else is the same in all calls like this one."""
+    """Cached dispatch of problems that run in one group."""
 
     numbers: list[int]
     prepared: PreparedGroup
     scales: list[float]
     dtype: str
-    layouts: list[Layout | None]  # of those that have other axes than the default's
-    records: list[Callable[..., Any] | None]  # of those whose gradients PyTorch records
+    layouts: list[Layout | None]  # None for the default layout
+    records: list[Callable[..., Any] | None]  # None for problems without autograd
 
     def run(self, given: Sequence[_Problem], scale: float | None) -> list[Any]:
-        """(out, lse) of each; None for one that must be made by itself."""
+        """Return (out, lse) for each problem, or None if the problem must run separately."""
         operands: list[Any] = [given[number][:3] for number in self.numbers]
         for place, layout in enumerate(self.layouts):
             if layout is not None:
@@ -170,7 +169,7 @@ class _Group(NamedTuple):
             if found is not None and layout is not None:
                 found = results[place] = tuple([layout.back(x) for x in found])
             if found is not None and record is not None:
-                # What is already computed is put on record as if it were computed there.
+                # Autograd runs the forward callable itself: give it one that returns the computed result.
                 results[place] = record(_returning(found), *given[self.numbers[place]][:3], scales[place])
         return results
 
@@ -180,13 +179,13 @@ def _returning(found: tuple[Any, Any]) -> Callable[..., tuple[Any, Any]]:
 
 
 def _find(given: list[_Problem], backend: str, precision: str | None, return_lse: bool, layout: str) -> list[_Group]:
-    """The groups among the problems, kept with the plan of the first one that may be in one."""
+    """Find groups among the problems; the result is cached with the plan of the first candidate."""
     signatures, named = {}, []
     for number, (q, k, v, pattern) in enumerate(given):
-        own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
+        own = cache_key(q, k, v) if isinstance(pattern, CONSTANT) else None
         if own is not None and _in_device_memory(q):
             signatures[number] = own
-            if isinstance(pattern, str):  # which stands for the class that has it now
+            if isinstance(pattern, str):  # the registry may map the name to another class later
                 with _named(number):
                     pattern = pattern_class(pattern)
             named.append(pattern)
@@ -203,15 +202,14 @@ def _find(given: list[_Problem], backend: str, precision: str | None, return_lse
 
 
 class _Candidate(NamedTuple):
-    """A problem that may be in a group, with the plan that it would have by itself."""
+    """A candidate problem for a group, with its plan for a separate call."""
 
     call: Call
     plan: Plan
     record: Callable[..., Any] | None
 
     def kept(self, problem: _Problem) -> bool:
-        """Whether it has this plan in a group, too: one that is given, and one that looks places up, beside which any
-        other would take longer."""
+        """Whether the group must use this plan: the caller gave it, or it is permuted and faster than any other."""
         return self.plan is problem[3] or self.plan.ordered
 
 
@@ -223,7 +221,7 @@ def _prepare(
     return_lse: bool,
     layout: str,
 ) -> tuple[list[_Group], dict[int, Plan]]:
-    """The groups among problems of these numbers, and the plans that they would have by themselves."""
+    """Return the groups among the numbered problems, and the plan of each problem for a separate call."""
     candidates: dict[GroupingBackend, dict[int, _Candidate]] = {}
     for number in numbers:
         q, k, v, pattern = given[number]
@@ -251,7 +249,7 @@ def _prepare(
 
 
 def _group(module: GroupingBackend, candidates: Mapping[int, _Candidate], plans: Mapping[int, Plan]) -> _Group:
-    """Problems that run together, with their plans."""
+    """Prepare a group of problems with the given plans."""
     members = [candidates[number] for number in plans]
     calls = [one.call for one in members]
     return _Group(

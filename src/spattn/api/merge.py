@@ -1,46 +1,47 @@
-"""Merge attention over disjoint sets of keys."""
+"""Combine attention results over disjoint sets of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..arrays import dtype_name, kind_of
+from ..arrays import dtype_name, namespace_of
 
 __all__ = ["merge_attentions"]
 
 
 def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
-    """Merge results of attention over disjoint sets of keys into that over all of them.
+    """Merge attention results over disjoint sets of keys into the result over all keys.
 
-    For cascades, whose requests share a prefix, and for rings of devices, each with some of the keys.
+    Used for cascade attention, where requests share a prefix, and for ring attention, where each device holds a part of
+    the keys.
 
     Parameters
     ----------
     outs : sequence of (..., q_len, head_dim_v) array
-        Results of :func:`spattn.attention` for the same queries, each over keys of its own: NumPy, PyTorch, CuPy or JAX
-        arrays of one kind.
+        Results of :func:`spattn.attention` for the same queries over disjoint sets of keys: NumPy, PyTorch, CuPy or
+        JAX arrays of one library.
     lses : sequence of (..., q_len) array
         Their log-sum-exps, from ``return_lse=True``.
 
     Returns
     -------
     out : (..., q_len, head_dim_v) array
-        In the dtype of the first of `outs`; 0 in rows without any key.
+        In the dtype of ``outs[0]``; 0 in rows with no allowed key.
     lse : (..., q_len) array
-        In the dtype of the first of `lses`; −inf in rows without any key.
+        In the dtype of ``lses[0]``; −inf in rows with no allowed key.
 
     Raises
     ------
     TypeError
-        If an element is not an array, or kinds or dtypes differ.
+        If an element is not an array, or array libraries or dtypes differ.
     ValueError
-        If the sequences are empty or of different lengths, or shapes differ.
+        If the sequences are empty or differ in length, or shapes differ.
 
     Notes
     -----
-    ``lse = log Σ exp(lseᵢ)``, ``out = Σ exp(lseᵢ − lse) outᵢ``, computed in the dtype of the log-sum-exps. PyTorch and
-    JAX differentiate it. Results may differ by rounding from one call over all keys.
+    ``lse = log Σ exp(lseᵢ)``, ``out = Σ exp(lseᵢ − lse) outᵢ``, computed in the dtype of `lses`. The function is
+    differentiable in PyTorch and JAX. The result may differ by rounding from one call over all keys.
 
     Examples
     --------
@@ -66,12 +67,14 @@ def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any
 
 
 def _namespace(outs: Sequence[Any], lses: Sequence[Any]) -> Any:
-    """The module whose functions take these arrays."""
+    """Validate the arrays and return their array namespace."""
     if len(outs) != len(lses) or not len(outs):
-        raise ValueError(f"outs, lses: expected as many of either, at least one, got {len(outs)} and {len(lses)}")
+        raise ValueError(
+            f"outs, lses: expected sequences of the same length, at least 1, got {len(outs)} and {len(lses)}"
+        )
     for name, arrays in (("outs", outs), ("lses", lses)):
         for number, x in enumerate(arrays):
-            if kind_of(x) is None or kind_of(x) is not kind_of(outs[0]):
+            if namespace_of(x) is None or namespace_of(x) is not namespace_of(outs[0]):
                 raise TypeError(f"{name}[{number}]: expected an array like outs[0], got {type(x).__name__}")
             if dtype_name(x) != dtype_name(arrays[0]):
                 raise TypeError(f"{name}[{number}]: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
@@ -79,7 +82,7 @@ def _namespace(outs: Sequence[Any], lses: Sequence[Any]) -> Any:
                 raise ValueError(f"{name}[{number}]: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
     if tuple(outs[0].shape[:-1]) != tuple(lses[0].shape):
         raise ValueError(f"lses: expected shape {tuple(outs[0].shape[:-1])}, got {tuple(lses[0].shape)}")
-    kind = kind_of(outs[0])
+    kind = namespace_of(outs[0])
     assert kind is not None, "checked above"
     return kind.functions()
 

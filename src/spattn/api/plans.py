@@ -1,4 +1,4 @@
-"""Make plans: at given lengths, or for the arrays of a call."""
+"""Make plans for given lengths, or for the arrays of a call."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = ["Tiling", "plan", "plan_for"]
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a plan is tiled, for :func:`spattn.plan`. :func:`spattn.plan_for` chooses it for a call.
+    """Tiling of a plan, for :func:`spattn.plan`. :func:`spattn.plan_for` selects it for a call.
 
     Parameters
     ----------
     tile : (int, int), optional
-        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64. The default is 128 × 64, or
-        64 × 64 where a head's pairs are listed and scattered: if sampled non-empty tiles hold fewer than 8 pairs on
-        average, hardly any two of which share a bitmask.
+        Queries and keys per tile, each at most 32768; the number of keys must be a multiple of 64. The default is
+        128 × 64, or 64 × 64 for scattered listed pairs: if sampled non-empty tiles hold fewer than 8 pairs on average,
+        few tiles share a bitmask.
     box : tuple of int, optional
-        Queries of a tile along each axis of a grid, as many in all as `tile` has; the keys that such a box of queries
-        reaches form a view of their own. Applies to the parts of a pattern that have spans on as many axes.
+        Queries per tile along each axis of a grid; the product must equal the queries of `tile`. The keys within reach
+        of such a box of queries form a separate view. Applies to parts of a pattern with spans along the same number of
+        axes.
     workers : int, optional
-        How many workers (processor cores, multiprocessors) share one head's work, at least 1: long key lists are split
-        so that each worker has about four pieces.
+        Number of workers (CPU cores or SMs) per head, at least 1. Long key lists are split so that each worker gets
+        about four pieces.
     """
 
     tile: tuple[int, int] | None = None
@@ -51,7 +52,7 @@ def plan(
     tiling: Tiling = _DEFAULT,
     max_bytes: int | None = None,
 ) -> Plan:
-    """Compile a pattern at given lengths into a plan that every backend can execute.
+    """Compile a pattern for given lengths into a plan that every backend can execute.
 
     Parameters
     ----------
@@ -60,36 +61,37 @@ def plan(
     q_len, kv_len : int
         Lengths in tokens; `kv_len` defaults to `q_len`.
     batch, heads : int, optional
-        Batch entries and query heads; they matter only to patterns that differ between them. `heads` defaults to the
-        pattern's own number.
+        Batch size and query heads; relevant only to patterns that differ between batch entries or heads. `heads`
+        defaults to the pattern's number of heads.
     tiling : Tiling, optional
-        Tile, box of queries and number of workers.
+        Tile size, box of queries and number of workers.
     max_bytes : int, optional
-        The most memory that making the plan may take; by default the memory that this process may use (the machine's,
-        the cgroup's or what the limit of its address space leaves). It does not change the plan.
+        Memory limit of the planner; by default the memory available to this process (physical memory, cgroup limit or
+        address space limit). It does not change the plan.
 
     Returns
     -------
     Plan
-        The last 256 plans, up to 256 MiB with their patterns, are cached; a larger one is made anew by every call,
-        unless its user keeps it and hands it to :func:`spattn.attention`. See :func:`spattn.plan_cache_info`.
+        The last 256 plans, up to 256 MiB including their patterns, are cached. A larger plan is not cached: keep it and
+        pass it to :func:`spattn.attention`. See :func:`spattn.plan_cache_info`.
 
     Raises
     ------
     TypeError
-        If `pattern` is not a pattern, a name or a bool array, `tiling` not a Tiling, or a number not an integer.
+        If `pattern` is not a pattern, a name or a bool array; if `tiling` is not a Tiling; if a number is not an
+        integer.
     ValueError
-        If the pattern does not fit the lengths, the batch or the heads; if a number is out of range; if the plan would
-        have 2³¹ runs of tiles or more (on a GPU: tiles), or needs more memory than `max_bytes` (the message says how
-        much); if ``pattern.parts()`` has a lattice that leaves the sequence or visits a position twice.
+        If the pattern does not match the lengths, the batch size or the heads; if a number is out of range; if the plan
+        would have 2³¹ or more runs of tiles (on a GPU: tiles), or would need more than `max_bytes` of memory (the
+        message states the amount); if a lattice in ``pattern.parts()`` leaves the sequence or repeats a position.
 
     Notes
     -----
-    Costs O(q_len + kv_len + tiles) where the planner can follow ``allows`` on whole tiles: integers that depend on the
-    query or the key alone always, and what depends on both if it consists of sums, differences, products, comparisons,
-    extrema, absolute values and ``//`` and ``%`` by constants. Anything else is evaluated in every cell of one tile of
-    each kind, on the tiles that the rest of the predicate leaves undecided; a warning says on how many. A plan that is
-    too large is refused before its tiles are listed.
+    The cost is O(q_len + kv_len + tiles) if the planner can evaluate ``allows`` symbolically on whole tiles. Integer
+    expressions of the query alone or the key alone always qualify. Expressions of both qualify if they consist of sums,
+    differences, products, comparisons, minima, maxima, absolute values, and ``//`` and ``%`` by constants. Any other
+    expression is evaluated cell by cell, once per equivalence class of the tiles that the rest of the predicate does
+    not decide; a warning gives their number. A plan over a limit is rejected before its tiles are listed.
 
     Examples
     --------
@@ -101,7 +103,7 @@ def plan(
     (64, 64)
     """
     with whole_imports:
-        from ..schedule import compiler  # late, as backends are: `import spattn` takes little time
+        from ..schedule import compiler  # deferred, as are backends, to keep `import spattn` fast
 
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: expected a spattn.Tiling, got {tiling!r}")
@@ -125,26 +127,26 @@ def plan_for(
     v: Any,
     *,
     backend: str = "auto",
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     max_bytes: int | None = None,
 ) -> Plan:
-    """Compile the plan that :func:`spattn.attention` uses for these arrays.
+    """Compile the plan that :func:`spattn.attention` uses for the given arrays.
 
     Parameters
     ----------
     pattern, q, k, v, backend, layout
-        As for :func:`spattn.attention`; no value of the arrays is read.
+        As for :func:`spattn.attention`. The values of q, k and v are not read.
     max_bytes : int, optional
         As for :func:`plan`.
 
     Returns
     -------
     Plan
-        With the tiles that the backend's kernels have for such a call, so that its efficiency is the one that is paid.
+        The plan with the tile size of the backend's kernels; its efficiency is that of the actual call.
 
     Raises
     ------
-    TypeError, ValueError, BackendUnavailable
+    TypeError, ValueError, BackendUnavailableError
         As :func:`spattn.attention` and :func:`plan`.
 
     Examples

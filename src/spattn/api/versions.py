@@ -1,4 +1,4 @@
-"""What this installation can do, for bug reports and for people who wonder why a backend is missing."""
+"""Report versions, hardware and backend availability of this installation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PACKAGES = ("numpy", "ml_dtypes", "pycuda", "cuda-bindings", "torch", "cupy", "
 
 
 def version() -> str:
-    """The version that is installed."""
+    """Return the installed version."""
     return importlib.metadata.version("spattn")
 
 
 def versions() -> dict[str, object]:
-    """The facts that :func:`show_versions` prints."""
+    """Collect the facts that :func:`show_versions` prints."""
     facts: dict[str, object] = {
         "spattn": version(),
         "python": sys.version.split()[0],
@@ -41,7 +41,7 @@ def versions() -> dict[str, object]:
 
 
 def _cuda_parts() -> dict[str, str]:
-    """What the cuda backend would stand on, found without PyCUDA and without a CUDA context."""
+    """Describe GPU, driver and nvcc without PyCUDA or a CUDA context."""
     with whole_imports:
         from ..cuda import compile
 
@@ -58,7 +58,7 @@ def _driver() -> dict[str, str]:
     driver = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
     if status:
-        return {"GPU": f"unknown: the driver does not start (CUDA error {status})", "driver": driver}
+        return {"GPU": f"unknown: driver initialization failed (CUDA error {status})", "driver": driver}
     gpus, name = [], ctypes.create_string_buffer(256)
     for ordinal in range(count.value):
         library.cuDeviceGet(ctypes.byref(device), ordinal)
@@ -68,7 +68,7 @@ def _driver() -> dict[str, str]:
 
 
 def show_versions() -> None:
-    """Print versions, usable instruction sets, threads, GPU, driver, compiler, and why a backend is unavailable."""
+    """Print versions, supported instruction sets, threads, GPU, driver, compiler, and why a backend is unavailable."""
     facts = versions()
     width = max(map(len, facts))
     for key, value in facts.items():

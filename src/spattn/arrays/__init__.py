@@ -14,43 +14,43 @@ from typing import Any
 import numpy as np
 
 from .._util.imports import whole_imports
-from .kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
+from .namespace import BFLOAT16, DTYPES, ArrayNamespace, NumPy, dtype_name
 
 __all__ = [
     "BFLOAT16",
     "DTYPES",
     "NUMPY",
-    "ArrayKind",
+    "ArrayNamespace",
     "add_plain",
     "autocast",
     "check_plain",
     "compiling",
     "dtype_name",
-    "kind_of",
+    "namespace_of",
     "of_any_length",
     "recorder",
-    "signature",
+    "cache_key",
     "to_host",
     "traced",
 ]
 
 NUMPY = NumPy()
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
-_kinds: dict[str, ArrayKind] = {}
-_plain: dict[type, ArrayKind] = {np.ndarray: NUMPY}  # dispatch by exact type
+_kinds: dict[str, ArrayNamespace] = {}
+_plain: dict[type, ArrayNamespace] = {np.ndarray: NUMPY}  # dispatch by exact type
 
 
-def kind_of(x: Any) -> ArrayKind | None:
+def namespace_of(x: Any) -> ArrayNamespace | None:
     """The array backend of `x`, or None."""
     return _plain.get(type(x)) or _search(x)
 
 
-def add_plain(array: type, kind: ArrayKind) -> None:
+def add_plain(array: type, kind: ArrayNamespace) -> None:
     """Register an array class as plain arrays of `kind`."""
     _plain[array] = kind
 
 
-def _search(x: Any) -> ArrayKind | None:
+def _search(x: Any) -> ArrayNamespace | None:
     if isinstance(x, np.ndarray):
         return NUMPY
     for name, array in _CLASSES.items():
@@ -67,7 +67,7 @@ def _search(x: Any) -> ArrayKind | None:
     return None
 
 
-def signature(*arrays: Any) -> tuple[Any, ...] | None:
+def cache_key(*arrays: Any) -> tuple[Any, ...] | None:
     """The cache key of a call: array backend, then dtype, device, shape and strides of each array.
 
     None if the arrays differ in backend or are not plain; such calls are not cached.
@@ -80,41 +80,41 @@ def signature(*arrays: Any) -> tuple[Any, ...] | None:
     if kind is None:
         _search(arrays[0])  # registers the class at its first array
         kind = _plain.get(of)
-    return None if kind is None else kind.signature(*arrays)
+    return None if kind is None else kind.cache_key(*arrays)
 
 
-def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | None:
+def of_any_length(cache_key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | None:
     """Split a cache key of q, k and v into (the key without kv_len and the strides of k and v, kv_len).
 
     None unless k and v are 4-D and of one length.
     """
-    kind, q, (k, _, *of_k), (v, _, *of_v) = signature
+    kind, q, (k, _, *of_k), (v, _, *of_v) = cache_key
     if not len(k) == len(v) == 4 or k[2] != v[2]:
         return None
     return (kind, q, k[0], k[1], k[3], v[0], v[1], v[3], *of_k, *of_v), k[2]
 
 
 def autocast(*operands: Any) -> tuple[Any, ...] | None:
-    """See :meth:`ArrayKind.autocast`; dispatches on the first operand."""
-    kind = kind_of(operands[0])
+    """See :meth:`ArrayNamespace.autocast`; dispatches on the first operand."""
+    kind = namespace_of(operands[0])
     return None if kind is None else kind.autocast(*operands)
 
 
 def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:
-    """See :meth:`ArrayKind.recorder`; dispatches on the first operand."""
-    kind = kind_of(operands[0])
+    """See :meth:`ArrayNamespace.recorder`; dispatches on the first operand."""
+    kind = namespace_of(operands[0])
     return None if kind is None else kind.recorder(*operands)
 
 
 def traced(*operands: Any) -> bool:
-    """See :meth:`ArrayKind.traced`; dispatches on the first operand."""
-    kind = kind_of(operands[0])
+    """See :meth:`ArrayNamespace.traced`; dispatches on the first operand."""
+    kind = namespace_of(operands[0])
     return kind is not None and kind.traced()
 
 
 def to_host(x: Any) -> Any:
     """Convert any array to NumPy, copying it from its device if necessary."""
-    kind = kind_of(x)
+    kind = namespace_of(x)
     return NUMPY.to_host(x) if kind is None else kind.to_host(x)
 
 
@@ -126,7 +126,7 @@ def compiling() -> bool:
 
 def check_plain(name: str, x: Any) -> None:
     """An array that is nothing but its values."""
-    kind = kind_of(x)
+    kind = namespace_of(x)
     odd = None if kind is None else kind.oddity(x)
     if odd is not None:
         raise TypeError(f"{name}: expected a plain array, got {odd}")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .kind import ArrayKind
+from .namespace import ArrayNamespace
 from .operand import Operand, row_major
 
 __all__ = ["Buffer", "Execution", "Xla"]
@@ -44,7 +44,7 @@ class Buffer:
         return len(self.shape)
 
 
-class Xla(ArrayKind):
+class Xla(ArrayNamespace):
     """XLA buffers, reported to users as JAX arrays."""
 
     name = "jax"
@@ -52,7 +52,7 @@ class Xla(ArrayKind):
     def is_plain(self, x: Any) -> bool:
         return True
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
         return self, *[(x.shape, None, x.dtype, self.ordinal(x)) for x in arrays]
 
     def device(self, x: Any) -> str:

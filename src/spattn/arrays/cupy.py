@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .kind import ArrayKind, numpy_dtype
+from .namespace import ArrayNamespace, numpy_dtype
 from .operand import Operand, in_order
 
 
-class CuPy(ArrayKind):
+class CuPy(ArrayNamespace):
     """CuPy arrays."""
 
     name = "cupy"
@@ -22,7 +22,7 @@ class CuPy(ArrayKind):
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.ndarray
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
         return self, *[(x.shape, x.strides, x.dtype, x.device.id) for x in arrays]
 
     def device(self, x: Any) -> str:

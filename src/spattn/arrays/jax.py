@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .kind import ArrayKind
+from .namespace import ArrayNamespace
 from .operand import Operand, row_major
 
 
-class Jax(ArrayKind):
+class Jax(ArrayNamespace):
     """JAX arrays."""
 
     name = "jax"
@@ -31,7 +31,7 @@ class Jax(ArrayKind):
         devices = len(x.devices())
         return f"an array on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
         return self, *[(x.shape, None, x.dtype, x.sharding) for x in arrays]
 
     def device(self, x: Any) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .._util.imports import whole_imports
-from .kind import BFLOAT16, DTYPES, ArrayKind
+from .namespace import BFLOAT16, DTYPES, ArrayNamespace
 from .operand import Operand, in_order
 
 
-class Torch(ArrayKind):
+class Torch(ArrayNamespace):
     """PyTorch tensors."""
 
     name = "torch"
@@ -50,7 +50,7 @@ class Torch(ArrayKind):
             somewhere = False
         return None if somewhere else "a tensor inside a transformation of torch.func; call this outside of it"
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
             return None
         if self._modes() or self._script() is not None:

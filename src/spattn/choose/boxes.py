@@ -14,10 +14,10 @@ from ..patterns.hints.lattice import Span
 from ..planning import Plan
 from ..planning.contract.types import grid_of
 
-__all__ = ["Met", "met_by_boxes"]
+__all__ = ["Overlap", "overlap_of_boxes"]
 
 
-class Met(NamedTuple):
+class Overlap(NamedTuple):
     """Queries of a part along each axis and, by box side, a histogram of the boxes' key ranges along it."""
 
     queries: list[int]
@@ -55,7 +55,7 @@ def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, .
             yield side, *rest
 
 
-def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None:
+def overlap_of_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Overlap | None:
     """Return the key ranges of boxes in the part with the most queries; None if no part has spans."""
     variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
     bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
@@ -64,7 +64,7 @@ def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None
     if not spans:
         return None
     largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
-    return Met([len(span.first) for span in largest], [_keys_along(span, longest) for span in largest])
+    return Overlap([len(span.first) for span in largest], [_keys_along(span, longest) for span in largest])
 
 
 def _keys_along(span: Span, longest: int) -> dict[int, dict[int, int]]:

@@ -13,7 +13,7 @@ from ..planning.contract.types import grid_of
 from ..planning.tiles.tiling import choose_box, last_cell
 from ..request.call import Call
 from ..schedule import compiler
-from .boxes import Met, met_by_boxes
+from .boxes import Overlap, overlap_of_boxes
 from .features_cpu import (
     ROWS,
     ROWS_AT_ONCE,
@@ -28,7 +28,7 @@ from .features_cpu import (
 )
 from .machine_cpu import Device
 
-__all__ = ["chosen", "dense_ms", "in_boxes", "price_ms", "price_of_pairs_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "cost_ms", "cost_of_pairs_ms"]
 
 _EFFICIENT = 0.6  # efficiency above which no alternative is tried
 _CELLS = range(17, 97)  # cells of a box: with more, the weights exceed the L1 cache
@@ -42,17 +42,17 @@ _TRIED, _ROWS_TRIED = 2, 1  # plans made beside the default: query-vectorized, a
 Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_dim_v
 
 
-def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
+def cost_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """Return the predicted milliseconds of a forward on one thread."""
     if plan.block_q == 1:
-        return price_of_pairs_ms(plan, sizes, device)
+        return cost_of_pairs_ms(plan, sizes, device)
     of = *sizes[:2], _features(sizes, device)
     if plan.block_q <= device.few:
         return predicted_ms(count_rows(plan, *of), device.together)
     return predicted_ms(count(plan, *of), device.nanoseconds)
 
 
-def price_of_pairs_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
+def cost_of_pairs_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """Return the predicted milliseconds for the plan's pairs in one-query tiles."""
     return predicted_ms(count_pairs(plan, *sizes[:2], _features(sizes, device)), device.one)
 
@@ -97,7 +97,7 @@ def _or_in_a_row(
         return plan
     other = compiler.planned_or(plan, pattern, call, tile, workers, max_bytes)
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
-    return min(plan, other, key=lambda own: price_ms(own, sizes, device))
+    return min(plan, other, key=lambda own: cost_ms(own, sizes, device))
 
 
 def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
@@ -120,9 +120,9 @@ class _Shape(NamedTuple):
 @kept_with_plan
 def _shape(plan: Plan, sizes: Sizes, workers: int, device: Device) -> _Shape | None:
     """Return the shape of the cheapest plan, None if that is `plan` itself."""
-    least, best = price_ms(plan, sizes, device), None
+    least, best = cost_ms(plan, sizes, device), None
     for shape in _promising(plan, sizes, device):
-        own = price_ms(_plan_of(plan, sizes, shape, workers), sizes, device)
+        own = cost_ms(_plan_of(plan, sizes, shape, workers), sizes, device)
         if own < least:
             least, best = own, shape
     return best
@@ -139,27 +139,29 @@ def _plan_of(plan: Plan, sizes: Sizes, shape: _Shape, workers: int) -> Plan:
 def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[_Shape]:
     """Return the shapes with the least estimated cost, from the spans of the part with the most queries."""
     batch, heads, head_dim, head_dim_v = sizes
-    met = met_by_boxes(plan, batch, heads, _CELLS.stop)
-    if met is None:
+    overlap = overlap_of_boxes(plan, batch, heads, _CELLS.stop)
+    if overlap is None:
         return []
     whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # the kernels copy other widths for each box
-    rows = list(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
+    rows = list(_estimates_of_rows(overlap, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
     # At equal cost, boxes of more rows have fewer items.
     rows.sort(key=lambda each: (each[0], -math.prod(each[1].box), each[1]))
-    tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, plan.block_kv, device))
+    tiles = sorted(_estimates_of_tiles(overlap, head_dim, head_dim_v, plan.block_kv, device))
     return [shape for _, shape in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
 
-def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -> Iterator[tuple[float, _Shape]]:
+def _estimates_of_rows(
+    overlap: Overlap, features: int, block_kv: int, device: Device
+) -> Iterator[tuple[float, _Shape]]:
     """Yield a head's cost in boxes of each shape that runs a few rows at once, over the keys of the box."""
-    for box, boxes in met.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
-        kinds, cells = list(met.kinds(box)), math.prod(box)
+    for box, boxes in overlap.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
+        kinds, cells = list(overlap.kinds(box)), math.prod(box)
         most = max(math.prod(own) for own, _ in kinds)
         together = cells == ROWS_AT_ONCE
         if not together and most > _MOST_KEYS:
             continue
         own_kv = block_kv if together else block_kv * -(-most // block_kv)
-        reached = _met_by_one(met, _neighbours(box, ROWS_AT_ONCE))
+        reached = _overlap_of_one(overlap, _neighbours(box, ROWS_AT_ONCE))
         pairs = cells * sum(count * _keys_reached(own, reached, own_kv, device.lanes) for own, count in kinds)
         yield predicted_ms(row_counts(boxes * cells, pairs, features), device.together), _Shape(box, own_kv)
 
@@ -174,29 +176,29 @@ def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int,
     return -(-(1 + last) // lanes) * lanes
 
 
-def _met_by_one(met: Met, sides: tuple[int, ...]) -> tuple[int, ...]:
+def _overlap_of_one(overlap: Overlap, sides: tuple[int, ...]) -> tuple[int, ...]:
     """Return the mean number of keys of a box along each axis."""
-    return tuple(-(-keys // count) for keys, count in zip(met.keys_along(sides), met.boxes(sides), strict=True))
+    return tuple(-(-keys // count) for keys, count in zip(overlap.keys_along(sides), overlap.boxes(sides), strict=True))
 
 
 def _estimates_of_tiles(
-    met: Met, head_dim: int, head_dim_v: int, block_kv: int, device: Device
+    overlap: Overlap, head_dim: int, head_dim_v: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, _Shape]]:
     """Yield a head's cost in boxes of each query-vectorized shape."""
-    for box, boxes in met.candidates(_CELLS, _MOST_BOXES):
+    for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES):
 
-        def met_by(cells: int, box: tuple[int, ...] = box) -> float:
+        def overlap_of(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)
-            return math.prod(met.keys_along(inside)) * math.prod(inside) / cells
+            return math.prod(overlap.keys_along(inside)) * math.prod(inside) / cells
 
         counts = Counts(
             items=boxes,
             tiles=0,
             rows=0,
-            scores=met_by(device.lanes) * head_dim,
-            weights=-(-math.prod(box) // device.lanes) * math.prod(met.keys_along(box)),
-            output=met_by(ROWS) * -(-head_dim_v // device.lanes),
-            gathered=math.prod(met.keys_along(box)) * (head_dim + head_dim_v),
+            scores=overlap_of(device.lanes) * head_dim,
+            weights=-(-math.prod(box) // device.lanes) * math.prod(overlap.keys_along(box)),
+            output=overlap_of(ROWS) * -(-head_dim_v // device.lanes),
+            gathered=math.prod(overlap.keys_along(box)) * (head_dim + head_dim_v),
             merged=0,
         )
         yield predicted_ms(counts, device.nanoseconds), _Shape(box, block_kv)

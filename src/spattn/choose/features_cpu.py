@@ -263,11 +263,11 @@ def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ..
 
 def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
     """Return the keys of the tiles, once per view: uneven ones, non-adjacent ones, and all."""
-    met = np.bincount(runs.key_view, runs.tiles, len(plan.views))
+    overlap = np.bincount(runs.key_view, runs.tiles, len(plan.views))
     copies = np.zeros(len(plan.views))
     copies[runs.key_view] = runs.copies
     views = plan.views
-    keys = np.minimum(met / np.maximum(views["tiles"], 1), copies) * views["extent"].prod(axis=1, dtype=np.int64)
+    keys = np.minimum(overlap / np.maximum(views["tiles"], 1), copies) * views["extent"].prod(axis=1, dtype=np.int64)
     uneven = (views["box"][:, :2].max(axis=1) > 1) | plan.ordered
     apart = uneven | (views["stride"][:, 2] != 1)
     return float(keys[uneven].sum()), float(keys[apart].sum()), float(keys.sum())

@@ -15,16 +15,16 @@ from .._util.ragged import ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_extents
-from ..schedule.finishers import find_finishers
+from ..schedule.reductions import find_reductions
 
-__all__ = ["GpuCounts", "Kernel", "Sizes", "count_on_gpu", "last_done"]
+__all__ = ["GpuCounts", "KernelShape", "Sizes", "count_on_gpu", "last_done"]
 
 _ITEM, _PARTIAL = 0.75, 0.25  # cost of an item beside its iterations, and of loading bitmasks, in iterations
 _BINS = 32  # histogram bins of items by iterations, for the simulation
 _DEALT = 64  # kinds of tasks simulated one by one; earlier ones load all workers equally
 
 
-class Kernel(NamedTuple):
+class KernelShape(NamedTuple):
     """How a device executes plans of a tile shape.
 
     Attributes
@@ -93,7 +93,7 @@ class GpuCounts(NamedTuple):
     elements: float
 
 
-def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -> GpuCounts:
+def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = True) -> GpuCounts:
     """Return the features of a call. Unless `alone`, other calls share its launches and leave no worker idle."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
@@ -147,7 +147,7 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """Return when each worker finishes its share of `tasks` more equal tasks."""
+    """Return when each worker reduces its share of `tasks` more equal tasks."""
     each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks that fit before the last worker is done
     rest = tasks - int(each.sum())
     if rest >= 0:
@@ -182,15 +182,15 @@ class _OfPlan(NamedTuple):
 
 @kept_with_plan
 def _of_plan(plan: Plan, tiles: int) -> _OfPlan:
-    found, work = find_finishers(plan), plan.work
+    found, work = find_reductions(plan), plan.work
     steps = -(-(work["end"] - work["begin"]) // tiles)
     partial = _partial_steps(plan, tiles)
     rows = real_extents(plan.views[plan.components["query_view"][work["component"]]], work["query_tile"]).prod(axis=1)
-    finishes = found.finishes
+    reduces = found.reduces
     variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
-    written, joined = np.where(found.slots >= 0, rows, 0), np.where(finishes, rows, 0)
+    written, joined = np.where(found.slots >= 0, rows, 0), np.where(reduces, rows, 0)
     columns = np.stack([np.ones(len(work)), steps, partial, written, joined], axis=1).astype(float)
-    phases = tuple(_phase(columns[own], variant[own], plan.variants) for own in (~finishes, finishes))
+    phases = tuple(_phase(columns[own], variant[own], plan.variants) for own in (~reduces, reduces))
     sources = found.merges.indptr[found.merges.variants]
     return _OfPlan((phases[0], phases[1]), np.diff(sources).astype(float), len(found.merges.rows) > 0)
 

@@ -13,15 +13,15 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import grid_of, real_extents
-from ..planning.contract.validated import sealed
+from ..planning.contract.validated import validated
 from ..planning.tiles.tiling import choose_box
 from ..request.call import Call
 from ..schedule import compiler
 from ..schedule.group import pieces, workers
 from ..schedule.tensor_maps import MAPS, joint_heads, maps_of
-from .boxes import Met, met_by_boxes
+from .boxes import Overlap, overlap_of_boxes
 from .features_gpu import Sizes
-from .machine_gpu import LARGEST_HEAD_DIM, coefficients, price_ms
+from .machine_gpu import LARGEST_HEAD_DIM, coefficients, cost_ms
 from .specializations import ROWS, TILE, build
 
 __all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of", "workers_of"]
@@ -142,12 +142,12 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
             found[how] = made
 
     @functools.cache
-    def price(how: How) -> float:
-        return price_ms(found[how], sizes, sms)
+    def cost(how: How) -> float:
+        return cost_ms(found[how], sizes, sms)
 
     if each > 1 and _may_stay_whole(first, sizes, sms):
         tried(own._replace(workers=1))
-    shared = min(found, key=price).workers if len(found) > 1 else each
+    shared = min(found, key=cost).workers if len(found) > 1 else each
     for ordered, gathered in _looked_up(first):
         tried(How(_SMALL, None, shared, ordered, gathered))
     for tile, box in _smaller(first, sizes, sms, copies):
@@ -156,7 +156,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
         if in_order is None or in_order.ordered:  # without a permutation in the pattern this is the same plan
             tried(how)
     while len(found) > 1:
-        how = min(found, key=price)
+        how = min(found, key=cost)
         if _fits(found[how], copies):
             return how
         del found[how]
@@ -187,7 +187,7 @@ def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
 def _fits(plan: Plan, copies: int) -> bool:
     """Whether the kernel parameters have room for `copies` copies of the plan's tensor maps."""
     most = MAPS[-1] // copies
-    return 2 * len(plan.views) <= most or maps_of(plan, sealed(plan).slides) <= most
+    return 2 * len(plan.views) <= most or maps_of(plan, validated(plan).slides) <= most
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
@@ -205,8 +205,8 @@ def _smaller(
     if _halves(plan) < _HALVES:
         yield _SMALL, None
     if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
-        met = met_by_boxes(plan, sizes.batch, sizes.heads_q, ROWS)
-        for box in [] if met is None else _promising(met, sizes, sms, copies):
+        overlap = overlap_of_boxes(plan, sizes.batch, sizes.heads_q, ROWS)
+        for box in [] if overlap is None else _promising(overlap, sizes, sms, copies):
             yield (math.prod(box), TILE[1]), box
 
 
@@ -231,7 +231,7 @@ def _halves(plan: Plan) -> float:
     return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
 
 
-def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
+def _promising(overlap: Overlap, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
     """Boxes with the lowest estimated cost of items and products on evenly loaded SMs, and the one with fewest tiles
     among nearly equal costs."""
     row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
@@ -241,17 +241,17 @@ def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int,
     def estimate(box: tuple[int, ...]) -> tuple[float, int]:
         """Cost and tiles."""
         cost, tiles = 0.0, 0
-        for keys, boxes in met.kinds(box):
+        for keys, boxes in overlap.kinds(box):
             own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
             cost += boxes * (of.items + of_step * -(-own * TILE[1] // row.step_kv))
             tiles += boxes * own
         return cost, tiles
 
     fitting = [
-        (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
-        for box, boxes in met.candidates(_CELLS, _MOST_BOXES)
+        (max(boxes, math.prod(overlap.keys_along(box)) / TILE[1]), box)
+        for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES)
         # Views at constant offsets share a tensor map, unless they use all of its axes.
-        if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
+        if copies * 4 * (boxes if len(box) == 3 else boxes // max(overlap.boxes(box))) <= MAPS[-1]
     ]
     found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])
     alike = [one for one in found if one[0] <= _NEAR * found[0][0]]

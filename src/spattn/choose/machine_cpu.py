@@ -62,7 +62,7 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 
 
 class Device(NamedTuple):
-    """Kernel parameters of an instruction set and dtype.
+    """KernelShape parameters of an instruction set and dtype.
 
     Attributes
     ----------

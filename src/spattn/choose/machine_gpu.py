@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from ..planning import Plan
 from .features_cpu import predicted_ms
-from .features_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
-from .specializations import KEYS_TOGETHER, ROWS, TILE, Build, build, item_keys
+from .features_gpu import GpuCounts, KernelShape, Sizes, count_on_gpu
+from .specializations import KEYS_TOGETHER, ROWS, TILE, Specialization, build, item_keys
 
 __all__ = [
     "KINDS",
     "LARGEST_HEAD_DIM",
     "LAUNCH_MS",
     "SMS",
-    "build_of",
+    "specialization_of",
     "coefficients",
     "kernel_of",
     "kind_of",
-    "price_ms",
+    "cost_ms",
 ]
 
 LARGEST_HEAD_DIM = 128  # largest measured
@@ -36,30 +36,30 @@ KINDS = tuple(_COEFFICIENTS)
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # for a launch with items
 
 
-def build_of(plan: Plan, head_dim: int) -> Build:
-    """Kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
+def specialization_of(plan: Plan, head_dim: int) -> Specialization:
+    """KernelShape specialization of a plan; `head_dim` is the larger of q's and v's."""
     return build(plan.block_q, head_dim, item_keys(plan))
 
 
-def kernel_of(row: Build, sms: int) -> Kernel:
+def kernel_of(row: Specialization, sms: int) -> KernelShape:
     """Cost model's view of a specialization on `sms` SMs."""
-    return Kernel(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
+    return KernelShape(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
-def kind_of(row: Build, looked_up: bool = False) -> str:
+def kind_of(row: Specialization, looked_up: bool = False) -> str:
     """Kind of tiles of a specialization, the key of its coefficients."""
     if looked_up:
         return "looked up"
     return "wide" if row.rows > ROWS else "thirds" if row.ctas > 2 else "narrow"
 
 
-def coefficients(row: Build, looked_up: bool = False) -> GpuCounts:
+def coefficients(row: Specialization, looked_up: bool = False) -> GpuCounts:
     """Nanoseconds per feature."""
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
-def price_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
+def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
     """Predicted milliseconds of a forward of 16-bit arrays, without host time; if not `alone`, the time it adds to a
     grouped launch."""
-    row = build_of(plan, max(sizes.head_dim, sizes.head_dim_v))
+    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v))
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))

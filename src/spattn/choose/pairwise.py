@@ -6,7 +6,7 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule import compiler
-from .cpu import price_ms, price_of_pairs_ms
+from .cpu import cost_ms, cost_of_pairs_ms
 from .machine_cpu import Device
 
 __all__ = ["instead", "may_pay"]
@@ -17,7 +17,7 @@ _SPARSE = 1 / 16  # efficiency below which the predicted times are compared
 def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device) -> Plan:
     """Return the plan with one-query tiles if it is predicted faster than `plan` and fits `max_bytes`, else `plan`."""
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
-    if price_ms(plan, sizes, device) <= price_of_pairs_ms(plan, sizes, device):
+    if cost_ms(plan, sizes, device) <= cost_of_pairs_ms(plan, sizes, device):
         return plan
     return compiler.planned_or(plan, pattern, call, (1, plan.block_kv), workers, max_bytes)
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule import compiler
-from ..schedule.finishers import find_finishers
 from ..schedule.group import tiles_of, workers
+from ..schedule.reductions import find_reductions
 from .gpu import How, among_others, sizes_of
-from .machine_gpu import LAUNCH_MS, build_of, price_ms
+from .machine_gpu import LAUNCH_MS, cost_ms, specialization_of
 from .specializations import rows_of
 
 __all__ = ["Member", "shared"]
@@ -40,7 +40,7 @@ class _Way(NamedTuple):
 def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
     """Plans for calls that share a device with `sms` SMs.
 
-    Either all use the common tile shape, or those that run faster in smaller tiles use these, at the price of one more
+    Either all use the common tile shape, or those that run faster in smaller tiles use these, at the cost of one more
     launch. Lists stay whole: the longest items start first and short ones fill the gaps, so that long lists are free.
     Only lists that outlast all other work are split, since each partial is written, read and combined.
     """
@@ -68,7 +68,7 @@ def _ways(member: Member, sms: int) -> Iterator[_Way]:
         plan = own
         if how is not None:
             plan = compiler.planned_or(own, pattern, call, how.tile, 1, None, True, how.box, tiled_for=member.each)
-        yield _Way(plan, None if plan is own else how, _price(plan, call, sms))
+        yield _Way(plan, None if plan is own else how, _cost(plan, call, sms))
 
 
 def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
@@ -89,24 +89,24 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
     """Duration of the group in ms, if its other calls, which fill the gaps of this one, take `others` ms."""
-    finishes, length = find_finishers(plan).finishes, plan.work["end"] - plan.work["begin"]
+    reduces, length = find_reductions(plan).reduces, plan.work["end"] - plan.work["begin"]
     blocks = _blocks(plan, call, sms)
     # Per phase: tiles of all items, and tiles that all CTAs compute while one of them computes the longest item.
     (tiles, longest), (last, longest_last) = (
         (tiles_of(plan, call.batch, call.heads_q, chosen), blocks * int(length[chosen].max(initial=0)))
-        for chosen in (~finishes, finishes)
+        for chosen in (~reduces, reduces)
     )
-    tile_ms = _price(plan, call, sms) / (tiles + last)  # shared evenly by all CTAs
+    tile_ms = _cost(plan, call, sms) / (tiles + last)  # shared evenly by all CTAs
     ms = max(tile_ms * longest, others + tile_ms * tiles)
     if last:  # in-kernel reductions wait for all earlier items
         ms += LAUNCH_MS + tile_ms * max(longest_last, last)
     return ms
 
 
-def _price(plan: Plan, call: Call, sms: int) -> float:
-    return price_ms(plan, sizes_of(call), sms, alone=False)
+def _cost(plan: Plan, call: Call, sms: int) -> float:
+    return cost_ms(plan, sizes_of(call), sms, alone=False)
 
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:
     """CTAs resident at the same time."""
-    return sms * build_of(plan, max(call.head_dim, call.head_dim_v)).ctas
+    return sms * specialization_of(plan, max(call.head_dim, call.head_dim_v)).ctas

@@ -1,4 +1,4 @@
-"""Kernel specializations of the Hopper forward: one table, each choice with the measurement behind it.
+"""KernelShape specializations of the Hopper forward: one table, each choice with the measurement behind it.
 
 Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
 227 KiB of shared memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads
@@ -29,7 +29,7 @@ KEYS_TOGETHER = (24 << 20) // 512
 KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 4
 
 
-class Build(NamedTuple):
+class Specialization(NamedTuple):
     """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
 
     rows: int  # per query tile
@@ -58,16 +58,20 @@ _NEXT = (
 )
 _ANY = math.inf
 TABLE = (
-    Build(64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
-    Build(64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
-    Build(64, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
-    Build(64, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
-    Build(64, 256, _ANY, 1, 64, 2, 4, 240, 128, _WIDE),
-    Build(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
-    Build(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
-    Build(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
-    Build(128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"),
-    Build(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
+    Specialization(64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
+    Specialization(64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
+    Specialization(64, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
+    Specialization(
+        64, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"
+    ),
+    Specialization(64, 256, _ANY, 1, 64, 2, 4, 240, 128, _WIDE),
+    Specialization(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
+    Specialization(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
+    Specialization(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
+    Specialization(
+        128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"
+    ),
+    Specialization(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
 )
 
 
@@ -76,14 +80,14 @@ def rows_of(block_q: int) -> int:
     return ROWS if block_q <= ROWS else TILE[0]
 
 
-def build(block_q: int, head_dim: int, keys: float = math.inf) -> Build:
+def build(block_q: int, head_dim: int, keys: float = math.inf) -> Specialization:
     """The row for a head dimension (the larger of q's and v's) and work items of `keys` keys."""
     fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.head_dim >= head_dim)
     return next(row for row in fitting if keys <= row.most_keys)
 
 
 def variant(
-    row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
+    row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
 ) -> dict[str, object]:
     """Macros for `problems` problems and `room` tensor maps; `gathers`: gathered KV; `cells`: largest key box."""
     fewer = row.step_kv == TILE[1] and cells <= FEWER

@@ -17,7 +17,7 @@ from ..choose.features_cpu import Features, count_rows
 from ..choose.machine_cpu import device, few_of
 from ..patterns import Pattern
 from ..planning import Plan
-from ..planning.contract.validated import Sealed, moved, sealed_for
+from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
 from ..schedule import compiler
 from ..schedule.gradients import units
@@ -154,7 +154,7 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
     float
         Milliseconds.
     """
-    return _choice.price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+    return _choice.cost_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
@@ -203,7 +203,7 @@ def _check_places(plan: Plan) -> None:
 
 def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
     """Implement :meth:`._backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``, the default is the best one."""
-    own = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    own = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(own)
     isa = isa or _default_isa()
     q = call.kind.to_numpy(call.q)
@@ -212,7 +212,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     rows, together = call.rows, _heads_together(call, own)
     least = own.least or 0 if own.growth is None else 0  # least kv_len that the core binds at run time
 
-    def at(plan: Sealed) -> tuple[_core.Prepared, int]:
+    def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's dispatch for `plan.kv_len` keys and the number of threads that have enough work."""
         here = replace(call, kv_len=plan.kv_len)
         work, reach = neighbours_together(plan), _reach(here, plan, isa)
@@ -236,7 +236,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
 def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:
     """Implement :meth:`._backends.Backend.prepare_backward`; `isa` as for :func:`prepare`."""
-    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(plan)
     isa = isa or _default_isa()
     useful = _useful_threads(call, plan)

@@ -16,16 +16,16 @@ from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
 from ..choose import gpu as _choice
 from ..choose.features_gpu import Sizes
-from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, price_ms
+from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cost_ms
 from ..choose.sharing import Member, shared
 from ..choose.specializations import DTYPES, ROWS
 from ..patterns import Full, Pattern
-from ..patterns.dynamic import Selected
+from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
-from ..planning.contract.validated import sealed_for
+from ..planning.contract.validated import validated_for
 from ..request.call import Call
 from ..schedule import compiler
-from . import execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
+from . import dynamic_masks, execute, group, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .hopper.group import kind_of_group
@@ -119,7 +119,7 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
     """Cached dispatch of calls that differ in values, addresses, stream and scale only; for length-polymorphic plans
     also in `kv_len` and the strides of k and v."""
-    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
     ordinal = call.kind.ordinal(call.q)
@@ -158,7 +158,7 @@ def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precisio
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     """Cached dispatch of the gradients, with the forward's plan."""
-    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_order(plan)
     if 0 in call.rows or call.kv_len == 0:
         return execute.NoGradients(call)
@@ -222,13 +222,13 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
     """Cached dispatch of calls grouped by :func:`together`."""
     own = {}
     for number, (call, plan) in calls.items():
-        own[number] = call, sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+        own[number] = call, validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
         _check_order(plan)
     first, _ = next(iter(own.values()))
     return group.Group(own, device.get(first.kind.ordinal(first.q)))
 
 
-def prepare_selected(call: Call, chosen: Selected) -> PreparedForward:
+def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
     """Cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
     gpu = device.get(call.kind.ordinal(call.q))
     if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is not hopper:
@@ -236,7 +236,7 @@ def prepare_selected(call: Call, chosen: Selected) -> PreparedForward:
             "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
             f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; use to_host()"
         )
-    return selected.prepare(call, chosen, gpu)
+    return dynamic_masks.prepare(call, chosen, gpu)
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
@@ -248,7 +248,7 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
         If the cost model does not cover such calls.
     """
     _check_measured(plan, max(head_dim, head_dim_v), dtype)
-    return price_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v), SMS)
+    return cost_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v), SMS)
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:

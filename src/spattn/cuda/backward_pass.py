@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..arrays.kind import numpy_dtype
+from ..arrays.namespace import numpy_dtype
 from ..arrays.operand import Operand
 from ..planning.contract.types import Plan
 from .driver.device import Device

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .._util.limits import environment
-from ..arrays.kind import numpy_dtype
+from ..arrays.namespace import numpy_dtype
 from ..arrays.operand import Operand, memory_order, row_major
 from ..planning.contract.types import Plan
-from ..planning.contract.validated import moved, sealed
+from ..planning.contract.validated import moved, validated
 from ..request.call import Call
 from .backward_pass import BackwardPass
 from .driver.buffer import Buffer, keep_if_captured, out_of_memory
@@ -79,7 +79,7 @@ class Prepared:
     def plan_for(self, k: Any) -> Plan:
         """The plan for the number of keys in `k`."""
         kv_len = int(k.shape[2])
-        return self.plan if kv_len == self._kv_len else moved(sealed(self.plan), kv_len)
+        return self.plan if kv_len == self._kv_len else moved(validated(self.plan), kv_len)
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         """Compute the results; the device's context is current."""

@@ -1,4 +1,4 @@
-"""Dispatch calls on concrete arrays: cached calls, plans, backends. The public functions are in ``spattn.api``."""
+"""Dispatch of calls on concrete arrays: call cache, plans, backends."""
 
 from .calls import CONSTANT, attention, attention_backward
 from .plans import as_pattern, backend_for, check_grid, check_mask, find_plan, name_for

@@ -1,4 +1,4 @@
-"""Dispatch a call: cached if one like it came before, otherwise checked, planned and prepared."""
+"""Run a call from the cache, or validate, plan and prepare it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .._util.index_checks import LONGEST
-from ..arrays import NUMPY, ArrayKind, autocast, of_any_length, recorder, traced
-from ..arrays import signature as signature_of
-from ..backends import PredictingBackend, SelectingBackend
+from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
+from ..arrays import cache_key as cache_key_of
+from ..backends import DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
-from ..planning.contract.validated import sealed
+from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
 from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
 
 if TYPE_CHECKING:
-    from ..patterns.dynamic import Selected
+    from ..patterns.dynamic import MaskedPattern
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
-CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
+CONSTANT = (Pattern, Plan, str)  # immutable, so calls are cacheable; a mask may change between calls
 
 
 def attention(
@@ -38,15 +38,15 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     gradients: Callable[..., Any] | None = None,
 ) -> Any:
-    """(out, lse) or out, as :func:`spattn.attention` returns them; NotImplemented for tensors that PyTorch traces.
+    """Implement :func:`spattn.attention` on concrete arrays; return NotImplemented for traced PyTorch tensors.
 
-    `gradients` computes what autograd records, :func:`attention_backward` unless given.
+    `gradients` is the backward function for autograd, by default :func:`attention_backward`.
     """
     check_options(backend, return_lse, precision, layout)
-    key = signature_of(q, k, v), backend, precision, return_lse, layout
+    key = cache_key_of(q, k, v), backend, precision, return_lse, layout
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
@@ -56,7 +56,7 @@ def attention(
             return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
         chosen = _selected(pattern)
         if chosen is not None:
-            found = _attend_selected(q, k, v, chosen, return_lse, gradients or attention_backward, **options)
+            found = _attend_masked(q, k, v, chosen, return_lse, gradients or attention_backward, **options)
             return found if return_lse else found[0]
         if traced(q, k, v):
             return NotImplemented
@@ -66,7 +66,7 @@ def attention(
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            # A copy of a mask, which nobody changes before the backward pass.
+            # Copy a mask: the caller may change it before the backward pass.
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
             record = functools.partial(
@@ -92,12 +92,12 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> Any:
-    """Gradients as :func:`spattn.attention_backward` returns them; NotImplemented for tensors that PyTorch traces."""
+    """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
-    key = signature_of(*arrays), backend, precision, layout
+    key = cache_key_of(*arrays), backend, precision, layout
     prepared = find_call(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
@@ -112,8 +112,8 @@ def attention_backward(
     return prepared.run(dout, q, k, v, out, lse, dlse, scale)
 
 
-class Prepared(NamedTuple):
-    """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
+class CachedCall(NamedTuple):
+    """Cached dispatch of a call; a length-polymorphic one requires at least `least` keys."""
 
     run: Callable[..., Any]
     scale: float
@@ -121,13 +121,13 @@ class Prepared(NamedTuple):
     least: int = 0
 
 
-def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
-    """The call that was prepared for any number of keys, this one among them: a step of generation is like the last."""
+def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
+    """Find a length-polymorphic cached call: decode steps differ in kv_len only."""
     found = None if key[0] is None else of_any_length(key[0])
     if found is None:
         return None
-    signature, kv_len = found
-    prepared: Prepared | None = find_call(pattern, (signature, *key[1:]))
+    cache_key, kv_len = found
+    prepared: CachedCall | None = find_call(pattern, (cache_key, *key[1:]))
     return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
 
 
@@ -138,9 +138,8 @@ def _prepare(
     key: tuple[Any, ...],
     backward: bool = False,
     record: Callable[..., Any] | None = None,
-) -> Prepared:
-    """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
-    change behind the key."""
+) -> CachedCall:
+    """Plan and prepare a call, wrapped in autograd if `record` is given; cache it if its key determines the result."""
     module = backend_for(call, backend)
     plan = find_plan(module, pattern, call, backward=backward)
     if module.LIMITS.predicts and may_lose(plan):
@@ -154,29 +153,28 @@ def _prepare(
         run = call.layout.around(run)
     if record is not None:
         run = functools.partial(record, run)
-    own = sealed(plan)
+    own = validated(plan)
     goes = module.LIMITS.moves if own.growth is None else module.LIMITS.grows
     moves = goes and call.layout.is_default and not backward and record is None
     least = own.least if moves and not isinstance(pattern, Plan) else None
-    prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
+    prepared = CachedCall(run, default_scale(call.head_dim), call.dtype, least or 0)
     if key[0] is not None and isinstance(pattern, CONSTANT):
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
 
 
-def _selected(pattern: Any) -> Selected | None:
-    """What a selection, or one of a pattern, allows; None for anything else. Of a class that nobody has imported there
-    is none."""
+def _selected(pattern: Any) -> MaskedPattern | None:
+    """Return `pattern` as a MaskedPattern, or None. No dynamic pattern can exist before its module is imported."""
     found = sys.modules.get("spattn.patterns.dynamic")
-    return None if found is None else cast("Selected | None", found.selected(pattern))
+    return None if found is None else cast("MaskedPattern | None", found.selected(pattern))
 
 
-def _attend_selected(
+def _attend_masked(
     q: Any,
     k: Any,
     v: Any,
-    chosen: Selected,
+    chosen: MaskedPattern,
     return_lse: bool,
     gradients: Callable[..., Any],
     *,
@@ -185,10 +183,10 @@ def _attend_selected(
     precision: str | None,
     layout: str,
 ) -> tuple[Any, Any]:
-    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern; where it is recorded,
-    what the selection allows now is computed on the host when a gradient is asked for."""
+    """Attention with a dynamic mask. Only the plan of its static pattern is cached; the backward pass converts a
+    snapshot of the mask to a host pattern."""
     if traced(q, k, v):
-        raise TypeError("pattern: a pattern of device arrays cannot be part of a PyTorch graph; use .to_host(kv_len)")
+        raise TypeError("pattern: a pattern of device arrays is not supported in a PyTorch graph; use .to_host(kv_len)")
     record = recorder(q, k, v)
     wants_lse = return_lse or record is not None
     call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
@@ -199,9 +197,9 @@ def _attend_selected(
     if not module.LIMITS.selects:
         name = name_for(call, backend)
         raise ValueError(
-            f"pattern: a pattern of device arrays needs the backend 'cuda', got {name!r}; use .to_host(kv_len)"
+            f"pattern: a pattern of device arrays requires backend 'cuda', got {name!r}; use .to_host(kv_len)"
         )
-    run: Callable[..., Any] = cast(SelectingBackend, module).prepare_selected(call, chosen)
+    run: Callable[..., Any] = cast(DynamicMaskBackend, module).prepare_masked(call, chosen)
     if not call.layout.is_default:
         run = call.layout.around(run)
     if record is not None:
@@ -216,8 +214,8 @@ def _attend_selected(
     return cast("tuple[Any, Any]", run(q, k, v, call.scale))
 
 
-def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of arrays of another kind in host memory."""
+def _through_numpy(kind: ArrayNamespace, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a NumPy implementation for host arrays of another library."""
 
     def call(*operands: Any) -> tuple[Any, ...]:
         *arrays, scale = operands

@@ -1,10 +1,10 @@
-"""Which backend and which plan a call gets."""
+"""Select the backend and the plan of a call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import check_plain, dtype_name, kind_of
+from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
 from ..patterns.registry import get
@@ -24,29 +24,29 @@ def name_for(call: Call, backend: str) -> str:
 
 
 def backend_for(call: Call, backend: str) -> Backend:
-    """The backend that takes a call; ValueError if the one that was asked for does not."""
+    """Return the backend for a call; raise ValueError if the named backend does not support it."""
     name = name_for(call, backend)
     module = load(name)
     if call.precision is not None and call.precision not in module.LIMITS.precisions:
-        raise ValueError(f"precision: {call.precision!r} needs a backend that has it, as cuda; got {name!r}")
+        raise ValueError(f"precision: {call.precision!r} is not supported by backend {name!r}; use backend='cuda'")
     if module.LIMITS.host_arrays and call.device != "cpu":
-        raise ValueError(f"q: expected host arrays for the backend {name!r}, got one on {call.device}")
+        raise ValueError(f"q: backend {name!r} requires host arrays, got an array on {call.device}")
     return module
 
 
 def find_plan(
     module: Backend, pattern: Any, call: Call, max_bytes: int | None = None, *, backward: bool = False
 ) -> Plan:
-    """The plan of `pattern` that a backend wants for a call, or for its gradients."""
+    """Return the plan of `pattern` for a call, or for its backward, on a backend."""
     check_grid(call.layout, pattern)
     needed, most = call.result_bytes(backward), module.memory(call)
     if needed > most:
-        raise MemoryError(f"q, k, v: the results take {needed} bytes, more than the {most} bytes of memory")
+        raise MemoryError(f"q, k, v: the results need {needed} bytes, more than the {most} bytes of memory")
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
                 f"pattern: expected a plan for lengths {call.q_len} × {call.kv_len}, "
-                f"got one for {pattern.q_len} × {pattern.kv_len}"
+                f"got a plan for {pattern.q_len} × {pattern.kv_len}"
             )
         validate(pattern)
         pattern = _plan_or_pattern(pattern, module, call, backward)
@@ -56,26 +56,26 @@ def find_plan(
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
-    """The plan itself where its tiles suit the backend, otherwise its pattern, to be planned (and cached) again."""
+    """Return the plan if the backend accepts its tiles, otherwise its pattern, to be planned and cached again."""
     index = plan.variant
     if index.shape[0] not in (1, call.batch) or index.shape[1] not in (1, call.heads_q):
         raise ValueError(
-            f"pattern: expected a plan for {call.batch} batch entries and {call.heads_q} heads, "
-            f"got one for {index.shape[0]} and {index.shape[1]}"
+            f"pattern: expected a plan for batch={call.batch} and heads={call.heads_q}, "
+            f"got batch={index.shape[0]} and heads={index.shape[1]}"
         )
     if module.accepts(plan, call, backward=backward):
         return plan
     if plan.pattern is None:
-        order = "gathered keys and " if plan.gathered else "tokens in an order and " if plan.ordered else ""
+        order = "gathered keys and " if plan.gathered else "permuted tokens and " if plan.ordered else ""
         raise ValueError(
-            "pattern: expected a plan that the backend executes, or that knows its pattern, got one with "
+            "pattern: the backend does not support this plan, and it has no pattern to replan; it has "
             f"{order}tiles of {plan.block_q} × {plan.block_kv}"
         )
     return plan.pattern
 
 
 def check_grid(layout: Layout, pattern: Any) -> None:
-    """ValueError where arrays have a grid that is not the pattern's."""
+    """Raise ValueError if the arrays have a grid that is not the pattern's."""
     if layout.grid:
         own = get(pattern) if isinstance(pattern, str) else pattern.pattern if isinstance(pattern, Plan) else pattern
         layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
@@ -84,14 +84,14 @@ def check_grid(layout: Layout, pattern: Any) -> None:
 def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern:
     """Convert the `pattern` argument of attention(), other than a Plan, to a Pattern.
 
-    `sizes` are batch, heads_q, q_len and kv_len of the call, None where they are unknown.
+    `sizes` are batch, heads_q, q_len and kv_len of the call; None if unknown.
     """
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
         return get(pattern)
     what = type(pattern).__name__
-    kind = kind_of(pattern)
+    kind = namespace_of(pattern)
     if kind is not None:
         if dtype_name(pattern) == "bool":
             check_plain("pattern", pattern)
@@ -102,15 +102,15 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
 
 
 def check_mask(shape: tuple[int, ...], sizes: Sizes) -> None:
-    """Raise ValueError unless a bool mask has all rows and columns, and its leading axes broadcast to those of q."""
+    """Raise ValueError unless a bool mask has all rows and columns and its leading axes broadcast to q's."""
     batch, heads, q_len, kv_len = sizes
     if len(shape) < 2:
-        return  # Mask says what it expects
-    got = f"pattern: a bool mask has shape ([[batch,] heads,] q_len, kv_len), got {shape}"
+        return  # Mask raises the error
+    got = f"pattern: a bool mask must have shape ([[batch,] heads,] q_len, kv_len), got {shape}"
     if 1 in shape[-2:] and None not in (q_len, kv_len) and shape[-2:] != (q_len, kv_len):
         hint = "np.broadcast_to(mask, shape)"
         if shape[-2] == 1 and shape[-1] == kv_len:
-            hint = "spattn.patterns.KeyPadding(mask) for padding of keys"
+            hint = "spattn.patterns.KeyPadding(mask) for key padding"
         raise ValueError(f"{got}; its last axes do not broadcast to {q_len} queries and {kv_len} keys: use {hint}")
     for name, size, wanted in zip(("heads", "batch"), shape[-3::-1], (heads, batch), strict=False):
         if wanted is None or size in (1, wanted):

@@ -1,8 +1,8 @@
-"""Attention and its gradients as operators of PyTorch: what graphs hold, and what transformations go through.
+"""PyTorch custom operators for attention and its gradients: tracing, autograd, autocast, vmap.
 
-Operators take tensors and plain values, so a pattern travels as text. A mask, or padding, that is a tensor itself stays
-one, because its values are unknown while a graph is traced: `allowed` is (batch, kv_len) of padding, or (batch or 1,
-heads or 1, q_len, kv_len) of pairs.
+Operators take tensors and plain values, so a pattern is passed in serialized form. A mask tensor stays a tensor,
+because its values are unknown during tracing: `allowed` is a padding mask (batch, kv_len), or a mask of pairs
+(batch or 1, heads or 1, q_len, kv_len).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _forward(
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # a precision of None is left out
+    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits the default precision
     with torch.no_grad():
         gradients = calls.attention_backward(
             without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
@@ -64,7 +64,7 @@ def _backward(
 
 
 def _joined(text: str, allowed: torch.Tensor | None) -> Pattern:
-    """What an operator computes: the text's pattern, where a tensor of padding or pairs allows it too."""
+    """Return the intersection of the serialized pattern and the mask tensor."""
     pattern = from_json(text)
     if allowed is None:
         return pattern
@@ -73,24 +73,24 @@ def _joined(text: str, allowed: torch.Tensor | None) -> Pattern:
 
 
 def _padding(valid: torch.Tensor) -> KeyPadding:
-    """Padding as layers are given it: as bools, or as a mask that is added to logits."""
+    """Return the pattern of a padding mask, boolean or additive."""
     return KeyPadding.from_additive(valid) if valid.is_floating_point() else KeyPadding(valid)
 
 
 def _empty(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:
-    """A new tensor whose axes lie in memory as those of `like` do."""
+    """Return an empty tensor with the memory order of `like`'s axes."""
     order = memory_order(Operand(0, tuple(like.shape), like.stride()))
     return torch.empty_permuted(shape, order, **{"dtype": like.dtype, "device": like.device} | options)
 
 
 def _in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A result as the graph expects it to lie in memory; backends differ for operands of unusual strides."""
+    """Return `x` with the strides of the fake kernel; backends may return others for unusual operand strides."""
     wanted = _empty(like, tuple(x.shape), device="meta").stride()
     if x.stride() == wanted:
         return x
     if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
-        return x.as_strided(x.shape, wanted)  # axes of one element have no stride of their own
-    # not empty_like(): it chooses strides of its own for axes of one element
+        return x.as_strided(x.shape, wanted)  # the stride of an axis of size 1 is arbitrary
+    # empty_like() does not preserve the strides of axes of size 1
     return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
 
 
@@ -105,19 +105,19 @@ def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch
     return tuple(_empty(x, tuple(x.shape)) for x in (q, k, v))
 
 
-# -- gradients and batches of calls ------------------------------------------------------------------------------------
+# -- autograd, autocast and vmap ---------------------------------------------------------------------------------------
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, pattern, allowed, *options = inputs
     ctx.save_for_backward(q, k, v, *output, allowed)
     ctx.pattern, ctx.options = pattern, options
-    ctx.set_materialize_grads(False)  # the gradient of an lse that nobody used is None, which costs nothing
+    ctx.set_materialize_grads(False)  # an unused lse has gradient None, which saves work
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
     *operands, allowed = ctx.saved_tensors
-    dout = torch.zeros_like(operands[3]) if dout is None else dout  # nobody used out
+    dout = torch.zeros_like(operands[3]) if dout is None else dout  # out is unused
     gradients = torch.ops.spattn.attention_backward(dout, dlse, *operands, ctx.pattern, allowed, *ctx.options)
     return *gradients, None, None, None, None, None
 
@@ -125,11 +125,11 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-_library = torch.library.Library("spattn", "FRAGMENT")  # keeps what is registered as long as it lives
+_library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
 
 
 def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cast as for ``scaled_dot_product_attention``; ``torch.library.register_autocast`` casts to one fixed dtype."""
+    """Cast as ``scaled_dot_product_attention`` does; ``torch.library.register_autocast`` supports one dtype only."""
     cast = autocast(q, k, v)
     with torch._C._DisableAutocast():
         return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)
@@ -140,15 +140,15 @@ for _device in _DEVICES:
 
 
 def _over_a_batch(operator: Any, tensors: int) -> None:
-    """A batch of calls is one call with more batch entries, in which no pattern may tell them apart."""
+    """Register a vmap rule that folds the mapped axis into the batch; the pattern must not be per-batch."""
 
     def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[tensors : tensors + 2]
-        told_apart = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
-        if told_apart or from_json(pattern).sizes()[0] != 1:
+        per_head = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
+        if per_head or from_json(pattern).sizes()[0] != 1:
             raise ValueError(
-                "pattern: expected one that tells no batch entries apart under torch.func.vmap, got "
-                f"{'a tensor of several' if told_apart else from_json(pattern)}"
+                "pattern: must not differ between batch entries under torch.func.vmap, got "
+                f"{'a mask tensor with a batch axis' if per_head else from_json(pattern)}"
             )
         size = info.batch_size
         given: list[Any] = [
@@ -167,7 +167,7 @@ _over_a_batch(_forward, 3)
 _over_a_batch(_backward, 7)
 
 
-# -- what takes the place of spattn.attention() ------------------------------------------------------------------------
+# -- spattn.attention() under tracing ----------------------------------------------------------------------------------
 
 
 def attention(
@@ -182,7 +182,7 @@ def attention(
     precision: str | None = None,
     layout: str = DEFAULT,
 ) -> Any:
-    """:func:`spattn.attention` where PyTorch follows calls."""
+    """Implement :func:`spattn.attention` while PyTorch traces the call."""
     check_options(backend, return_lse, precision, layout)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
@@ -210,7 +210,7 @@ def attention_backward(
     precision: str | None = None,
     layout: str = DEFAULT,
 ) -> Any:
-    """:func:`spattn.attention_backward` where PyTorch follows calls."""
+    """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
@@ -229,7 +229,7 @@ def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
-    """The layout of this name, with the grid that the tensors have: that of the pattern, or none."""
+    """Return the named layout, with the pattern's grid if the tensors have one."""
     given = Layout.of(name, q, k, v)
     given.check_grid(_grids_of(text))
     return given
@@ -241,9 +241,9 @@ def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
-    """A pattern as operators take it: its text, and the tensor that it is instead; no text where there is no operator.
+    """Return the operator's arguments (serialized pattern, mask tensor); (None, None) if no operator applies.
 
-    What NumPy makes is something else than it seems to be while torch.compile is tracing.
+    Under torch.compile, types are checked first: Dynamo traces NumPy arrays and scalars as tensors.
     """
     is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
     if torch.compiler.is_dynamo_compiling() and not (
@@ -258,7 +258,7 @@ def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str
 
 
 def _eager(*arguments: Any, **options: Any) -> Any:
-    """The call on concrete tensors; as an operator where PyTorch traces them."""
+    """Call eagerly on concrete tensors, and through the operator on traced ones."""
     if compiling():
         return attention(*arguments, **options)
     found = calls.attention(*arguments, gradients=_eager_backward, **options)
@@ -266,21 +266,21 @@ def _eager(*arguments: Any, **options: Any) -> Any:
 
 
 def _eager_backward(*arguments: Any, **options: Any) -> Any:
-    """Gradients of :func:`_eager`."""
+    """Backward of :func:`_eager`."""
     found = calls.attention_backward(*arguments, **options)
     return attention_backward(*arguments, **options) if found is NotImplemented else found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
-    """A call between two graphs of torch.compile. Nothing else that follows calls can do without operators."""
+    """Call without an operator, in a graph break of torch.compile; other tracers raise TypeError."""
     if traced(arguments[0]):
         pattern = arguments[-1]
         if not isinstance(pattern, Plan):
-            pattern = as_pattern(pattern)  # unless it is none at all
+            pattern = as_pattern(pattern)  # raises TypeError if it is not a pattern
         raise TypeError(
-            "pattern: expected one that has a text, as graphs hold it: of a class that is registered, with parameters "
-            f"that from_json() reads back; got {pattern!r}"
+            "pattern: a PyTorch graph requires a serializable pattern, of a registered class with parameters that "
+            f"from_json() restores; got {pattern!r}"
         )
     return function(*arguments, **options)
 
@@ -289,10 +289,9 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 
 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern) -> Any:
-    """Attention over a pattern and, unless `valid` is None, the keys that are no padding.
+    """Attend to the pairs of a pattern, restricted to the `valid` keys unless None.
 
-    The pattern's text is given beside it: torch.compile then compares patterns of layers by what they are, and not as
-    the objects that they are.
+    `text` is the serialized pattern: with it, torch.compile guards on the pattern's value and not on its identity.
     """
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]

@@ -1,4 +1,4 @@
-"""Patterns as text, which operators of PyTorch take, and which means the same in any process."""
+"""Serialized patterns for PyTorch operators."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from .plans import as_pattern
 __all__ = ["text_of"]
 
 
-# A graph of torch.compile holds what these return. A method, since PyTorch 2.11 takes a pattern for no argument of one.
+# torch.compile embeds the results as constants. PyTorch 2.11 rejects a pattern as an argument of a constant function,
+# so the method itself is marked.
 torch.compiler.assume_constant_result(Pattern._serialized)
 
 
 def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
-    """The text of what attention() takes as a pattern, of a plan's own; None where no text says all of it."""
+    """Serialize a `pattern` argument of attention(), or the pattern of a plan; None if it is not serializable."""
     if isinstance(pattern, str):
         return _text_of_name(pattern)
     if isinstance(pattern, Plan):
         pattern = pattern.pattern
     if not isinstance(pattern, Pattern):
         return None
-    id(pattern)  # a graph that is traced now is for this pattern alone, whatever its parameters
+    id(pattern)  # makes torch.compile guard on the identity of this pattern
     return pattern._serialized()
 
 
@@ -33,5 +34,5 @@ def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
 def _text_of_name(name: str) -> str | None:
     try:
         return as_pattern(name)._serialized()
-    except ValueError:  # of no registered pattern
+    except ValueError:  # not a registered name
         return None

@@ -1,4 +1,4 @@
-"""For JAX: attention that goes through its transformations, on XLA's own buffers."""
+"""JAX integration: attention under JAX transformations, directly on XLA buffers."""
 
 from ._attention import attention
 

@@ -1,5 +1,7 @@
-"""Python ends after the host's programs: a thread of XLA's that comes into Python later is lost, and what waits for it
-waits for ever."""
+"""Delay interpreter exit until XLA's host executions end.
+
+An XLA thread that enters Python during finalization never returns, and its waiters hang.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ __all__ = ["at_work"]
 _QUIET = 0.1  # seconds
 
 _now: set[object] = set()
-_last = -math.inf  # when an execution ended
+_last = -math.inf  # end time of the last execution
 
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """An execution is under way."""
+    """Mark an execution as running."""
     global _last
     if _last == -math.inf:
         atexit.register(_wait)
@@ -35,12 +37,12 @@ def at_work() -> Iterator[None]:
 
 
 def _wait() -> None:
-    """Waits for programs whose results somebody has, and then until no other has called for a while.
+    """Wait for all live arrays, and then until no execution has run for `_QUIET` seconds.
 
-    XLA does not tell what it has yet to run.
+    XLA has no API to list pending executions.
     """
     for x in jax.live_arrays("cpu"):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # whoever reads the array sees it
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # raised again when the array is read
             x.block_until_ready()
     while _now or time.monotonic() - _last < _QUIET:
         time.sleep(_QUIET / 10)

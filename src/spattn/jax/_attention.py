@@ -1,4 +1,4 @@
-"""Attention and its gradients as calls of foreign functions, through which JAX's transformations go."""
+"""Attention and its gradients as XLA FFI calls, with custom_vjp and custom_vmap rules."""
 
 from __future__ import annotations
 
@@ -32,58 +32,57 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
 ) -> Any:
-    r"""Softmax attention over the pairs of a pattern, within programs of JAX too, with its gradients.
+    r"""Softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
     Parameters
     ----------
     q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
-        Queries: an array of JAX, traced or not.
+        Query: a JAX array, concrete or traced.
     k : (batch, heads_kv, kv_len, head_dim) array
-        Keys, same dtype as `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
+        Key, with the dtype of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
-        Values.
+        Value.
     pattern : Pattern, str or bool array, optional
-        What is allowed, as for :func:`spattn.attention`; not a plan, because each device has its own. It is a part of
-        the program, so a mask has to have values when the program is traced. Default "full".
+        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. It is a
+        constant of the program, so a mask must be concrete. Default "full".
     scale : float, optional
-        Factor of the logits, not traced; default ``1 / sqrt(head_dim)``.
+        Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
-        "auto" goes where the program runs.
+        "auto" selects the backend by the device that runs the program.
     return_lse : bool, optional
-        Also return the log-sum-exp of each row's logits.
+        Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
-        As for :func:`spattn.attention`, and of its gradients.
+        As for :func:`spattn.attention`; applies to gradients too.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array
-        Same dtype as `q`.
+        In the dtype of `q`.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
-        Natural logarithm; −inf for a row that may attend to nothing.
+        Natural logarithm; −inf for a row with no allowed key.
 
     Raises
     ------
     TypeError
-        If q, k or v is no array of JAX, or of a dtype that is not supported or not q's, or which has no such
-        `precision`; if `pattern` is a plan, a traced mask or of a class that is not registered; if `scale`, `backend`,
-        `return_lse` or `precision` is of another type than said above.
+        If q, k or v is not a JAX array, or has an unsupported dtype; if dtypes differ; if the dtype does not support
+        `precision`; if `pattern` is a plan, a traced mask or of an unregistered class; if `scale`, `backend`,
+        `return_lse` or `precision` has the wrong type.
     ValueError
-        If shapes do not fit each other or the pattern; if the name of a pattern or precision is unknown, or `scale` is
-        not finite or, but for float64, beyond float32's largest number; if the pattern tells batch entries apart under
-        :func:`jax.vmap`.
+        If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
+        is not finite, or exceeds the float32 range and `q` is not float64; if the pattern differs between batch entries
+        under :func:`jax.vmap`.
     jax.errors.JaxRuntimeError
-        While the program runs, with the type and message of an error that only then comes to light: the backend asked
-        for cannot run here or takes no arrays of this device, or memory is short.
+        At run time, with the type and message of the original error: the named backend cannot run on this machine or
+        does not support the device, or memory is exhausted.
 
     Notes
     -----
-    Goes through ``jit``, ``grad``, ``value_and_grad``, ``vmap``, ``checkpoint`` and ``shard_map``. out and lse have
-    gradients; there is no second derivative and no forward-mode one. Under ``vmap`` operands that are not mapped are
-    repeated. Under ``shard_map`` each device attends to what it was given: batch entries and heads may be spread over
-    devices, and the pattern is that of the device's own. Without it, a program that is spread over devices gathers q, k
-    and v on each of them, and there is no gradient with respect to arrays on explicit axes of a mesh. Arrays are read
-    where they lie, on the host and on a GPU, where XLA's own stream and memory are used. A pattern is planned when the
-    program first runs.
+    Supports ``jit``, ``grad``, ``value_and_grad``, ``vmap``, ``checkpoint`` and ``shard_map``. out and lse are
+    differentiable once, in reverse mode only. ``vmap`` broadcasts unmapped operands. Under ``shard_map``, each device
+    computes attention on its shard: batch and heads may be sharded, and the pattern applies to the shard. Without
+    ``shard_map``, a partitioned program all-gathers q, k and v on each device, and gradients with respect to arrays on
+    explicit mesh axes are not supported. Arrays are not copied, on the host or on a GPU; GPU calls use XLA's stream and
+    allocator. The pattern is planned on the first run of the program.
 
     Examples
     --------
@@ -112,14 +111,14 @@ def _described(name: str, x: Any) -> Buffer:
 
 @functools.lru_cache(maxsize=32)
 def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
-    """The text of a pattern; an error where it does not fit, which else would come to light when the program runs."""
+    """Serialize a pattern; raise errors at trace time if it does not match the sizes."""
     for variant in pattern.variants(batch, heads)[0]:
         variant.bind(q_len, kv_len)
     text = pattern._serialized()
     if text is None:
         raise TypeError(
-            "pattern: expected one that has a text, as programs hold it: of a class that is registered, with "
-            f"parameters that from_json() reads back; got {pattern!r}"
+            "pattern: a JAX program requires a serializable pattern, of a registered class with parameters that "
+            f"from_json() restores; got {pattern!r}"
         )
     return text
 
@@ -129,8 +128,11 @@ def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attend(options: Options, *operands: Any) -> tuple[Any, Any]:
-    """The sum of no elements changes nothing, and XLA removes it. Operands of an addition vary over the same axes of a
-    mesh, and so the operands of a call do; gradients of those that did not are added up over the devices."""
+    """Attend with operands that vary over the same mesh axes.
+
+    Adding an empty sum does not change values, and XLA removes it, but it broadcasts the varying mesh axes; JAX then
+    sums the gradients of operands that did not vary over the devices.
+    """
     nothing = jax.lax.stop_gradient(_nothing(operands))
     out, lse = _differentiable(options, *(x + nothing for x in operands))
     return out, lse
@@ -157,14 +159,14 @@ def _gradients(options: Options, kept: tuple[Any, ...], cotangents: tuple[Any, A
 _differentiable.defvjp(_remember, _gradients)
 
 
-# -- foreign functions -------------------------------------------------------------------------------------------------
+# -- FFI calls ---------------------------------------------------------------------------------------------------------
 
 
 def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
-    """What a foreign function makes of the operands.
+    """Call an FFI target, with a vmap rule that folds the mapped axis into the batch.
 
-    `results` has for each shape and dtype of one that depends on them, and its value where there is nothing to attend
-    to. A batch of calls is one call with more batch entries, in which no pattern may tell them apart.
+    `results` holds shape, dtype and the value for empty operands of each result. Under vmap the pattern must not differ
+    between batch entries.
     """
 
     def of_nothing(*operands: Any) -> tuple[Any, ...]:
@@ -184,8 +186,7 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
         if from_json(options.pattern).sizes()[0] != 1:
             raise ValueError(
-                "pattern: expected one that tells no batch entries apart under jax.vmap, got "
-                f"{from_json(options.pattern)}"
+                f"pattern: must not differ between batch entries under jax.vmap, got {from_json(options.pattern)}"
             )
         given = (x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(operands, mapped, strict=True))
         folded = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in given]
@@ -199,5 +200,5 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
 
 def _nothing(arrays: tuple[Any, ...]) -> Any:
-    """0, which varies over all axes of a mesh over which one of the arrays does."""
+    """Return a zero that varies over all mesh axes over which any of the arrays varies."""
     return functools.reduce(operator.add, (x[:0].sum(dtype=arrays[0].dtype) for x in arrays))

@@ -1,7 +1,7 @@
-"""XLA's foreign function interface in C, as far as it is used here: structs and enumerations of its ``c_api.h``.
+"""ctypes declarations of XLA's FFI: the structs and enumerations of ``c_api.h`` used here.
 
-These are of version 0.1 of the interface, and later versions 0.x only add fields at the end of structs. Most structs
-begin with their size in the runtime, so one that is at least as large there as it is here has all the fields.
+The declarations follow version 0.1. Later versions 0.x only append fields to structs. Most structs begin with their
+runtime size, so a struct of at least the size declared here has all fields.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Extension._fields_ = [
 
 
 class _Struct(ctypes.Structure):
-    """How all but the smallest begin."""
+    """Common header of most structs."""
 
     _fields_ = [("struct_size", ctypes.c_size_t), ("extensions", ctypes.POINTER(Extension))]
 
@@ -66,7 +66,7 @@ class MetadataExtension(ctypes.Structure):
     _fields_ = [("base", Extension), ("metadata", ctypes.POINTER(Metadata))]
 
 
-_Function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # of a struct of arguments, to an error or NULL
+_Function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # takes an argument struct; returns an error or NULL
 _FUNCTIONS = (
     "create_error",
     "get_message",
@@ -152,7 +152,7 @@ class CallFrame(_Struct):
 
 Handler: Callable[..., Any] = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
 
-# -- arguments of functions --------------------------------------------------------------------------------------------
+# -- argument structs --------------------------------------------------------------------------------------------------
 
 
 class NewError(_Struct):
@@ -162,7 +162,7 @@ class NewError(_Struct):
 
 
 class ErrorMessage(_Struct):
-    """XLA_FFI_Error_GetMessage_Args, and without the message XLA_FFI_Error_Destroy_Args"""
+    """XLA_FFI_Error_GetMessage_Args; its prefix is XLA_FFI_Error_Destroy_Args"""
 
     _fields_ = [("error", ctypes.c_void_p), ("message", ctypes.c_char_p)]
 
@@ -197,6 +197,6 @@ class Memory(_Struct):
 
 
 def fits(struct: Any) -> bool:
-    """Whether a struct that the runtime made has all the fields that are known here."""
+    """Whether a struct from the runtime has all fields declared here."""
     name, kind = struct._fields_[-1]
     return struct.struct_size >= getattr(type(struct), name).offset + ctypes.sizeof(kind)

@@ -1,6 +1,6 @@
-"""Foreign functions: what XLA's programs call by a name, on the host and on GPUs, and what computes it in Python.
+"""FFI targets for the host and GPUs, with handlers in Python.
 
-Handlers are made by ctypes and read the structs of XLA's C interface, so nothing is compiled or linked against XLA.
+Handlers are ctypes callbacks that read XLA's C structs, so nothing is compiled or linked against XLA.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ add_plain(Buffer, XLA)
 
 
 class Options(NamedTuple):
-    """What is the same in all executions of a call: a part of the program."""
+    """Static arguments of a call, stored in the program."""
 
     pattern: str
     scale: float
@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What travels with the call."""
+        """Serialized form, passed as the call's attribute."""
         return json.dumps(self)
 
 
@@ -57,7 +57,7 @@ def _attention_backward(dout: Any, dlse: Any, *arrays: Any, **options: Any) -> A
 
 
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:
-    """Makes the function known to XLA; returns what has to stay as long as XLA may call it."""
+    """Register a function as FFI target; return the handlers, which must outlive all XLA calls."""
     handlers = []
     for platform, on_gpu in (("cpu", False), ("CUDA", True)):
         handler = c_api.Handler(functools.partial(_handle, function, on_gpu))
@@ -73,16 +73,16 @@ def _handle(function: Callable[..., Any], on_gpu: bool, at: Any) -> int | None:
         if not _answer(frame):
             with nullcontext() if on_gpu else at_work(), Execution(frame, on_gpu) as execution:
                 _execute(function, execution)
-    except BaseException as error:  # none may leave a function that C calls
+    except BaseException as error:  # exceptions must not propagate through a C callback
         return new_error(frame, error)
     return None
 
 
 def _answer(frame: Any) -> bool:
-    """Whether XLA only asked for the handler's version and traits, which it does before all else.
+    """Answer XLA's initial query for the handler's version and traits; return False for any other call.
 
-    XLA compares the version with those that it supports, and says so where it does not have it. There are no traits: a
-    call may not become a part of a CUDA graph, which would run again with memory that was given back.
+    XLA checks the version and reports unsupported ones. There are no traits: a call must not be captured in a CUDA
+    graph, whose replay would use freed memory.
     """
     extension = frame.extensions
     while extension and extension.contents.type != c_api.METADATA:
@@ -96,7 +96,7 @@ def _answer(frame: Any) -> bool:
 def _execute(function: Callable[..., Any], execution: Execution) -> None:
     found = function(*execution.operands, **_options_of(execution.text()))
     for made, result in zip(found, execution.results, strict=True):
-        if made is not result:  # the backend made an array of its own, in host memory
+        if made is not result:  # the backend allocated a new host array
             XLA.to_numpy(result)[...] = made
 
 

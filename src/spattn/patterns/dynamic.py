@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 
 from .._util.index_checks import LONGEST
-from ..arrays import check_plain, dtype_name, kind_of, to_host
+from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
 from .base.pattern import Pattern
 from .base.registry import pattern_class
@@ -25,8 +25,8 @@ __all__ = [
     "DynamicKeyPadding",
     "DynamicVerticalSlash",
     "Form",
-    "Selected",
-    "Selection",
+    "MaskedPattern",
+    "DynamicMask",
     "selected",
 ]
 
@@ -59,7 +59,7 @@ class Form(NamedTuple):
     left: bool = False  # whether padding precedes the keys
 
 
-class Selection(_HostOnly):
+class DynamicMask(_HostOnly):
     """Base of dynamic masks: ``pattern & mask`` allows the pairs of both; a mask alone means ``Full() & mask``.
 
     Unions and complements need the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
@@ -92,64 +92,64 @@ class Selection(_HostOnly):
         """
         raise NotImplementedError
 
-    def copied(self) -> Selection:
+    def copied(self) -> DynamicMask:
         """Return the mask with copies of its arrays."""
-        fields = {name: value for name, value in vars(self).items() if kind_of(value) is not None}
+        fields = {name: value for name, value in vars(self).items() if namespace_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
 
-    def __and__(self, other: Any) -> Selected:
-        return Selected(other, self) if isinstance(other, Pattern) else NotImplemented
+    def __and__(self, other: Any) -> MaskedPattern:
+        return MaskedPattern(other, self) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
 
     def __repr__(self) -> str:
         found = []
         for name, value in vars(self).items():
-            array = f"<{dtype_name(value)} {tuple(value.shape)}>" if kind_of(value) is not None else repr(value)
+            array = f"<{dtype_name(value)} {tuple(value.shape)}>" if namespace_of(value) is not None else repr(value)
             found.append(f"{name}={array}")
         return f"{type(self).__name__}({', '.join(found)})"
 
 
 @dataclass(frozen=True, eq=False)
-class Selected(_HostOnly):
+class MaskedPattern(_HostOnly):
     """The intersection of a pattern and a dynamic mask, made by ``pattern & mask``.
 
     Parameters
     ----------
     pattern : Pattern
-    selection : Selection
+    selection : DynamicMask
     """
 
     pattern: Pattern
-    selection: Selection
+    selection: DynamicMask
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern: expected a Pattern, got {type(self.pattern).__name__}")
-        if not isinstance(self.selection, Selection):
-            raise TypeError(f"selection: expected a Selection, got {type(self.selection).__name__}")
+        if not isinstance(self.selection, DynamicMask):
+            raise TypeError(f"selection: expected a DynamicMask, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """Return the pattern of the current values; see :meth:`Selection.to_host`."""
+        """Return the pattern of the current values; see :meth:`DynamicMask.to_host`."""
         return self.pattern & self.selection.to_host(kv_len)
 
-    def __and__(self, other: Any) -> Selected:
-        return Selected(self.pattern & other, self.selection) if isinstance(other, Pattern) else NotImplemented
+    def __and__(self, other: Any) -> MaskedPattern:
+        return MaskedPattern(self.pattern & other, self.selection) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
 
 
-def selected(pattern: Any) -> Selected | None:
-    """Return a dynamic mask, or its intersection with a pattern, as a Selected; None for anything else."""
-    if isinstance(pattern, Selection):
-        return Selected(pattern_class("full")(), pattern)
-    return pattern if isinstance(pattern, Selected) else None
+def selected(pattern: Any) -> MaskedPattern | None:
+    """Return a dynamic mask, or its intersection with a pattern, as a MaskedPattern; None for anything else."""
+    if isinstance(pattern, DynamicMask):
+        return MaskedPattern(pattern_class("full")(), pattern)
+    return pattern if isinstance(pattern, MaskedPattern) else None
 
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
     """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
-    kind = kind_of(value)
+    kind = namespace_of(value)
     if kind is None or kind.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
     check_plain(name, value)
@@ -169,7 +169,7 @@ def _leading(value: Any, own: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicKeyBlocks(Selection):
+class DynamicKeyBlocks(DynamicMask):
     """A list of key blocks per query block: :class:`spattn.patterns.KeyBlocks` with indices on a GPU.
 
     Parameters
@@ -219,7 +219,7 @@ class DynamicKeyBlocks(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicKeyPadding(Selection):
+class DynamicKeyPadding(DynamicMask):
     """Key padding of sequences of different lengths: :class:`spattn.patterns.KeyPadding` with lengths on a GPU.
 
     Parameters
@@ -251,7 +251,7 @@ class DynamicKeyPadding(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicDocuments(Selection):
+class DynamicDocuments(DynamicMask):
     """Keys of the query's own document: :class:`spattn.patterns.Documents` with cumulative lengths on a GPU.
 
     Parameters
@@ -287,7 +287,7 @@ class DynamicDocuments(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicVerticalSlash(Selection):
+class DynamicVerticalSlash(DynamicMask):
     """Causal key columns and diagonals: :class:`spattn.patterns.VerticalSlash` with indices on a GPU.
 
     Parameters
@@ -308,7 +308,7 @@ class DynamicVerticalSlash(Selection):
     def __post_init__(self) -> None:
         for name in ("columns", "diagonals"):
             _check(name, getattr(self, name), (1, 2, 3))
-        if kind_of(self.columns) is not kind_of(self.diagonals):
+        if namespace_of(self.columns) is not namespace_of(self.diagonals):
             raise TypeError(f"diagonals: expected an array like columns, got {type(self.diagonals).__name__}")
         if self.columns.shape[:-1] != self.diagonals.shape[:-1]:
             shapes = tuple(self.columns.shape), tuple(self.diagonals.shape)

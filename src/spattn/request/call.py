@@ -10,7 +10,7 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from .._util.index_checks import q_offset
-from ..arrays import DTYPES, ArrayKind, check_plain, dtype_name, kind_of
+from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_of
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -43,10 +43,10 @@ class Call:
         (batch, heads, length, head_dim) views of the operands, of one array backend, dtype and device.
     layout : Layout
         Axis order of the operands and results; backends see neither.
-    kind : ArrayKind
+    kind : ArrayNamespace
         Array backend.
     dtype, device : str
-        See :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayKind.device`.
+        See :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayNamespace.device`.
     batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v : int
         Sizes.
     scale : float
@@ -61,7 +61,7 @@ class Call:
     k: Any = field(repr=False)
     v: Any = field(repr=False)
     layout: Layout = field(repr=False)
-    kind: ArrayKind
+    kind: ArrayNamespace
     dtype: str
     device: str
     batch: int
@@ -85,7 +85,7 @@ class Call:
         scale: float | None = None,
         precision: str | None = None,
         return_lse: bool = True,
-        layout: str = "bhnd",
+        layout: str = "bhsd",
     ) -> Call:
         """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, errors name the argument."""
         with whole_imports:
@@ -170,7 +170,7 @@ def default_scale(head_dim: int) -> float:
     return 1.0 / math.sqrt(head_dim)
 
 
-def check_options(backend: str, return_lse: bool = False, precision: str | None = None, layout: str = "bhnd") -> None:
+def check_options(backend: str, return_lse: bool = False, precision: str | None = None, layout: str = "bhsd") -> None:
     if not isinstance(backend, str):
         raise TypeError(f"backend: expected a name, got {type(backend).__name__}")
     if not isinstance(return_lse, (bool, np.bool_)):
@@ -181,7 +181,7 @@ def check_options(backend: str, return_lse: bool = False, precision: str | None 
         raise TypeError(f"layout: expected a name, got {type(layout).__name__}")
 
 
-def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
+def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayNamespace, str, str]:
     """Check that q, k and v share array backend, dtype and device; return these."""
     like_q = _check_operand("q", q)
     for name, x in (("k", k), ("v", v)):
@@ -195,8 +195,8 @@ def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
     return like_q
 
 
-def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
-    kind = kind_of(x)
+def _check_operand(name: str, x: Any) -> tuple[ArrayNamespace, str, str]:
+    kind = namespace_of(x)
     if kind is None:
         raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
     check_plain(name, x)
@@ -213,7 +213,7 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -
     of_out, of_lse = (call.layout.shape(call.out_shape), call.dtype), (call.layout.shape(call.rows), call.lse_dtype)
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
-        if kind_of(x) is not call.kind:
+        if namespace_of(x) is not call.kind:
             raise TypeError(f"{name}: expected a {call.kind.name} array like q, got {type(x).__name__}")
         check_plain(name, x)
         if tuple(x.shape) != shape:
@@ -224,7 +224,7 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -
             raise ValueError(f"{name}: expected device {call.device} like q, got {call.kind.device(x)}")
 
 
-def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
+def check_gradients(caller: str, kind: ArrayNamespace, **operands: Any) -> None:
     """RuntimeError if a gradient is required through an operand."""
     wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:

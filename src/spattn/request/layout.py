@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["DEFAULT", "Layout"]
 
-DEFAULT = "bhnd"
+DEFAULT = "bhsd"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
-        """Look up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
+        """MaskClass up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
         if name not in _LAYOUTS:
             raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
         layout = _LAYOUTS[name]
@@ -125,6 +125,6 @@ class Layout:
 
 _LAYOUTS = {
     DEFAULT: Layout(("batch", "heads", "length", "head_dim"), 2),
-    "bnhd": Layout(("batch", "length", "heads", "head_dim"), 1),
+    "bshd": Layout(("batch", "length", "heads", "head_dim"), 1),
     "thd": Layout(("total", "heads", "head_dim"), 0),
 }

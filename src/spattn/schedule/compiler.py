@@ -26,7 +26,7 @@ from ..planning import Plan
 from ..planning.contract.budget import Budget
 from ..planning.contract.cache import find, keep
 from ..planning.contract.types import AXES, LARGEST_SIDE, TILE
-from ..planning.contract.validated import seal, sealed
+from ..planning.contract.validated import mark_validated, validated
 from ..request.call import Call
 
 __all__ = ["are_scattered", "plan", "plan_for", "planned_or"]
@@ -95,7 +95,7 @@ def plan(
     kept = find(key)
     if kept is None:
         other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
-        if other is not None and other.sealed.growth is None:  # whose tiles depend on the number of keys
+        if other is not None and other.validated.growth is None:  # whose tiles depend on the number of keys
             return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
         return keep(key, _compile(*key, budget), budget.needed)
@@ -171,7 +171,7 @@ def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
 
     ends = np.searchsorted(plan.components["variant"], np.arange(plan.variants + 1)).tolist()
     items = share_out(plan, ends, plan.q_len, plan.block_q, Sharing(workers, pieces))
-    return seal(replace(plan, **items._asdict()), sealed(plan).least, None)
+    return mark_validated(replace(plan, **items._asdict()), validated(plan).least, None)
 
 
 def _compile(
@@ -208,7 +208,7 @@ def _compile(
         **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
     )
     budget.need(made.nbytes)
-    return seal(made, tiled.least, growth)
+    return mark_validated(made, tiled.least, growth)
 
 
 def _at_least(least: int, name: str, value: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.ragged import ramp
-from .slabs import Pass
+from .subtiles import Pass
 
 __all__ = ["Turns", "take_turns"]
 
@@ -32,17 +32,17 @@ class Turns(NamedTuple):
     lag: float
 
 
-def take_turns(made: Pass, slab: np.ndarray, side_by_side: int) -> Turns:
+def take_turns(made: Pass, subtile: np.ndarray, side_by_side: int) -> Turns:
     """Return the accumulation order of items that run in the order of `made.work`, all of one variant.
 
-    `slab` is the query sub-tile of each entry, `side_by_side` the number of concurrent items of a head.
+    `subtile` is the query sub-tile of each entry, `side_by_side` the number of concurrent items of a head.
     """
     length = (made.work["end"] - made.work["begin"]).astype(np.int64)
     item, step = np.repeat(np.arange(len(length)), length), ramp(length)
     entry = np.repeat(made.work["begin"].astype(np.int64), length) + step
-    sums = made.entries["head"][entry].astype(np.int64) * (int(slab.max(initial=0)) + 1) + slab[entry]
+    sums = made.entries["head"][entry].astype(np.int64) * (int(subtile.max(initial=0)) + 1) + subtile[entry]
     order = np.argsort(sums, kind="stable")
-    rank = np.zeros(len(slab), np.int32)
+    rank = np.zeros(len(subtile), np.int32)
     rank[entry[order]] = ramp(np.unique(sums, return_counts=True)[1])
     before, after = order[:-1], order[1:]
     meet = (sums[before] == sums[after]) & (item[after] - item[before] < side_by_side)

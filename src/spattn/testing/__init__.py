@@ -1,8 +1,11 @@
-"""For people who write patterns or backends: inputs, error budgets, the plan contract as a program, and the properties
-that every pattern has. Hypothesis strategies are in :mod:`spattn.testing.strategies`."""
+"""Test utilities for authors of patterns and backends.
+
+Provides inputs, error bounds, a reference executor of plans, and the properties that every pattern must have.
+Hypothesis strategies are in :mod:`spattn.testing.strategies`.
+"""
 
 from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
-from .budget import assert_within_budget, count_orders, dense_mask, error_budget, naive, naive_gradients, naive_orders
+from .bounds import assert_within_bound, count_orders, dense_mask, error_bound, naive, naive_gradients, naive_orders
 from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
 from .gradients import GradientExpectation, naive_from_results
@@ -12,14 +15,14 @@ __all__ = [
     "Expectation",
     "GradientExpectation",
     "LAYOUTS",
-    "assert_within_budget",
+    "assert_within_bound",
     "at_protected_page",
     "check_pattern",
     "check_plan",
     "count_orders",
     "dense_mask",
     "eps",
-    "error_budget",
+    "error_bound",
     "execute",
     "inputs",
     "naive",

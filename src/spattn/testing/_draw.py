@@ -1,4 +1,4 @@
-"""What random patterns are drawn with: numbers, choices, arrays, and parameters as their annotations declare them."""
+"""Draw numbers, arrays and annotated pattern parameters with Hypothesis."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Draw", "Sizes"]
 Choice = TypeVar("Choice")
 
 _FAR = st.sampled_from([2**31, 2**40 - 1, 2**40 + 1, 2**62, sys.maxsize, 2**64, 10**30])
-_SMALL = 8  # numbers that a range begins with are drawn as often as all others
+_SMALL = 8  # the first values of a range are drawn as often as all others together
 
 
 class Sizes(NamedTuple):
-    """Batch entries, query heads, key heads, and the lengths in tokens."""
+    """Batch size, query heads, key heads, and lengths in tokens."""
 
     batch: int
     heads_q: int
@@ -34,26 +34,26 @@ class Sizes(NamedTuple):
 
 
 class Draw:
-    """Draws for :meth:`spattn.patterns.Pattern.random`.
+    """Random values for :meth:`spattn.patterns.Pattern.random`.
 
     Parameters
     ----------
     draw : callable
         Hypothesis' ``draw``.
     min_len : int, optional
-        Smallest number of queries.
+        Minimum number of queries.
     """
 
     def __init__(self, draw: st.DrawFn, min_len: int = 1) -> None:
         self._draw, self._min_len = draw, min_len
 
     def integer(self, least: int, most: int) -> int:
-        """An integer from `least` to `most`, which is no less.
+        """Draw an integer from `least` to ``max(least, most)``.
 
         Parameters
         ----------
         least, most : int
-            The smallest and the largest one.
+            Bounds, both inclusive.
 
         Returns
         -------
@@ -62,12 +62,12 @@ class Draw:
         return self._draw(st.integers(least, max(least, most)))
 
     def size(self, least: int, most: int) -> int:
-        """As :meth:`integer`, but now and then a number that reaches beyond every sequence, and beyond 64 bits.
+        """Draw as :meth:`integer`, but occasionally a number beyond every sequence, or beyond 64 bits.
 
         Parameters
         ----------
         least, most : int
-            The smallest one, and the largest one that matters.
+            The minimum, and the largest value with a distinct effect.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class Draw:
         return self._draw(_FAR) if self._draw(st.integers(0, 15)) == 15 else self.integer(least, most)
 
     def flag(self) -> bool:
-        """True or False.
+        """Draw True or False.
 
         Returns
         -------
@@ -85,12 +85,12 @@ class Draw:
         return self._draw(st.booleans())
 
     def choice(self, options: Sequence[Choice]) -> Choice:
-        """One of several.
+        """Draw one of several options.
 
         Parameters
         ----------
         options : sequence
-            At least one.
+            Not empty.
 
         Returns
         -------
@@ -99,14 +99,14 @@ class Draw:
         return self._draw(st.sampled_from(options))
 
     def positions(self, below: int, most: int = 6) -> tuple[int, ...]:
-        """Positions in any order, perhaps repeated; some lie beyond every sequence.
+        """Draw positions in any order, possibly repeated or beyond every sequence.
 
         Parameters
         ----------
         below : int
-            The positions that matter are less than this.
+            Exclusive upper bound of positions in the sequence.
         most : int, optional
-            How many at most.
+            Maximum number of positions.
 
         Returns
         -------
@@ -115,12 +115,12 @@ class Draw:
         return tuple(self._draw(st.lists(st.integers(0, max(below - 1, 0)) | _FAR, max_size=most)))
 
     def one_or_each(self, values: list[Choice]) -> Choice | tuple[Choice, ...]:
-        """The values as a tuple, or a single one where all are equal.
+        """Return the values as a tuple, or possibly as a single value if all are equal.
 
         Parameters
         ----------
         values : list
-            One for each axis.
+            One value per axis.
 
         Returns
         -------
@@ -129,12 +129,12 @@ class Draw:
         return values[0] if len(set(values)) == 1 and self.flag() else tuple(values)
 
     def flags(self, shape: tuple[int, ...]) -> np.ndarray:
-        """A random boolean array; the share of True is drawn too, none and all included.
+        """Draw a random boolean array; the density is drawn too, 0 and 1 included.
 
         Parameters
         ----------
         shape : tuple of int
-            Of the array.
+            Shape of the array.
 
         Returns
         -------
@@ -144,14 +144,14 @@ class Draw:
         return self._rng().random(shape) < share
 
     def integers(self, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """A random array of integers from `least` to `most`.
+        """Draw a random array of integers from `least` to `most`.
 
         Parameters
         ----------
         shape : tuple of int
-            Of the array.
+            Shape of the array.
         least, most : int
-            The smallest and the largest one.
+            Bounds, both inclusive.
 
         Returns
         -------
@@ -163,14 +163,14 @@ class Draw:
         return np.random.default_rng(self.integer(0, 2**32 - 1))
 
     def fitted(self, sizes: Sizes, kv_len: int) -> Sizes:
-        """The sizes with another number of keys, and mostly as many queries.
+        """Replace kv_len, and draw a q_len that is often equal to it.
 
         Parameters
         ----------
         sizes : Sizes
-            What was at hand.
+            Sizes to modify.
         kv_len : int
-            Keys in tokens.
+            Number of keys.
 
         Returns
         -------
@@ -180,12 +180,12 @@ class Draw:
         return sizes._replace(q_len=q_len, kv_len=kv_len)
 
     def pattern(self, sizes: Sizes) -> Pattern:
-        """A registered pattern that suits these sizes.
+        """Draw a registered pattern for these sizes.
 
         Parameters
         ----------
         sizes : Sizes
-            What is at hand.
+            Sizes that the pattern must support.
 
         Returns
         -------
@@ -195,20 +195,20 @@ class Draw:
         pattern, fitted = pattern_class(name).random(self, sizes)
         return pattern if fitted == sizes else reject()
 
-    # -- as annotations declare ---------------------------------------------------------------------------------------
+    # -- drawing by annotations ---------------------------------------------------------------------------------------
 
     def instance(self, cls: type[Pattern], sizes: Sizes) -> tuple[Pattern, Sizes]:
-        """A pattern with each parameter drawn as its annotation declares; what tells nothing is as in its example.
+        """Draw a pattern with parameters by their annotations, or from the example if an annotation has no range.
 
-        An ``int`` without a range lies between 1 and its example's value. Where a pattern refuses the lengths at hand,
-        it comes with those of its example.
+        An ``int`` without a range is drawn between 1 and the example's value. If the pattern rejects the lengths, those
+        of its example are returned.
 
         Parameters
         ----------
         cls : class of Pattern
-            With an :meth:`~spattn.patterns.Pattern.example`.
+            Class with an :meth:`~spattn.patterns.Pattern.example`.
         sizes : Sizes
-            What is at hand.
+            Preferred sizes.
 
         Returns
         -------
@@ -219,7 +219,7 @@ class Draw:
         owner: type = cls
         try:
             pattern = cls(**{name: self.value(cls, name, sizes, example) for name in parameters(owner)})
-        except ValueError:  # parameters that do not suit each other
+        except ValueError:  # incompatible parameters
             reject()
         batch, heads = pattern.sizes()
         sizes = sizes._replace(batch=batch or sizes.batch) if batch != 1 else sizes
@@ -231,18 +231,18 @@ class Draw:
         return pattern, sizes
 
     def value(self, cls: type[Pattern], name: str, sizes: Sizes, example: Pattern | None = None) -> Any:
-        """One parameter, drawn as its annotation declares.
+        """Draw one parameter by its annotation.
 
         Parameters
         ----------
         cls : class of Pattern
-            Whose parameter it is.
+            Class with the parameter.
         name : str
-            Of the parameter.
+            Name of the parameter.
         sizes : Sizes
-            What is at hand.
+            Sizes that bound the value.
         example : Pattern, optional
-            An instance that has values for parameters whose annotations tell nothing.
+            Instance with values for parameters whose annotations have no range.
 
         Returns
         -------
@@ -267,14 +267,14 @@ class Draw:
         return self._several(within, sizes) if several else self._one(within, sizes)
 
     def _one(self, within: Range, sizes: Sizes) -> int:
-        """An integer of a range: often one of its first, and as far as its end or beyond the sequence."""
+        """Draw an integer of a range, often one of the first, up to its end or beyond the sequence."""
         least = within.least if within.least is not None else -sizes.kv_len - 3
         if within.most is None:
             return self.choice([self.integer(least, least + _SMALL), self.size(least, max(least, sizes.kv_len + 3))])
         return self.integer(least, min(least + _SMALL, within.most) if self.flag() else within.most)
 
     def _several(self, within: Range, sizes: Sizes) -> tuple[int, ...]:
-        """Integers of a range, in any order or evenly spaced."""
+        """Draw integers of a range, in any order or evenly spaced."""
         if self.flag():
             return tuple(self._one(within, sizes) for _ in range(self.integer(0, 6)))
         first, step = self._one(within, sizes), self.integer(2, 9)

@@ -1,4 +1,4 @@
-"""Inputs in every shape of memory that a caller may bring."""
+"""Random inputs in every memory layout that a caller may pass."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DTYPES = {
 
 
 def eps(dtype: npt.DTypeLike) -> float:
-    """Distance from 1 to the next number of `dtype`.
+    """Machine epsilon of `dtype`.
 
     Parameters
     ----------
     dtype : dtype
-        Of floating-point numbers, bfloat16 included.
+        Floating-point dtype, including bfloat16.
 
     Returns
     -------
@@ -56,18 +56,18 @@ def inputs(
     Parameters
     ----------
     batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v : int
-        Shapes; ``heads_kv``, ``kv_len`` and ``head_dim_v`` default to their partners.
+        Sizes; ``heads_kv``, ``kv_len`` and ``head_dim_v`` default to ``heads_q``, ``q_len`` and ``head_dim``.
     dtype : str or dtype
         One of :data:`DTYPES`.
     layout : str or tuple of three
         Names in :data:`LAYOUTS`, one for all or one each for q, k and v.
     seed : int
-        Equal seeds give equal arrays.
+        Seed of the random generator.
 
     Returns
     -------
     q, k, v : arrays
-        Shaped (batch, heads, tokens, features).
+        Of shape (batch, heads, tokens, features).
 
     Examples
     --------
@@ -97,23 +97,23 @@ def random(
     layout: str = "contiguous",
     seed: int | tuple[int, ...] = 0,
 ) -> np.ndarray:
-    """A random normal array (batch, heads, tokens, features) of one dtype and layout.
+    """Random normal array (batch, heads, tokens, features) in a given dtype and layout.
 
     Parameters
     ----------
     shape : (int, int, int, int)
-        Batch entries, heads, tokens, features.
+        Batch size, heads, tokens, features.
     dtype : str or dtype, optional
         One of :data:`DTYPES`.
     layout : str, optional
         Name in :data:`LAYOUTS`.
     seed : int or tuple of int, optional
-        Equal seeds give equal arrays.
+        Seed of the random generator.
 
     Returns
     -------
     array of `dtype`
-        Shaped `shape`.
+        Of shape `shape`.
     """
     rng = np.random.default_rng(seed)
     dtype = DTYPES[dtype] if isinstance(dtype, str) else np.dtype(dtype)
@@ -125,7 +125,7 @@ def random(
 
 
 def _offset_copy(array: np.ndarray, nbytes: int) -> np.ndarray:
-    """A copy that starts `nbytes` after a 64-byte boundary."""
+    """Copy an array to an address `nbytes` past a 64-byte boundary."""
     store = np.zeros(array.nbytes + 64 + nbytes, dtype=np.uint8)
     first = -store.ctypes.data % 64 + nbytes
     copy = store[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -139,14 +139,14 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _overlapping(draw: Callable[..., np.ndarray], b: int, h: int, t: int, f: int) -> np.ndarray:
-    """Token i starts one element after token i - 1, so neighbouring rows share all but one value."""
+    """Make rows that overlap: token i starts one element after token i - 1."""
     heads = draw(b, h, max(t + f, 1))
     return as_strided(heads, (b, h, t, f), (*heads.strides[:2], heads.itemsize, heads.itemsize), writeable=False)
 
 
 LAYOUTS: dict[str, Callable[..., np.ndarray]] = {
     "contiguous": lambda draw, *shape: draw(*shape),
-    # (batch, tokens, heads, features) in memory, as most model code has it
+    # (batch, tokens, heads, features) in memory, the layout of most model code
     "bshd": lambda draw, b, h, t, f: draw(b, t, h, f).transpose(0, 2, 1, 3),
     "fortran": lambda draw, *shape: np.asfortranarray(draw(*shape)),
     "gapped": lambda draw, b, h, t, f: draw(b, h, 2 * t, 3 * f)[:, :, ::2, ::3],
@@ -154,34 +154,34 @@ LAYOUTS: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_heads": lambda draw, b, h, t, f: np.broadcast_to(draw(b, 1, t, f), (b, h, t, f)),
     "broadcast_tokens": lambda draw, b, h, t, f: np.broadcast_to(draw(b, h, 1, f), (b, h, t, f)),
     "overlapping": _overlapping,
-    # one element past an aligned address, as x[1:] is
+    # one element past an aligned address, like x[1:]
     "misaligned": lambda draw, *shape: _offset_copy(a := draw(*shape), a.itemsize),
-    # not even a multiple of the element size, as a field of a packed record is
+    # not a multiple of the element size, like a field of a packed record
     "unaligned": lambda draw, *shape: _offset_copy(draw(*shape), 1),
     "read_only": lambda draw, *shape: _read_only(draw(*shape)),
 }
-"""Name → maker of an array (batch, heads, tokens, features) out of a source of random values."""
+"""Layout name → function that makes an array (batch, heads, tokens, features) from a random generator."""
 
 
 def at_protected_page(array: np.ndarray) -> np.ndarray:
-    """A copy whose last byte is the last byte before memory that nobody may touch: an over-read ends the process.
+    """Copy an array to the end of a page before a protected page, so that an over-read crashes the process.
 
-    Linux only. The pages stay mapped for the life of the process.
+    Linux only. The pages stay mapped until the process exits.
 
     Parameters
     ----------
     array : array
-        Of any dtype and layout.
+        Array of any dtype and layout.
 
     Returns
     -------
     array
-        C-contiguous.
+        C-contiguous copy.
 
     Raises
     ------
     OSError
-        If the system does not protect the page.
+        If ``mprotect`` fails.
     """
     page = mmap.PAGESIZE
     room = math.ceil(max(array.nbytes, 1) / page) * page

@@ -1,4 +1,4 @@
-"""The properties that every pattern has, as one call."""
+"""Check the properties that every pattern must have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_json
 from ..schedule.compiler import plan as make_plan
 from .arrays import inputs
-from .budget import assert_within_budget, dense_mask, naive_orders
+from .bounds import assert_within_bound, dense_mask, naive_orders
 from .contract import check_plan, execute
 
 __all__ = ["Expectation", "check_pattern", "check_picture"]
@@ -26,25 +26,24 @@ Forward = Callable[[np.ndarray, np.ndarray, np.ndarray, Pattern], tuple[np.ndarr
 def check_pattern(
     pattern: Pattern, q_len: int, kv_len: int | None = None, *, batch: int = 1, heads: int | None = None
 ) -> None:
-    """AssertionError unless a pattern keeps every promise that spattn makes for it.
+    """Assert that a pattern has all properties that spattn relies on.
 
-    The closed form equals the predicate, and so does what the pattern says of its ends, at lengths of their own; the
-    plan equals both, its tiles are disjoint, and executing it equals :mod:`spattn.reference`; the laws of composition
-    hold; a key that is not allowed changes nothing; the pattern survives ``to_json``. Real kernels are judged by
-    :class:`Expectation`.
+    The closed form and the declared ends equal the predicate; the plan equals both, its tiles are disjoint, and
+    executing it gives the result of :mod:`spattn.reference`; the laws of composition hold; masked keys do not change
+    the result; ``from_json(to_json())`` restores the pattern. Use :class:`Expectation` to check kernels.
 
     Parameters
     ----------
     pattern : Pattern
     q_len, kv_len : int
-        Lengths in tokens; `kv_len` defaults to `q_len`. Everything is evaluated cell by cell: keep them small.
+        Lengths in tokens; `kv_len` defaults to `q_len`. Keep them small: every pair is evaluated.
     batch, heads : int, optional
-        For patterns that tell batch entries or heads apart; `heads` defaults to the pattern's own number.
+        Sizes for patterns that differ between batch entries or heads; `heads` defaults to the pattern's number.
 
     Examples
     --------
     >>> import spattn
-    >>> check_pattern(spattn.patterns.Longformer(8, global_tokens=2), 100)
+    >>> check_pattern(spattn.patterns.longformer(8, global_tokens=2), 100)
     """
     kv_len = q_len if kv_len is None else kv_len
     heads = max(1, pattern.sizes()[1]) if heads is None else heads
@@ -59,20 +58,22 @@ def check_pattern(
 
 
 def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
-    """The closed form equals the predicate."""
+    """Check that the closed form equals the predicate."""
     expected = dense_mask(pattern, batch, heads, q_len, kv_len)
     for b, h, index_set in _index_sets(pattern, batch, heads, q_len, kv_len):
         dense = index_set.to_dense()
         assert np.array_equal(dense, expected[b, h]), (
             f"{pattern!r}, batch entry {b}, head {h}, {q_len} × {kv_len}: index set and predicate differ at "
-            f"{np.argwhere(dense != expected[b, h])[:5].tolist()} (row, key)"
+            f"(row, key) {np.argwhere(dense != expected[b, h])[:5].tolist()}"
         )
-        assert index_set.nnz == expected[b, h].sum(), f"{pattern!r}: nnz {index_set.nnz}, not {expected[b, h].sum()}"
+        assert index_set.nnz == expected[b, h].sum(), (
+            f"{pattern!r}: expected nnz {expected[b, h].sum()}, got {index_set.nnz}"
+        )
 
 
 def check_ends(pattern: Pattern, q_len: int, further: tuple[int, int] = (1, 66)) -> None:
-    """The ends of one head's pattern are the same at any two lengths so many tokens beyond them, if they have at most
-    10,000 tokens, and between them everything is allowed or nothing."""
+    """Check that the ends of one head's pattern are equal at two lengths, `further` tokens beyond the ends, and that
+    all pairs between the ends are allowed or none. Ends of more than 10,000 tokens are skipped."""
     ends = pattern.ends(q_len)
     if ends is None or sum(ends[:2]) > _MOST_TOKENS_OF_ENDS:
         return
@@ -80,14 +81,14 @@ def check_ends(pattern: Pattern, q_len: int, further: tuple[int, int] = (1, 66))
     lengths = [first + last + more for more in further]
     masks = [dense_mask(pattern, 1, 1, q_len, kv_len)[0, 0] for kv_len in lengths]
     what = f"{pattern!r}, {q_len} queries, {ends}: at {lengths[0]} and {lengths[1]} keys"
-    assert np.array_equal(masks[0][:, :first], masks[1][:, :first]), f"{what} the first ones differ"
+    assert np.array_equal(masks[0][:, :first], masks[1][:, :first]), f"{what} the first keys differ"
     near = [mask[:, len(mask[0]) - last :] for mask in masks]
-    assert np.array_equal(*near), f"{what} the last ones differ"
-    assert all((mask[:, first : len(mask[0]) - last] == between).all() for mask in masks), f"{what}: between them"
+    assert np.array_equal(*near), f"{what} the last keys differ"
+    assert all((mask[:, first : len(mask[0]) - last] == between).all() for mask in masks), f"{what} the middle differs"
 
 
 def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
-    """``p & Full == p``, ``p | p == p``, ``~~p == p``, ``p - p`` is empty, ``p | ~p`` is full."""
+    """Check the laws of composition: ``p & Full == p``, ``p | p == p``, ``~~p == p``, ``p | ~p == Full``, etc."""
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
     laws = {
         "p & Full": (pattern & Full(), mask),
@@ -104,7 +105,7 @@ def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
 
 
 def check_round_trip(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
-    """``from_json(to_json())`` is the same pattern."""
+    """Check that ``from_json(to_json())`` returns an equal pattern."""
     read = from_json(pattern.to_json())
     assert read == pattern and hash(read) == hash(pattern), f"{pattern!r} reads back as {read!r}"
     lengths = batch, heads, q_len, kv_len
@@ -112,7 +113,7 @@ def check_round_trip(pattern: Pattern, batch: int, heads: int, q_len: int, kv_le
 
 
 def check_planned(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int, **options: Any) -> None:
-    """The plan visits the index set, each pair once, and executing it gives the reference's result."""
+    """Check that the plan visits each pair of the index set once, and that executing it gives the reference result."""
     made = make_plan(pattern, q_len, kv_len, batch=batch, heads=heads, **options)
     variants, _ = pattern.variants(batch, heads)
     check_plan(made, [own.index_set(q_len, kv_len) for own in variants])
@@ -124,9 +125,9 @@ def check_planned(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
 def check_unseen_keys(
     pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int, forward: Forward | None = None
 ) -> None:
-    """NaN at keys that no query of a head may see changes nothing at all.
+    """Check that NaN at keys that no query of a head may attend to does not change the result.
 
-    `forward` takes ``q, k, v, pattern`` and returns ``out, lse``; the reference by default.
+    `forward` takes ``q, k, v, pattern`` and returns ``out, lse``; by default, the reference backend.
     """
     forward = forward or reference.attend
     q, k, v = inputs(batch, heads, heads, q_len, kv_len, 8)
@@ -134,11 +135,11 @@ def check_unseen_keys(
     unseen = ~dense_mask(pattern, batch, heads, q_len, kv_len).any(axis=2)
     k[unseen], v[unseen] = np.nan, np.nan
     for got, want in zip(forward(q, k, v, pattern), expected, strict=True):
-        assert np.array_equal(got, want), f"{pattern!r}: keys that nobody may see change the result"
+        assert np.array_equal(got, want), f"{pattern!r}: masked keys change the result"
 
 
 class Expectation:
-    """What the reference and the naive formula say about one problem; judges any number of results for it.
+    """Reference result and error bound of a problem, to check any number of implementations.
 
     Parameters
     ----------
@@ -159,29 +160,29 @@ class Expectation:
         self.pattern, self.dtype = pattern, q.dtype
         mask = dense_mask(pattern, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         self.naive = naive_orders(q, k, v, mask, scale)
-        # A float64 result is judged by extended precision, where NumPy has it.
+        # Extended precision for float64, if NumPy supports it.
         precision = np.longdouble if q.dtype == np.float64 else np.float64
         self.reference = reference.attend(q, k, v, pattern, scale, precision)
 
     def check(self, out: np.ndarray, lse: np.ndarray, what: str = "") -> None:
-        """AssertionError unless dtypes are right and both results within budget; `what` is for the message.
+        """Assert that both results have the right dtype and are within the error bound.
 
         Parameters
         ----------
         out, lse : arrays
-            As :func:`spattn.attention` returns them.
+            Results of :func:`spattn.attention`.
         what : str, optional
-            Name for the message.
+            Name of the implementation in messages.
         """
         assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
-            assert_within_budget(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
+            assert_within_bound(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
 
 
 def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:
-    """``spattn.patterns.show.draw`` makes a picture; needs matplotlib."""
-    assert importlib.util.find_spec("matplotlib"), "matplotlib: expected to be installed (pip install matplotlib)"
+    """Check that ``spattn.patterns.show.draw`` draws the pattern; requires matplotlib."""
+    assert importlib.util.find_spec("matplotlib"), "matplotlib is not installed; run pip install matplotlib"
     axes = patterns.show.draw(pattern, q_len, q_len if kv_len is None else kv_len)
     assert axes is not None
 

@@ -1,7 +1,7 @@
-"""The plan contract in slow, plain NumPy: which pairs a plan visits and how its pieces come together.
+"""Reference executor of plans in plain NumPy, and checks of the plan contract.
 
-This is the text of :mod:`spattn.planning.contract.types` as a program, written from that text and not from the
-planner or a kernel. It serves as the specification that kernels are compared with, and finds a plan's own faults.
+The code implements the text of :mod:`spattn.planning.contract.types`, independent of the planner and the kernels. It
+is the specification for kernels, and detects invalid plans.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["check_plan", "execute", "plan_pairs"]
 
 
 def plan_pairs(plan: Plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """All (query row, key) pairs that the work items of a variant visit, repeats included, sorted by row and key.
+    """List all (query row, key) pairs that the work items of a variant visit, with repeats, sorted by row and key.
 
     Parameters
     ----------
     plan : Plan
     variant : int, optional
-        Number of the variant.
+        Index of the variant.
 
     Returns
     -------
@@ -49,13 +49,13 @@ def plan_pairs(plan: Plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
-    """AssertionError unless a plan visits exactly the pairs of the index sets, each once, and writes a row once.
+    """Assert that a plan visits each pair of the index sets exactly once, and no other, and writes each row once.
 
     Parameters
     ----------
     plan : Plan
     index_sets : sequence of AffineRows
-        One for each variant.
+        One per variant.
     """
     assert len(index_sets) == plan.variants, f"expected {len(index_sets)} variants, got {plan.variants}"
     for variant, index_set in enumerate(index_sets):
@@ -65,16 +65,16 @@ def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
         visits = _visits(plan, variant)
         wrong = [tuple(pair) for pair in np.argwhere(visits != expected).tolist()]
         assert not wrong, (
-            f"variant {variant}: visits pair {wrong[0]} {visits[wrong[0]]} times instead of {expected[wrong[0]]}; "
-            f"{len(wrong)} such pairs"
+            f"variant {variant}: pair {wrong[0]} is visited {visits[wrong[0]]} times, expected {expected[wrong[0]]}; "
+            f"{len(wrong)} pairs are wrong"
         )
         _check_lists(plan, variant)
         _check_writers(plan, variant)
-    assert plan.nnz == sum(s.nnz for s in index_sets), "nnz differs from the index sets'"
+    assert plan.nnz == sum(s.nnz for s in index_sets), "nnz differs from that of the index sets"
 
 
 def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Runs a plan as a kernel would, in float64: work items into slots or outputs, then the merges in their order.
+    """Execute a plan in float64 as a kernel would: work items write outputs or split-KV partials, then rows combine.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: floa
     Returns
     -------
     out, lse : float64 arrays
-        NaN in rows that nobody wrote.
+        NaN in rows that were not written.
     """
     out = np.full((*q.shape[:3], v.shape[-1]), np.nan)
     lse = np.full(q.shape[:3], np.nan)
@@ -98,12 +98,12 @@ def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: floa
 
 
 def _visits(plan: Plan, variant: int) -> np.ndarray:
-    """How often the variant's work items visit each pair, (q_len, kv_len)."""
+    """Count the visits of each pair by the variant's work items, (q_len, kv_len)."""
     visits = np.zeros((plan.q_len, plan.kv_len), dtype=np.uint16)
     for item in _items(plan, variant):
         for row, key, allowed in _tiles(plan, item):
             r, c = allowed.any(axis=1), allowed.any(axis=0)
-            np.add.at(visits, np.ix_(row[r], key[c]), allowed[np.ix_(r, c)])  # of keys that have several places, too
+            np.add.at(visits, np.ix_(row[r], key[c]), allowed[np.ix_(r, c)])  # gathered keys may repeat
     return visits
 
 
@@ -136,7 +136,7 @@ def _execute_head(
 def _attend(
     plan: Plan, item: np.void, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention of the item's query cells over the keys of its tiles."""
+    """Compute softmax attention of the item's query cells over the keys of its tiles."""
     row, valid = _query_cells(plan, item)
     tiles = list(_tiles(plan, item))
     key = np.concatenate([key for _, key, _ in tiles])
@@ -150,7 +150,7 @@ def _attend(
 
 
 def _weighted(logits: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-    """(softmax(logits) @ values, log Σ exp(logits)); (0, -inf) when no logit is above -inf."""
+    """Return (softmax(scores) @ values, log Σ exp(scores)), or (0, −inf) if all scores are −inf."""
     row_max = logits.max(initial=-np.inf)
     if row_max == -np.inf:
         return np.zeros(values.shape[-1]), -np.inf
@@ -163,7 +163,7 @@ def _items(plan: Plan, variant: int) -> np.ndarray:
 
 
 def _cells(view: np.void, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """(position, is real) of each cell of one tile: the contract's *view* and *tile* paragraphs, word for word."""
+    """Return (position, is real) of each cell of a tile, by the contract's *view* and *tile* paragraphs."""
     place = np.unravel_index(tile, tuple(view["grid"]))
     coordinate = np.indices(tuple(view["box"])).reshape(3, -1) + (np.array(place) * view["box"])[:, None]
     real = (coordinate < view["extent"][:, None]).all(axis=0)
@@ -178,12 +178,12 @@ def _query_cells(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at(order: np.ndarray, component: np.void, place: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """What is at some places: the contract's *order* paragraph. Places of padding cells are nowhere."""
+    """Map permuted indices to positions, by the contract's *order* paragraph; padding cells map to anything."""
     return order[component["variant"]][np.where(real, place, 0)] if order.size else place
 
 
 def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (row of each query cell, key of each key cell, which pairs are allowed) for each tile of a work item."""
+    """Yield (row per query cell, key per key cell, allowed pairs) for each tile of a work item."""
     component = plan.components[item["component"]]
     row, row_real = _query_cells(plan, item)
     for number in range(item["begin"], item["end"]):
@@ -192,7 +192,7 @@ def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, 
         place, key_real = _cells(plan.views[component["key_view"] + plan.key_view[run]], tile)
         key = _at(plan.kv_order, component, place, key_real)
         if plan.mask[run] < 0:
-            assert key_real.all(), f"key tile {number} of the lists is full and has padding keys"
+            assert key_real.all(), f"key tile {number} of the lists is marked full but has padding keys"
             allowed = np.ones((plan.block_q, plan.block_kv), dtype=bool)
         else:
             words = plan.masks[plan.mask[run]].astype("<u8").view(np.uint8).reshape(plan.block_q, -1)
@@ -202,7 +202,7 @@ def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, 
 
 
 def _check_lists(plan: Plan, variant: int) -> None:
-    """Every tile of every list of the variant belongs to exactly one work item, and to a component of the variant."""
+    """Check that each tile of the variant's lists is in one work item, and each item in the variant's components."""
     visited: Counter[tuple[int, int]] = Counter()
     for item in _items(plan, variant):
         assert plan.components[item["component"]]["variant"] == variant, "a work item of another variant's component"
@@ -213,12 +213,12 @@ def _check_lists(plan: Plan, variant: int) -> None:
         rows = component["first_row"], component["first_row"] + component["query_tiles"]
         for tile in range(*plan.tile_indptr[plan.indptr[[*rows]]]):
             times = visited.pop((int(number), tile), 0)
-            assert times == 1, f"tile {tile} of the lists, of component {number}, is in {times} work items"
-    assert not visited, "work items reach beyond their lists"
+            assert times == 1, f"tile {tile} of component {number} is in {times} work items, expected 1"
+    assert not visited, "work items exceed their lists"
 
 
 def _check_writers(plan: Plan, variant: int) -> None:
-    """Each row is written once, each slot by one item; merges read what items wrote, all of it, each source once."""
+    """Check that each row is written once, each partial by one item, and that combining reads each source once."""
     written: Counter[int] = Counter()
     filled: Counter[tuple[int, int]] = Counter()  # row of the workspace, row of the output
     slots: Counter[int] = Counter()
@@ -230,13 +230,13 @@ def _check_writers(plan: Plan, variant: int) -> None:
             slots[int(item["slot"])] += 1
             at = int(item["slot"]) * plan.block_q + np.nonzero(valid)[0]
             filled.update(zip(at.tolist(), row[valid].tolist(), strict=True))
-    assert not slots or max(slots.values()) == 1, "two work items share a slot"
+    assert not slots or max(slots.values()) == 1, "two work items write the same split-KV partial"
     merges = range(plan.merge_variants[variant], plan.merge_variants[variant + 1])
     written.update(int(plan.merge_rows[m]) for m in merges)
     for m in merges:
         sources = plan.merge_sources[plan.merge_indptr[m] : plan.merge_indptr[m + 1]]
         filled.subtract((source, int(plan.merge_rows[m])) for source in sources.tolist())
     assert all(n == 1 for n in written.values()) and len(written) == plan.q_len, "a row is not written exactly once"
-    assert not any(filled.values()), "a workspace row is not merged exactly once"
+    assert not any(filled.values()), "a workspace row is not combined exactly once"
     costs = (_items(plan, variant)["end"] - _items(plan, variant)["begin"]).tolist()
-    assert costs == sorted(costs, reverse=True), "work items are not sorted by falling cost"
+    assert costs == sorted(costs, reverse=True), "work items are not sorted by decreasing cost"

@@ -1,4 +1,4 @@
-"""Gradients under test against the oracle, within what the formula loses when every step is rounded."""
+"""Compare gradients with the reference implementation, within an error bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from .. import reference
 from ..patterns import Pattern
 from .arrays import random
-from .budget import assert_within_budget, dense_mask, naive, naive_gradients
+from .bounds import assert_within_bound, dense_mask, naive, naive_gradients
 
 __all__ = ["GradientExpectation", "naive_from_results"]
 
@@ -28,17 +28,18 @@ def naive_from_results(
     ulps: int = 0,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The formula of :func:`spattn.attention_backward` as it stands, every step rounded.
+    """Evaluate the formula of :func:`spattn.attention_backward`, with every step rounded.
 
-    Its arguments ``out`` and ``lse`` are rounded numbers: here they come from an order of evaluation of their own, see
-    :func:`naive`, and are so many units in the last place off.
+    ``out`` and ``lse`` are rounded inputs of the formula; their evaluation order and an additional error can be set.
 
     Parameters
     ----------
     dout, q, k, v, mask, scale
         As for :func:`naive_gradients`.
-    order, ulps : int
-        See above.
+    order : int
+        Evaluation order of ``out`` and ``lse``, see :func:`naive`.
+    ulps : int
+        Error added to ``out`` and ``lse``, in units in the last place.
     dlse : array, optional
         As for :func:`naive_gradients`.
 
@@ -70,7 +71,7 @@ def naive_from_results(
 
 
 class GradientExpectation:
-    """What the gradients of a problem must be, for results of several implementations.
+    """Reference gradients and error bounds of a problem, to check any number of implementations.
 
     Parameters
     ----------
@@ -79,14 +80,14 @@ class GradientExpectation:
         As for :func:`spattn.attention`.
     scale : float, optional
     with_dlse : bool
-        Whether there is a gradient of the log-sum-exp too.
+        Whether to include a gradient with respect to the log-sum-exp.
     seed : int
-        Of the upstream gradients.
+        Seed of the upstream gradients.
 
     Attributes
     ----------
     dout, dlse : arrays
-        Upstream gradients; `dlse` is None without one.
+        Upstream gradients; `dlse` is None unless `with_dlse`.
     """
 
     def __init__(
@@ -112,14 +113,14 @@ class GradientExpectation:
         self._low, self._dtype = list(zip(*low, strict=True)), q.dtype
 
     def check(self, gradients: tuple[Any, ...], what: str = "") -> None:
-        """AssertionError unless all three are within the budget.
+        """Assert that all three gradients are within the error bound.
 
         Parameters
         ----------
         gradients : (dq, dk, dv)
             NumPy arrays.
         what : str
-            Names the implementation in messages.
+            Name of the implementation in messages.
         """
         for name, got, exact, low in zip(NAMES, gradients, self._exact, self._low, strict=True):
-            assert_within_budget(got, exact, list(low), self._dtype, f"{what} {name}".strip())
+            assert_within_bound(got, exact, list(low), self._dtype, f"{what} {name}".strip())

@@ -1,6 +1,6 @@
-"""Hypothesis strategies: every registered pattern with parameters and lengths that fit, compositions, shapes, layouts.
+"""Hypothesis strategies for registered patterns, compositions, sizes, dtypes and layouts.
 
-Needs ``hypothesis`` (``pip install hypothesis``).
+Requires ``hypothesis`` (``pip install hypothesis``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Case", "Draw", "Problem", "Sizes", "cases", "compositions", "dtypes"
 
 
 class Case(NamedTuple):
-    """A pattern and the numbers it fits.
+    """Pattern with matching sizes.
 
     Parameters
     ----------
     pattern : Pattern
-        Any, not bound to lengths.
+        Pattern before ``bind()``.
     sizes : Sizes
-        batch, heads_q, heads_kv, q_len and kv_len that suit it.
+        Matching batch, heads_q, heads_kv, q_len and kv_len.
     """
 
     pattern: patterns.Pattern
@@ -33,20 +33,20 @@ class Case(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A case with everything that makes inputs of it: ``inputs(*problem.shape, ...)``.
+    """Case with the arguments of its inputs: ``inputs(*problem.shape, ...)``.
 
     Parameters
     ----------
     case : Case
-        Pattern and lengths.
+        Pattern and sizes.
     head_dim, head_dim_v : int
-        Features of queries and keys, and of values.
+        Head dimensions of queries and keys, and of values.
     dtype : str
         Name in :data:`spattn.testing.DTYPES`.
     layout : tuple of three str
         Names in :data:`spattn.testing.LAYOUTS` for q, k and v.
     seed : int
-        Of the random values.
+        Seed of the random values.
     """
 
     case: Case
@@ -65,14 +65,14 @@ class Problem(NamedTuple):
 
 @st.composite
 def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, min_len: int = 1) -> Sizes:
-    """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys.
+    """Sizes with mostly equal lengths; also decoding with few queries, and more queries than keys.
 
     Parameters
     ----------
     max_len, max_batch, max_heads : int, optional
-        Largest lengths, number of batch entries and of query heads.
+        Maximum lengths, batch size and query heads.
     min_len : int, optional
-        Smallest lengths.
+        Minimum lengths.
 
     Returns
     -------
@@ -94,18 +94,16 @@ def cases(
     max_heads: int = 4,
     min_len: int = 1,
 ) -> Case:
-    """A registered pattern (the one called `name`, or any) with sizes that it fits.
-
-    The class draws it: :meth:`spattn.patterns.Pattern.random`.
+    """Registered patterns with matching sizes, drawn by :meth:`spattn.patterns.Pattern.random`.
 
     Parameters
     ----------
     name : str, optional
-        A registered name, by default any.
+        Registered name of the pattern, by default any.
     max_len, max_batch, max_heads : int, optional
-        Largest lengths, number of batch entries and of query heads. A pattern made for certain numbers has those.
+        Maximum lengths, batch size and query heads, unless the pattern has fixed sizes.
     min_len : int, optional
-        Smallest lengths.
+        Minimum lengths.
 
     Returns
     -------
@@ -125,14 +123,14 @@ def cases(
 
 @st.composite
 def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
-    """Registered patterns of any lengths joined by ``& | - ~``, up to `depth` operators deep.
+    """Compositions of registered patterns with ``& | - ~``.
 
     Parameters
     ----------
     max_len, max_batch, max_heads : int, optional
-        Largest lengths, number of batch entries and of query heads.
+        Maximum lengths, batch size and query heads.
     depth : int, optional
-        How many operators deep.
+        Maximum nesting depth of operators.
 
     Returns
     -------
@@ -167,7 +165,7 @@ def dtypes() -> st.SearchStrategy[str]:
 
 
 def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
-    """One name in :data:`spattn.testing.LAYOUTS` each for q, k and v; mostly contiguous ones.
+    """Names in :data:`spattn.testing.LAYOUTS` for q, k and v; often contiguous.
 
     Returns
     -------
@@ -183,16 +181,16 @@ def problems(
     dtype: str | None = None,
     layout: tuple[str, str, str] | None = None,
 ) -> Problem:
-    """All that one call of :func:`spattn.attention` needs.
+    """Problems for :func:`spattn.attention`.
 
     Parameters
     ----------
     case : strategy of Case, optional
-        By default any registered pattern or a composition.
+        By default any registered pattern or composition.
     dtype : str, optional
-        One dtype instead of any.
+        Fixed dtype, by default any.
     layout : tuple of three str, optional
-        One layout each instead of any.
+        Fixed layouts of q, k and v, by default any.
 
     Returns
     -------

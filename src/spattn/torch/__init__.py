@@ -1,7 +1,7 @@
-"""For PyTorch: attention with its gradients, and a layer in place of :class:`torch.nn.MultiheadAttention`.
+"""PyTorch integration: attention with autograd, and a replacement for :class:`torch.nn.MultiheadAttention`.
 
-Whatever reads a graph from a file, as :func:`torch.export.load` does, needs this module: it registers the operators
-``spattn::attention`` and ``spattn::attention_backward``.
+Importing this module registers the operators ``spattn::attention`` and ``spattn::attention_backward``. Import it before
+loading a saved graph, e.g. with :func:`torch.export.load`.
 """
 
 from .. import attention, attention_backward

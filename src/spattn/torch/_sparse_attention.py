@@ -1,4 +1,4 @@
-"""A layer with the parameters of PyTorch's own attention, over the pairs of a pattern."""
+"""Sparse replacement for nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..patterns.base.check import integer
 
 __all__ = ["SparseAttention"]
 
-# What else PyTorch's encoder layers hand to attention, all of it as it is by default.
+# Arguments that PyTorch's encoder layers pass, with their defaults: the only supported values.
 _USUAL = {name: one.default for name, one in inspect.signature(nn.MultiheadAttention.forward).parameters.items()}
 _USUAL["need_weights"] = False
-# The other parameters of nn.MultiheadAttention, with the values that are supported.
+# Other constructor arguments of nn.MultiheadAttention, with the only supported values.
 _MADE_WITH = {
     "dropout": 0.0,
     "add_bias_kv": False,
@@ -32,46 +32,47 @@ _MADE_WITH = {
 
 
 class SparseAttention(nn.Module):  # type: ignore[misc]
-    """Attention of several heads over a pattern, in place of ``nn.MultiheadAttention(..., batch_first=True)``.
+    """Multi-head sparse attention, a replacement for ``nn.MultiheadAttention(..., batch_first=True)``.
 
-    Parameters and their names are the same, so either loads the other's ``state_dict()``, and the same seed gives the
-    same numbers. The pattern is not in the state_dict. Attention weights are never materialised.
+    Parameter names, shapes and initialization are those of ``nn.MultiheadAttention``: each loads the other's
+    ``state_dict()``. The pattern is not in the state_dict. Attention weights are never materialized.
 
     Parameters
     ----------
     embed_dim : int
-        Features of a token; a multiple of `num_heads`.
+        Embedding dimension, a multiple of `num_heads`.
     num_heads : int
-        Query heads.
+        Number of query heads.
     pattern : Pattern, str or bool array, optional
-        As for :func:`spattn.attention`; the default is "full".
+        As for :func:`spattn.attention`; default "full".
     bias : bool, optional
-        Whether the projections add a bias.
+        Whether the projections have a bias.
     num_kv_heads : int, optional
-        Heads of keys and values, which groups of query heads share; by default `num_heads`. The projection of the input
-        is smaller then: ``in_proj_weight`` has ``(num_heads + 2 * num_kv_heads) * head_dim`` rows.
+        Number of key and value heads (grouped-query attention); default `num_heads`. ``in_proj_weight`` has
+        ``(num_heads + 2 * num_kv_heads) * head_dim`` rows.
     device, dtype : optional
         Device and dtype of the parameters.
     **others
-        The other parameters of ``nn.MultiheadAttention``: ``batch_first=True``, and the defaults of the rest.
+        Other arguments of ``nn.MultiheadAttention``: ``batch_first=True``, and the defaults of the rest.
 
     Attributes
     ----------
     pattern : Pattern
-        May be set to another one.
+        The pattern; may be reassigned.
 
     Raises
     ------
     TypeError
-        If `embed_dim`, `num_heads` or `num_kv_heads` is no integer, or `pattern` is none.
+        If `embed_dim`, `num_heads` or `num_kv_heads` is not an integer, or `pattern` is not a pattern.
     ValueError
-        If one of them is less than 1, `num_heads` does not divide `embed_dim`, `num_kv_heads` does not divide
-        `num_heads`, or another parameter has an unsupported value.
+        If a number is less than 1; if `num_heads` does not divide `embed_dim`, or `num_kv_heads` does not divide
+        `num_heads`; if another argument has an unsupported value.
 
     Notes
     -----
-    What differs from PyTorch's layer: rows of queries with no key to attend to are 0 before the last projection, and
-    not NaN; inputs have a batch axis; a padding mask is read by the host when a call is planned, which waits for a GPU.
+    Differences from ``nn.MultiheadAttention``: query rows with no allowed key are 0, not NaN, before the output
+    projection; inputs must have a batch axis; the host reads a padding mask during planning, which synchronizes with
+    the GPU.
 
     Examples
     --------
@@ -85,7 +86,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     """
 
     batch_first = True
-    # PyTorch's encoder layers compute attention of layers that have this with kernels of their own, dense.
+    # Disables the dense fast path of PyTorch's encoder layers.
     _qkv_same_embed_dim = False
 
     def __init__(
@@ -103,18 +104,16 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         super().__init__()
         for name, value in others.items():
             if name not in _MADE_WITH:
-                raise TypeError(f"{name}: expected an argument of nn.MultiheadAttention, got {value!r}")
+                raise TypeError(f"{name}: not an argument of nn.MultiheadAttention, got {value!r}")
             if value != _MADE_WITH[name]:
                 raise ValueError(f"{name}: only {_MADE_WITH[name]!r} is supported, got {value!r}")
         self.embed_dim = integer("embed_dim", embed_dim, 1)
         self.num_heads = integer("num_heads", num_heads, 1)
         self.num_kv_heads = self.num_heads if num_kv_heads is None else integer("num_kv_heads", num_kv_heads, 1)
         if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim: expected a multiple of {self.num_heads} heads, got {self.embed_dim}")
+            raise ValueError(f"embed_dim: must be a multiple of num_heads ({self.num_heads}), got {self.embed_dim}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads: expected a divisor of {self.num_heads} query heads, got {self.num_kv_heads}"
-            )
+            raise ValueError(f"num_kv_heads: must divide num_heads ({self.num_heads}), got {self.num_kv_heads}")
         self.pattern = pattern
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
@@ -131,7 +130,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     @property
     def _rows(self) -> tuple[int, int, int]:
-        """Rows of the projections to q, k and v."""
+        """Rows of the q, k and v projections."""
         of_heads = self.embed_dim // self.num_heads * self.num_kv_heads
         return self.embed_dim, of_heads, of_heads
 
@@ -153,35 +152,34 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         need_weights: bool = False,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Projects, attends and projects again.
+        """Multi-head attention of `query` over `key` and `value`.
 
         Parameters
         ----------
         query : (batch, q_len, embed_dim) tensor
         key, value : (batch, kv_len, embed_dim) tensor
-            With `query` at the end of them where lengths differ, as :func:`spattn.attention` has it.
+            Keys and values. Query row i is at position ``i + kv_len - q_len``, as in :func:`spattn.attention`.
         key_padding_mask : (batch, kv_len) tensor, optional
-            Of bool, True at padding, which nobody attends to; or of floats, which are added to logits: 0, and −∞ at
-            padding.
+            Boolean mask, True at padding; or additive float mask, 0 at tokens and −inf at padding.
         need_weights : bool, optional
-            False: weights are nowhere written down.
+            Must be False: attention weights are never materialized.
         **others
-            What else ``nn.MultiheadAttention`` takes, each as it is there by default.
+            Other arguments of ``nn.MultiheadAttention.forward``; only their defaults are supported.
 
         Returns
         -------
         out : (batch, q_len, embed_dim) tensor
         None
-            In place of the weights.
+            In place of the attention weights.
 
         Raises
         ------
         TypeError
-            If `key_padding_mask` is neither of bool nor of floats, or an argument is unknown; as
+            If `key_padding_mask` is neither boolean nor floating-point, or an argument is unknown; as
             :func:`spattn.attention`.
         ValueError
-            If inputs have other shapes, `need_weights` is True or another argument is not as it is by default; if a
-            number in `key_padding_mask` is neither 0 nor −∞ nor its dtype's least; as :func:`spattn.attention`.
+            If inputs have wrong shapes; if `need_weights` is True or another argument is not its default; if an element
+            of an additive `key_padding_mask` is not 0, −inf or the minimum of its dtype; as :func:`spattn.attention`.
         """
         self._check(query, key, value, others | {"need_weights": need_weights})
         weights, biases = self.in_proj_weight.split(self._rows), (None, None, None)
@@ -201,20 +199,18 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
                 raise ValueError(f"{name}: expected shape (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
         for name, value in others.items():
             if name not in _USUAL:
-                raise TypeError(f"{name}: expected an argument of nn.MultiheadAttention, got {value!r}")
+                raise TypeError(f"{name}: not an argument of nn.MultiheadAttention, got {value!r}")
             if value is not _USUAL[name]:
-                raise ValueError(
-                    f"{name}: expected {_USUAL[name]}, because the pattern says what is allowed; got {value!r}"
-                )
+                raise ValueError(f"{name}: only {_USUAL[name]} is supported (masks go to pattern=), got {value!r}")
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {self._pattern!r}, num_kv_heads={self.num_kv_heads}"
 
 
 def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A padding mask, of bools the other way round: True at keys."""
+    """Validate a padding mask; invert a boolean one to True at tokens."""
     if padding.shape != key.shape[:2]:
         raise ValueError(f"key_padding_mask: expected shape {tuple(key.shape[:2])}, got {tuple(padding.shape)}")
     if padding.dtype != torch.bool and not padding.is_floating_point():
-        raise TypeError(f"key_padding_mask: expected a tensor of bool or of floats, got {padding.dtype}")
+        raise TypeError(f"key_padding_mask: expected a boolean or floating-point tensor, got {padding.dtype}")
     return padding if padding.is_floating_point() else ~padding

@@ -1,7 +1,7 @@
-"""For Hugging Face Transformers: the attention implementation "spattn" of its models.
+"""Hugging Face Transformers integration: the attention implementation "spattn".
 
-:func:`use` swaps it in a model, and refuses models that would not compute the same with it. After :func:`register`,
-models also take ``attn_implementation="spattn"`` where they are made.
+:func:`use` enables it in a model, and rejects models whose results would differ. After :func:`register`, model
+constructors also accept ``attn_implementation="spattn"``.
 """
 
 from ._register import register, use

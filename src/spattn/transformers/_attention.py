@@ -1,4 +1,4 @@
-"""Attention as layers of Transformers call it."""
+"""Attention function for Transformers' AttentionInterface."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ._mask import PatternMask, of_layer
 __all__ = ["attend"]
 
 _BEYOND = {
-    "softcap": "no soft-capping of logits",
-    "s_aux": "no learnt sinks",
-    "sinks": "no learnt sinks",
-    "position_bias": "no bias of positions",
-    "head_mask": "no mask of heads",
-    "indices": "no keys that an indexer chooses",
-    "block_indices": "no keys that an indexer chooses",
-    "cache": "no paged cache",
-    "cu_seq_lens_q": "packed sequences told by position_ids",
-    "dropout": "no dropout of weights, so 0 in the configuration, or eval(),",
-    "output_attentions": "no weights to return, which are nowhere written down",
+    "softcap": "logit soft-capping is not supported",
+    "s_aux": "learned sinks are not supported",
+    "sinks": "learned sinks are not supported",
+    "position_bias": "position biases are not supported",
+    "head_mask": "head masks are not supported",
+    "indices": "indexer-selected keys are not supported",
+    "block_indices": "indexer-selected keys are not supported",
+    "cache": "paged caches are not supported",
+    "cu_seq_lens_q": "pass packed sequences as position_ids",
+    "dropout": "must be 0 (set it in the configuration, or call eval())",
+    "output_attentions": "attention weights are never materialized",
 }
-"""Arguments that change the result, or ask for another one, and what is expected of each."""
+"""Unsupported arguments that change the result or request other results, with error messages."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -42,7 +42,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention of "spattn": (batch, heads, tokens, head_dim) in, (batch, tokens, heads, head_dim) and None out."""
+    """Attend to q, k, v (batch, heads, tokens, head_dim); return out (batch, tokens, heads, head_dim) and None."""
     _refuse({"dropout": dropout} | others)
     pattern, kv_len = _pattern(module, query, key, attention_mask, is_causal), key.shape[2]
     if isinstance(attention_mask, PatternMask):
@@ -57,7 +57,7 @@ def _refuse(given: dict[str, Any]) -> None:
         plain = isinstance(value, (bool, int, float))
         if value if plain else value is not None:
             got = value if plain else type(value).__name__
-            raise ValueError(f'{name}: expected {expected} with attn_implementation="spattn", got {got}')
+            raise ValueError(f'{name}: {expected} with attn_implementation="spattn", got {got}')
 
 
 def _pattern(
@@ -67,32 +67,35 @@ def _pattern(
     attention_mask: torch.Tensor | None,
     is_causal: bool | None,
 ) -> Pattern:
-    """The pattern of a layer, also of one whose model has made no mask, or got one of four axes."""
+    """Return the pattern of a layer, from a PatternMask, a 4-D mask tensor, or no mask."""
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(attention_mask, PatternMask):
         if attention_mask.shape[2:] != (q_len, kv_len):
             got = tuple(attention_mask.shape[2:])
-            raise ValueError(f"attention_mask: expected one for {q_len} queries and {kv_len} keys, got one for {got}")
+            raise ValueError(f"attention_mask: expected a mask for q_len={q_len} and kv_len={kv_len}, got {got}")
         return attention_mask.of(module)
     if attention_mask is not None:
         own = _given(attention_mask)
-    # A layer that does not say is causal, as in Transformers' own implementation.
+    # Layers without is_causal are causal, as in Transformers' sdpa_attention_forward.
     elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         own = Full()
     elif q_len in (1, kv_len):
         own = Causal()
     else:
-        raise ValueError(f"attention_mask: expected one, as {q_len} queries may attend to {kv_len} keys; got None")
+        raise ValueError(f"attention_mask is required when q_len ({q_len}) differs from kv_len ({kv_len})")
     return both(own, of_layer(restriction(getattr(module, "config", None)), module))
 
 
 def _given(mask: torch.Tensor) -> Pattern:
-    """A mask of four axes: True at what is allowed, or added to logits."""
+    """Return the pattern of a 4-D mask, boolean (True = attend) or additive."""
     if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
         got = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask: expected a tensor of shape (batch, heads, q_len, kv_len), got {got}")
     if mask.is_floating_point():
         if not ((mask == 0) | (mask <= torch.finfo(mask.dtype).min)).all():
-            raise ValueError("attention_mask: expected 0, and −inf or the dtype's least number, which are no biases")
+            raise ValueError(
+                "attention_mask: expected 0 (attend) and −inf or the dtype's minimum (mask); additive biases are not "
+                "supported"
+            )
         mask = mask == 0
     return KeyPadding(mask) if mask.shape[1:3] == (1, 1) else Mask(mask)

@@ -1,4 +1,4 @@
-"""``config.spattn_pattern``: patterns as the JSON that a configuration can copy, write and read."""
+"""The attribute ``config.spattn_pattern``: patterns stored as JSON in a configuration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Patterns = Pattern | dict[str, Pattern | None] | list[Pattern | None]
 
 
 class SpattnPattern:
-    """The attribute ``spattn_pattern`` of all configurations: JSON in their ``__dict__``, patterns for the reader.
+    """Descriptor ``spattn_pattern`` of all configurations; stores JSON, returns patterns.
 
-    Transformers deep-copies a configuration's ``__dict__`` and writes it as JSON, with whatever an attribute holds.
+    JSON, because Transformers deep-copies a configuration's ``__dict__`` and writes it as JSON.
     """
 
     def __get__(self, config: Any, owner: type | None = None) -> Any:
@@ -36,8 +36,8 @@ class SpattnPattern:
             return
         if config.sub_configs and config.get_text_config() is not config:
             raise ValueError(
-                f"spattn_pattern: set it in the configuration of one of the models inside a {type(config).__name__} "
-                f"({', '.join(config.sub_configs)}), as config.get_text_config().spattn_pattern"
+                f"spattn_pattern: set it on a sub-configuration of {type(config).__name__} "
+                f"({', '.join(config.sub_configs)}), e.g. config.get_text_config().spattn_pattern"
             )
         vars(config)[_NAME] = _text(given)
 
@@ -46,25 +46,25 @@ class SpattnPattern:
 
 
 def install() -> None:
-    """Gives every configuration of Transformers the attribute."""
+    """Add the descriptor to PreTrainedConfig."""
     if not isinstance(vars(PreTrainedConfig).get(_NAME), SpattnPattern):
         PreTrainedConfig.spattn_pattern = SpattnPattern()
 
 
 def restriction(config: Any) -> Pattern | tuple[Pattern, ...]:
-    """The pattern of a configuration, or one for each of its layers; every pair where there is none.
+    """Return the pattern of a configuration, or one per layer; Full if unset.
 
     Raises
     ------
     ValueError
-        If the configuration has no such layers or layer types, or its model attends from one sequence to another.
+        If the configuration lacks the layers or layer types, or its model has cross-attention.
     """
     given = getattr(config, _NAME, None)
     return Full() if given is None else _of_layers(config, given)
 
 
 def checked(config: Any, given: Any) -> str:
-    """The JSON of patterns that suit a configuration; ValueError for others."""
+    """Serialize patterns; raise ValueError if they do not match the configuration."""
     text = _text(given)
     _of_layers(config, _patterns(text))
     return text
@@ -72,28 +72,26 @@ def checked(config: Any, given: Any) -> str:
 
 def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
     if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
-        raise ValueError(
-            f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"
-        )
+        raise ValueError(f"spattn_pattern: must be None for a model with cross-attention, got {given!r}")
     if isinstance(given, Pattern):
         return given
     layers, types = config.num_hidden_layers, getattr(config, "layer_types", None)
     if isinstance(given, dict):
         if types is None:
             raise ValueError(
-                f"spattn_pattern: expected a pattern or a list of {layers}, as {type(config).__name__} has no "
-                f"layer_types; got a dict of {', '.join(given)}"
+                f"spattn_pattern: expected a pattern or a list of {layers} patterns, because {type(config).__name__} "
+                f"has no layer_types; got a dict with keys {', '.join(given)}"
             )
         unknown = given.keys() - set(types)
         if unknown:
             raise ValueError(
-                f"spattn_pattern: expected the layer types {', '.join(sorted(set(types)))} of this configuration, "
+                f"spattn_pattern: the layer types of this configuration are {', '.join(sorted(set(types)))}, "
                 f"got {', '.join(sorted(unknown))}"
             )
         given = [given.get(name) for name in types]
     elif len(given) != layers:
         raise ValueError(
-            f"spattn_pattern: expected a list of {layers}, one for each layer (None for no restriction), "
+            f"spattn_pattern: expected a list of {layers} patterns, one per layer (None = unrestricted), "
             f"got {len(given)}"
         )
     return tuple(Full() if one is None else one for one in given)
@@ -103,7 +101,7 @@ def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
 
 
 def _text(given: Any) -> str:
-    """What is stored for a pattern, several ones, or the JSON of either."""
+    """Serialize a pattern or a dict or list of patterns; JSON is validated and returned."""
     if isinstance(given, str):
         _patterns(given)
         return given
@@ -122,19 +120,19 @@ def _text_of_one(pattern: Any) -> str:
     text = pattern._serialized()
     if text is None:
         raise ValueError(
-            "spattn_pattern: expected a pattern that a configuration can write as JSON: of a registered class, with "
-            f"parameters that from_json() reads back; got {pattern!r}"
+            "spattn_pattern: requires a serializable pattern, of a registered class with parameters that from_json() "
+            f"restores; got {pattern!r}"
         )
     return text
 
 
 def _patterns(given: Any) -> Patterns:
-    """What a configuration holds; in one that was made before :func:`register`, this may be anything."""
+    """Decode the stored value; in a configuration made before :func:`register`, it may be anything."""
     found = _decoded(given if isinstance(given, str) else _text(given))
-    return found.copy() if isinstance(found, (dict, list)) else found  # the decoded one is kept
+    return found.copy() if isinstance(found, (dict, list)) else found  # do not expose the cached object
 
 
-@functools.lru_cache(maxsize=16)  # each forward pass asks for it
+@functools.lru_cache(maxsize=16)  # read in each forward pass
 def _decoded(text: str) -> Patterns:
     try:
         data = json.loads(text)
@@ -153,6 +151,6 @@ def _read(data: Any) -> Pattern:
 
 def _unexpected(given: Any) -> ValueError:
     return ValueError(
-        "spattn_pattern: expected a pattern, or what its to_json() holds, got "
-        f"{given!r}; several are a dict by layer type, or a list of one for each layer"
+        "spattn_pattern: expected a pattern, its JSON from to_json(), a dict by layer type or a list with one entry "
+        f"per layer, got {given!r}"
     )

@@ -1,7 +1,7 @@
-"""Mask functions of Transformers as patterns.
+"""Convert mask functions of Transformers to patterns.
 
-They are closures over closures: ``and_masks(sliding_window_overlay(512), causal_mask_function)``. What each of them
-allows is known by its code, and how wide a window is by what it is closed over.
+Mask functions are nested closures: ``and_masks(sliding_window_overlay(512), causal_mask_function)``. The code object
+identifies the function, and the closure variables hold its parameters, e.g. the window size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MaskFunction = Callable[..., Any]
 
 
 class NoWindow(ValueError):
-    """A window of no keys, with which no query attends to anything; eager attention then gives a mean of all values."""
+    """Empty sliding window: no query has an allowed key; eager attention returns the mean of all values."""
 
 
 _CAUSAL = SlidingWindow(None, 0)
@@ -32,31 +32,31 @@ _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
 
 
 def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
-    """The pattern of a mask function, if it is one of Transformers' own or made of them by ``and`` and ``or``.
+    """Return the pattern of a mask function of Transformers, or of an and/or composition of them, else None.
 
     Parameters
     ----------
     mask_function : callable
-        Of batch entry, head, query and key, which are counted from the start of the sequence.
+        Function of batch, head, query and key indices, counted from the start of the sequence.
     kv_offset : int
-        Where the pattern's first position stands among these.
+        Sequence index of the pattern's position 0.
 
     Returns
     -------
     Pattern or None
-        With positions of queries counted as those of keys are.
+        Query and key positions are relative to `kv_offset`.
 
     Raises
     ------
     NoWindow
-        If one of the functions is a window of no keys.
+        If one of the functions is an empty window.
     """
     rule = _RULES.get(_code(mask_function))
     return None if rule is None else rule(_closed_over(mask_function), kv_offset)
 
 
 def packed_positions(mask_function: MaskFunction) -> np.ndarray | None:
-    """The position of each token in its own sequence, (batch, tokens), if the mask function is for packed ones."""
+    """Return the position of each token within its packed sequence, (batch, tokens), or None if not packed."""
     if _code(mask_function) is _PACKED:
         starts = _starts(_closed_over(mask_function))
         return np.stack([np.concatenate([np.arange(n) for n in np.diff(entry)]) for entry in starts])
@@ -65,7 +65,7 @@ def packed_positions(mask_function: MaskFunction) -> np.ndarray | None:
 
 
 def both(one: Any, other: Any) -> Pattern:
-    """What two patterns allow; of two windows as a window, which tells how far it reaches."""
+    """Intersect two patterns; two sliding windows give a sliding window."""
     if one == Full() or one == other:
         return other
     if other == Full():
@@ -78,7 +78,7 @@ def both(one: Any, other: Any) -> Pattern:
 
 
 def _code(function: MaskFunction) -> CodeType | None:
-    """What tells functions apart that one definition makes anew each time; None for other callable objects."""
+    """Return the code object, which all closures of one definition share; None for other callables."""
     return getattr(function, "__code__", None)
 
 
@@ -87,7 +87,7 @@ def _closed_over(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
 
 
-# -- what each of them allows ------------------------------------------------------------------------------------------
+# -- conversion rules --------------------------------------------------------------------------------------------------
 
 
 def _all_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
@@ -96,18 +96,18 @@ def _all_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
 
 
 def _documents(given: dict[str, Any], kv_offset: int) -> Pattern | None:
-    """Packed sequences, which are never in a cache."""
+    """Convert a packed sequence mask; packed sequences never use a KV cache."""
     return None if kv_offset else Documents(tuple(tuple(np.diff(entry).tolist()) for entry in _starts(given)))
 
 
 def _starts(packed: dict[str, Any]) -> list[np.ndarray]:
-    """Where each sequence of a batch entry starts, and where the last one ends."""
+    """Return sequence boundaries (cu_seqlens) per batch entry."""
     numbers = packed["packed_sequence_mask"].cpu().numpy()
     return [np.flatnonzero(np.diff(entry, prepend=entry[0] - 1, append=entry[-1] + 1)) for entry in numbers]
 
 
 def _in_each_sequence(given: dict[str, Any], kv_offset: int) -> Pattern | None:
-    """What another one allows by positions in packed sequences, beside the former: the same where distances decide."""
+    """Convert a mask on positions within packed sequences; equal to the inner mask if translation-invariant."""
     inner = known_pattern(given["mask_function"], kv_offset)
     return inner if inner is not None and inner.translation_invariant else None
 
@@ -119,7 +119,7 @@ def _any_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
 
 def _at_least(least: int, window: int) -> int:
     if window < least:
-        raise NoWindow(f"sliding_window: expected at least {least} in a layer that attends with it, got {window}")
+        raise NoWindow(f"sliding_window: expected at least {least} in a layer that uses it, got {window}")
     return window
 
 
@@ -144,5 +144,5 @@ _RULES: dict[CodeType | None, Callable[[dict[str, Any], int], Pattern | None]] =
     _AND: _all_of,
     _OR: _any_of,
 }
-if hasattr(masking_utils, "remap_positions_for_packed_sequence"):  # since 5.23
+if hasattr(masking_utils, "remap_positions_for_packed_sequence"):  # Transformers 5.23 or later
     _RULES[masking_utils.remap_positions_for_packed_sequence(lambda: None, _NUMBERS).__code__] = _in_each_sequence

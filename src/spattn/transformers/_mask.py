@@ -1,4 +1,4 @@
-"""What models of Transformers hand from layer to layer as their mask: a pattern in the shape of one."""
+"""Mask function for Transformers: a tensor subclass that carries a pattern."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _COPIES = {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten
 
 
 class PatternMask(torch.Tensor):  # type: ignore[misc]
-    """A pattern as a tensor (batch, 1, q_len, kv_len) of bool, which models take for a mask and hand on.
+    """Pattern wrapped as a bool tensor (batch, 1, q_len, kv_len) without data, passed through the model as its mask.
 
-    It has no elements, and whoever asks for them learns so: a mask that was cut or changed would not be the pattern.
+    Operations other than copies raise TypeError: the result would no longer match the pattern.
     """
 
     pattern: Pattern | tuple[Pattern, ...] | NoWindow
-    """For all layers, or one for each layer; or why no layer can attend with this mask."""
+    """One pattern for all layers or one per layer; or the error to raise if a layer uses this mask."""
     kv_len: int
-    """Keys that the pattern is for: those behind them are allowed to nobody."""
+    """Number of keys of the pattern; later keys are masked."""
 
     @staticmethod
     def __new__(cls, pattern: Any, kv_len: int, shape: tuple[int, int, int, int], device: Any) -> PatternMask:
@@ -43,7 +43,7 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
         return f"PatternMask({self.pattern!r}, {tuple(self.shape)})"
 
     def of(self, module: torch.nn.Module) -> Pattern:
-        """The pattern of the layer that attends."""
+        """Return the pattern of a layer."""
         if isinstance(self.pattern, NoWindow):
             raise self.pattern
         return of_layer(self.pattern, module)
@@ -59,8 +59,8 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
 
 def _computed_with(operation: Any) -> TypeError:
     return TypeError(
-        "attention_mask: expected to reach attention as it is, a pattern without elements; this model computes with "
-        f'its mask ({operation}), as one that adds a bias to it does: use attn_implementation="eager" for it'
+        "attention_mask: this model computes with its mask, which is a pattern without data "
+        f'(operation {operation}), e.g. to add a bias; use attn_implementation="eager"'
     )
 
 
@@ -71,21 +71,21 @@ def _refused(name: str) -> Callable[..., Any]:
     return operator
 
 
-# PyTorch's own operators replace a TypeError by Python's, which does not say why. Python asks a subclass first.
+# torch.Tensor's binary operators would replace our TypeError by a generic one; methods of a subclass take precedence.
 for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor"):
     for _method in (f"__{_name}__", f"__r{_name}__"):
         setattr(PatternMask, _method, _refused(_name))
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:
-    """The pattern of a layer, of one for all of them or one for each."""
+    """Select the pattern of a layer from one for all layers or one per layer."""
     if isinstance(patterns, Pattern):
         return patterns
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or not 0 <= layer < len(patterns):
         raise ValueError(
-            "spattn_pattern: expected one pattern for all layers, as the attention of this model "
-            f"({type(module).__name__}) does not tell which of {len(patterns)} layers it is of (layer_idx={layer})"
+            "spattn_pattern: expected one pattern for all layers, because the attention module "
+            f"{type(module).__name__} does not identify its layer among {len(patterns)} (layer_idx={layer})"
         )
     return patterns[layer]
 
@@ -103,16 +103,16 @@ def pattern_mask(
     device: Any = "cpu",
     **others: Any,
 ) -> PatternMask:
-    """The mask of "spattn", called as Transformers calls each implementation's.
+    """Make the mask of "spattn", with the signature of Transformers' AttentionMaskInterface.
 
-    Queries stand at ``q_offset + i`` and keys at ``kv_offset + j`` of the sequence that `mask_function` is about, and
-    `attention_mask` (batch, tokens so far) is False at padding. `others` say when masks may be left out.
+    Query i is at index ``q_offset + i`` and key j at ``kv_offset + j`` of the sequence that `mask_function` describes;
+    `attention_mask` (batch, tokens so far) is False at padding. `others` allow skipping masks and are ignored.
     """
-    q_offset = int(q_offset)  # a static cache counts on the device
+    q_offset = int(q_offset)  # a device tensor for static caches
     first, shape = q_offset - kv_offset, (batch_size, 1, q_length, kv_length)
     try:
         known = known_pattern(mask_function, kv_offset)
-    except NoWindow as error:  # some models make the masks of all layer types, also of those that no layer has
+    except NoWindow as error:  # some models make masks for layer types that no layer uses
         return PatternMask(error, kv_length, shape, device)
     kv_len = kv_length if known is None else _seen(known, first + q_length, kv_length)
     valid = _valid(attention_mask, kv_offset, kv_len)
@@ -120,9 +120,9 @@ def pattern_mask(
     def placed(pattern: Pattern) -> Pattern:
         return pattern if pattern == Full() or first == kv_len - q_length else QueriesAt(pattern, first)
 
-    @functools.cache  # many layers have few patterns
+    @functools.cache  # layers share few distinct patterns
     def restricted(own: Pattern) -> Pattern:
-        """The mask's pattern, where a pattern of the configuration allows it too."""
+        """Intersect the mask's pattern with a pattern of the configuration."""
         if own != Full():
             tokens = max(kv_len, first + q_length)
             own = renumbered(own, packed_positions(mask_function), attention_mask, kv_offset, tokens)
@@ -139,22 +139,22 @@ def pattern_mask(
 
 
 def _by_rows(mask_function: Callable[..., Any], q_offset: int, kv_offset: int) -> Callable[..., Any]:
-    """The same of rows and columns."""
+    """Shift a mask function from sequence indices to rows and columns."""
     return lambda b, h, q, k: mask_function(b, h, q + q_offset, k + kv_offset)
 
 
 def _seen(pattern: Pattern, tokens: int, kv_length: int) -> int:
-    """How many of the keys are there for the queries, which end after so many tokens.
+    """Return the number of keys visible to the queries.
 
-    Behind them a cache of a fixed size has room, which a causal pattern does not see: without it, a step of decoding
-    has the pattern of the step before.
+    A static cache has unused entries at the end, which a causal pattern masks. Dropping them gives all decode steps the
+    same pattern.
     """
     causal = both(pattern, Causal()) == pattern
     return min(max(tokens, 0), kv_length) if causal else kv_length
 
 
 def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> np.ndarray | None:
-    """Keys that are no padding, (batch, kv_len); None where all are."""
+    """Return the mask of non-padding keys, (batch, kv_len), or None without padding."""
     if attention_mask is None:
         return None
     given = attention_mask[:, kv_offset : kv_offset + kv_len].cpu().numpy()
@@ -163,9 +163,9 @@ def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> 
 
 
 def _padding(valid: np.ndarray) -> Pattern:
-    """The pattern of keys that are no padding.
+    """Return the pattern of non-padding keys.
 
-    Padding on the left, as generation has it, is said without a length: every step has the pattern of the step before.
+    Left padding, as in generation, gives a pattern that is independent of kv_len, so all decode steps share it.
     """
     padding = valid.argmax(axis=1)
     if (valid.sum(axis=1) + padding < valid.shape[1]).any():

@@ -1,4 +1,4 @@
-"""Models that Transformers computes without the attention interface, or with more than attention over pairs."""
+"""Detect models that spattn does not support."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def refusal(model: PreTrainedModel) -> str | None:
-    """Why attention of this model cannot be computed here, as far as its classes and configuration tell."""
+    """Return why a model is not supported, judged by its classes and configuration, or None."""
     layers = {type(module): module for module in model.modules()}
     for cls in layers:
         if issubclass(cls, PreTrainedModel) and not cls._can_set_attn_implementation():
-            return f"{cls.__name__} computes attention by itself and not through Transformers' AttentionInterface"
+            return f"{cls.__name__} does not use Transformers' AttentionInterface"
     asking = [cls for cls in layers if _names(cls, _INTERFACE)]
     for cls in layers:
         if cls not in asking and "Attention" in cls.__name__ and _names(cls, "softmax"):
-            return f"its layer {cls.__name__} computes attention by itself and not through AttentionInterface"
+            return f"its layer {cls.__name__} does not use Transformers' AttentionInterface"
     if not asking:
-        return "none of its layers calls Transformers' AttentionInterface"
+        return "none of its layers uses Transformers' AttentionInterface"
     reached = {id(config) for config in _configurations(model)}
     for name, module in model.named_modules():
         reason = _beyond(module)
         if reason is not None:
             return f"{reason} ({name})"
         if type(module) in asking and id(getattr(module, "config", model.config)) not in reached:
-            return f"its layer {name} has a configuration of its own, which set_attn_implementation() does not reach"
+            return f"its layer {name} has a separate configuration, which set_attn_implementation() does not change"
     return None
 
 
 def _configurations(model: PreTrainedModel) -> Iterator[Any]:
-    """All that ``set_attn_implementation()`` changes."""
+    """Yield all configurations that ``set_attn_implementation()`` changes."""
     found = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
     while found:
         config = found.pop()
@@ -47,18 +47,18 @@ def _configurations(model: PreTrainedModel) -> Iterator[Any]:
 
 
 def _beyond(module: nn.Module) -> str | None:
-    """What a layer adds to attention over pairs."""
+    """Return the unsupported score modification of a layer, or None."""
     if getattr(module, "attn_logit_softcapping", None) is not None:
         return f"its attention soft-caps logits at {module.attn_logit_softcapping}"
     if isinstance(getattr(module, "sinks", None), nn.Parameter):
-        return "its attention has learnt sinks"
+        return "its attention has learned sinks"
     if isinstance(getattr(module, "relative_attention_bias", None), nn.Module):
-        return "its attention adds a learnt bias of positions"
+        return "its attention adds a learned position bias"
     return None
 
 
 def _names(cls: type[nn.Module], word: str) -> bool:
-    """Whether a method of a layer's class looks this name up."""
+    """Whether a method of a layer's class refers to this name."""
     return any(word in code.co_names for code in _codes(cls))
 
 

@@ -1,4 +1,4 @@
-"""Registration with Transformers, and models that use it."""
+"""Register spattn with Transformers and enable it in models."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ _Model = TypeVar("_Model", bound=PreTrainedModel)
 
 
 def register() -> None:
-    """Make ``attn_implementation="spattn"`` known to Transformers; a second call changes nothing.
+    """Register ``attn_implementation="spattn"`` with Transformers; idempotent.
 
-    Attention goes over the pairs that the model's own mask allows: causal, windows and chunks of the layers that have
-    them, padding on either side, packed sequences (`position_ids` without `attention_mask`), caches of any kind.
-    ``config.spattn_pattern`` restricts that further: a pair is computed that both allow. It is one
-    :class:`spattn.patterns.Pattern` for all layers, a dict of patterns by the names in ``config.layer_types`` (a type
-    that it leaves out is not restricted), or a list with a pattern, or None, for each layer; or the JSON of one of
-    these. Its positions are those of tokens in their own sequence, from 0, wherever that stands in a padded or packed
-    batch. The configuration holds JSON, which ``save_pretrained()`` writes, and gives back patterns.
+    Attention covers the pairs that the model's mask allows: causal masks, sliding windows and chunks per layer type,
+    left and right padding, packed sequences (`position_ids` without `attention_mask`), and all cache types.
+    ``config.spattn_pattern`` restricts the mask further; the result is the intersection. It is one
+    :class:`spattn.patterns.Pattern` for all layers, a dict from names in ``config.layer_types`` to patterns (missing
+    types are unrestricted), a list with a pattern or None per layer, or the JSON of one of these. Its positions count
+    from 0 within each sequence, independent of padding and packing. The configuration stores JSON, which
+    ``save_pretrained()`` writes, and returns patterns.
 
     Notes
     -----
-    :func:`use` also checks the model. Without it, a model that never calls Transformers' attention interface stays
-    dense, with a line in Transformers' log.
+    :func:`use` also checks that the model is supported. Without it, a model that does not use Transformers'
+    AttentionInterface stays dense, with a message in Transformers' log.
 
-    Masks are patterns: nothing of q_len × kv_len is ever written down. A model's mask that is no window, chunk or
-    packing of Transformers' own is traced (:func:`spattn.patterns.interop.from_mask_mod`). Queries that may attend to
-    nothing, as those of padding, give 0, where other implementations give a mean of all values. The host reads padding,
-    which waits for a GPU once a forward pass and kind of layer; ``torch.compile`` breaks its graph there and at
-    attention.
+    Masks are patterns: no q_len × kv_len array is materialized. A mask function that is not a window, chunk or packing
+    function of Transformers is traced (:func:`spattn.patterns.interop.from_mask_mod`). Query rows with no allowed key,
+    e.g. padding, give 0, where other implementations give the mean of all values. The host reads padding masks, which
+    synchronizes with the GPU once per forward pass and layer type; ``torch.compile`` breaks the graph there and at each
+    attention call.
 
-    A model raises ValueError, when it is called, for what attention cannot compute here: dropout while training,
-    soft-capped logits, learnt sinks, biases of positions, keys that an indexer chooses, a paged cache, weights to
-    return (`output_attentions`), a mask that was given with four axes and is not made of 0 and −∞, a layer that attends
-    with a window of no keys, layers or layer types of ``config.spattn_pattern`` that the configuration lacks, and
-    ``config.spattn_pattern`` of a model that has cross-attention. TypeError comes of a model that computes with its
-    mask instead of handing it on, as BEiT adds a bias to it.
+    The forward pass of a model raises ValueError for unsupported features: attention dropout in training, logit
+    soft-capping, learned sinks, position biases, indexer-selected keys, paged caches, attention weights
+    (`output_attentions`), a 4-D mask with values other than 0 and −inf, an empty sliding window in use, a
+    ``config.spattn_pattern`` with layers or layer types that the configuration lacks, or a ``config.spattn_pattern`` in
+    a model with cross-attention. A model that computes with its mask, as BEiT does to add a bias, raises TypeError.
 
     Examples
     --------
@@ -65,17 +64,17 @@ def register() -> None:
 
 
 def use(model: _Model, pattern: Any = None) -> _Model:
-    """Compute the attention of a model by spattn.
+    """Enable spattn in a model.
 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A model, or one inside of a composite model: ``use(model.get_decoder())`` leaves the vision tower as it is.
+        A model, or a submodel of a composite model: ``use(model.get_decoder())`` does not change the vision tower.
     pattern : Pattern, dict, list or str, optional
-        ``config.spattn_pattern`` from now on, see :func:`register`: one pattern for all layers; a dict of patterns by
-        the names in ``config.layer_types``, where a type that is left out keeps the model's mask alone; or a list with
-        a pattern, or None, for each layer. None leaves what the configuration has. In a composite model the pattern is
-        that of the text model, ``config.get_text_config()``.
+        New value of ``config.spattn_pattern``, see :func:`register`: one pattern for all layers, a dict from names in
+        ``config.layer_types`` to patterns (missing types keep the model's mask), or a list with a pattern or None per
+        layer. Default None keeps the configuration's value. In a composite model it applies to the text model,
+        ``config.get_text_config()``.
 
     Returns
     -------
@@ -85,11 +84,11 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     Raises
     ------
     TypeError
-        If `model` is no model of Transformers.
+        If `model` is not a PreTrainedModel.
     ValueError
-        If the model computes attention by itself (BLOOM, MPT, Longformer), soft-caps logits, or has learnt sinks or
-        biases of positions; if `pattern` is none, cannot be written as JSON, or names layers or layer types that the
-        configuration lacks. Nothing has changed then.
+        If the model does not use AttentionInterface (BLOOM, MPT, Longformer), soft-caps logits, or has learned sinks
+        or position biases; if `pattern` is not a pattern, is not serializable, or has layers or layer types that the
+        configuration lacks. The model is unchanged in that case.
 
     Examples
     --------
@@ -103,11 +102,11 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     [SlidingWindow(left=16, right=0), None]
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
+        raise TypeError(f"model: expected a transformers.PreTrainedModel, got {type(model).__name__}")
     register()
     reason = refusal(model)
     if reason is not None:
-        raise ValueError(f"model: {type(model).__name__} is not supported, as {reason}; leave its attention as it is")
+        raise ValueError(f"model: {type(model).__name__} is not supported: {reason}; keep its attn_implementation")
     if pattern is not None:
         config = model.config.get_text_config()
         text = checked(config, pattern)

@@ -1,4 +1,4 @@
-"""The positions of ``config.spattn_pattern`` in padded and packed batches."""
+"""Positions of ``config.spattn_pattern`` in padded and packed batches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["renumbered"]
 def renumbered(
     pattern: Pattern, packed: np.ndarray | None, valid: torch.Tensor | None, kv_offset: int, tokens: int
 ) -> Pattern:
-    """The pattern for tokens that stand elsewhere in their own sequences than in the batch.
+    """Map a pattern from positions within each sequence to indices in a padded or packed batch.
 
     Parameters
     ----------
     pattern : Pattern
     packed : (batch, tokens) int array or None
-        Positions in packed sequences.
+        Positions within packed sequences.
     valid : (batch, tokens so far) bool tensor or None
-        False at padding. What stands before a sequence does not count, and is taken to stand at 0.
+        False at padding. Left padding is not counted and gets position 0.
     kv_offset, tokens : int
-        The first token's place in the batch, as a cache has forgotten those before it, and the number of tokens.
+        Index of the first token, nonzero if a cache dropped earlier ones, and the number of tokens.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def renumbered(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Renumbered(ByContent, Pattern):
-    """Another pattern for tokens that stand at these positions of it."""
+    """Pattern `inner` evaluated at a position per token."""
 
     inner: Pattern
     positions: np.ndarray
@@ -64,5 +64,5 @@ class _Renumbered(ByContent, Pattern):
         return allowed(self.inner, apply(self._look_up, q), apply(self._look_up, k))
 
     def _look_up(self, tokens: np.ndarray) -> np.ndarray:
-        """Positions; of tokens that are not there, which plans ask for beside those that are, the nearest one's."""
+        """Look up positions; indices out of range, from padding of tiles, are clipped."""
         return self.positions[np.clip(tokens, 0, len(self.positions) - 1)]

@@ -9,7 +9,8 @@ import pytest
 
 from spattn.choose.specializations import ARCH
 from spattn.cuda.driver import compile
-from spattn.cuda.hopper_backward import builds, params
+from spattn.cuda.hopper_backward import params, specializations
+from spattn.schedule.tensor_maps import MAPS
 
 NVCC = compile.find_nvcc()
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(NVCC is None, reason="nvcc was not found")]
@@ -19,10 +20,10 @@ SPILLS = 360
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.head_dim} {row.results}")
+@pytest.mark.parametrize("row", specializations.TABLE, ids=lambda row: f"{row.head_dim} {row.results}")
 def test_registers(tmp_path, row):
-    room = params.MAPS[0]
-    defines = builds.variant(row, "bfloat16", room)
+    room = MAPS[0]
+    defines = specializations.variant(row, "bfloat16", room)
     file, flags = tmp_path / "kernel.cu", [*compile.FLAGS, *compile.target(ARCH)]
     file.write_text(compile.translation_unit("hopper_backward/backward.cu", params.structs(room)))
     command = [NVCC, *flags, *(f"-D{name}={value}" for name, value in defines.items()), f"-I{compile.SOURCES}"]
@@ -38,4 +39,4 @@ def test_macros():
     sources = [path.read_text() for path in compile.headers("hopper_backward/backward.cu")]
     asked = {name for text in sources for name in re.findall(r"\bSPATTN_\w+", text)}
     defined = {name for text in sources for name in re.findall(r"#define (SPATTN_\w+)", text)}
-    assert asked - defined - {"SPATTN_"} == set(builds.variant(builds.TABLE[0], "float16", params.MAPS[0]))
+    assert asked - defined - {"SPATTN_"} == set(specializations.variant(specializations.TABLE[0], "float16", MAPS[0]))

@@ -13,6 +13,7 @@ from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.backward_pass import BackwardPass
 from spattn.cuda.hopper_backward import params as params_of
 from spattn.cuda.hopper_backward import prepared
+from spattn.schedule.tensor_maps import MAPS
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -38,7 +39,7 @@ def launched(monkeypatch):
             assert early == (kernel.name != "statistics")  # all but the first may start before the one before has ended
             assert (counter_at is not None) == kernel.name.startswith("backward")
             if kernel.name.startswith("backward"):
-                dtypes = (params_of.params_dtype(room) for room in params_of.MAPS)
+                dtypes = (params_of.params_dtype(room) for room in MAPS)
                 dtype = next(dtype for dtype in dtypes if dtype.itemsize == len(params))
                 waits.append(bool(np.frombuffer(params, dtype)["waits"][0]))
             self.name = kernel.name
@@ -83,7 +84,7 @@ def test_one_pass(launched, pattern):
 
 
 def test_two_passes_where_one_would_compute_much_in_vain(launched):
-    """Items go ahead of each other, but most steps have pairs in one of their two slabs of keys only."""
+    """Items go ahead of each other, but most steps have pairs in one of their two subtiles of keys only."""
     run(patterns.Neighborhood((128, 128), 13), 128 * 128, 2)
     assert launched.names == ["statistics", "backward by keys", "backward by queries"]
 
@@ -94,7 +95,7 @@ def test_rows_that_several_items_compute_are_summed(launched):
     assert launched.names[1:] == ["backward by keys", "backward by queries", "sum", "sum"]
 
 
-def test_finishers_sum_what_they_share_with_others(launched):
+def test_reductions_sum_what_they_share_with_others(launched):
     """All rows have two sources; those items that finish run last, after those of both passes that do not."""
     run(patterns.strided(16), 1000, 2)
     assert launched.names[1:] == ["backward by keys", "backward by queries"] * 2

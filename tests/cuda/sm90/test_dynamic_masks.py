@@ -14,6 +14,7 @@ from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
+from spattn.testing.tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -132,6 +133,22 @@ def test_items_of_variants():
         own = slice(items.work_indptr[pair], items.work_indptr[pair + 1])
         assert (items.selections[own] == selection).all()
         np.testing.assert_array_equal(items.items[own], np.arange(*plan.work_indptr[variant : variant + 2]))
+
+
+def test_changed_items_are_found():
+    pattern = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30)))
+    plan = compiler.plan(pattern, 260, batch=2, heads=4)
+    items = select.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
+    check_table("selected items", plan=plan, items=items)
+    rooms, starts = items.work.copy(), items.starts.copy()
+    rooms["end"][3] += 1
+    starts[4:] += 1  # the room of one item: one tile more than it has
+    twice = items.items.copy()
+    twice[1] = twice[0]  # which is as long or longer
+    longer = items._replace(work=rooms, starts=starts)
+    for changed in (items._replace(items=twice), longer, items._replace(work=rooms), items._replace(starts=starts)):
+        with pytest.raises(AssertionError):
+            check_table("selected items", plan=plan, items=changed)
 
 
 def test_too_many_tiles():
@@ -301,12 +318,12 @@ def test_values_that_are_not_allowed(torch):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper_kernels")
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_recorded(torch, layout):
     """Gradients are those of what was allowed at the time of the call, whatever has become of the indices."""
     rng, arrays = np.random.default_rng(4), arrays_of(torch, 500, 500)
     dout = torch.randn_like(arrays[0])
-    if layout == "bnhd":
+    if layout == "bshd":
         *arrays, dout = (x.transpose(1, 2) for x in (*arrays, dout))
     chosen = patterns.Causal() & dynamic.DynamicKeyBlocks(on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64)), 64, 64)
     found = []
@@ -341,7 +358,7 @@ def test_errors(torch):
         spattn.attention(q, k, v, dynamic.DynamicKeyBlocks(rows.expand(1, 3, 4, 2), 64, 64))
     with pytest.raises(ValueError, match=r"a selection needs float16 or bfloat16.*got float32"):
         spattn.attention(q.float(), k.float(), v.float(), lengths)
-    with pytest.raises(ValueError, match=r"a selection needs the backend 'cuda', got 'cpu'"):
+    with pytest.raises(ValueError, match=r"requires backend 'cuda', got 'cpu'"):
         spattn.attention(q.cpu(), k.cpu(), v.cpu(), lengths)
     shifted, columns = torch.zeros(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view(q.shape), q.mT.contiguous().mT
     for odd in (shifted, columns):

@@ -70,7 +70,7 @@ extern "C" int look(const uint32_t* table, const int* given, uint32_t* mask) {
   s.q_len = q_len, s.q_offset = kv_len - q_len, s.warpgroups = rows > 64 ? 2 : 1;
   const Reach reach = reach_of(queries, work.x, 0, 0);
   const Reach places = {s.q_offset + reach.first, s.q_offset + reach.last};
-  const TileKind kind = new_item(s, 0).allowed.kind_of(places, reach_of(keys, entry.x, 0, 0));
+  const TileKind kind = new_item(s, 0).allowed.namespace_of(places, reach_of(keys, entry.x, 0, 0));
   for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) write_mask(s, {0, 0, -1}, mask);
   return int(kind);
 }

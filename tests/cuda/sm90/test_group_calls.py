@@ -14,7 +14,7 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.api import grouped as _grouped
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.cuda import group
 from spattn.cuda.driver import buffer
 from spattn.cuda.hopper import group as hopper_group
@@ -77,7 +77,7 @@ def started():
 @pytest.fixture
 def gpu(torch, monkeypatch, started, tensor_maps):
     """CPU tensors pass for tensors on a GPU; calls by themselves run on the CPU."""
-    kind, made, kernels = type(kind_of(torch.zeros(1))), Gpu(), []
+    kind, made, kernels = type(namespace_of(torch.zeros(1))), Gpu(), []
     monkeypatch.setattr(kind, "ordinal", lambda self, x: 0)
     monkeypatch.setattr(kind, "raw_stream", staticmethod(lambda ordinal: 7))
     monkeypatch.setattr(cuda.device, "get", lambda ordinal=None: made)
@@ -125,7 +125,7 @@ def addresses(problem, found):
 
 
 def test_one_launch_has_all_addresses(gpu, problems, started):
-    """Each problem's arrays, lse and scale stand in its place; finishers are a second launch of the same problems."""
+    """Each problem's arrays, lse and scale stand in its place; reductions are a second launch of the same problems."""
     results = grouped(problems, return_lse=True)
     assert len(started) == 2 and [stream for stream, _ in started] == [7, 7]
     for _, filled in started:
@@ -144,7 +144,7 @@ def test_one_launch_has_all_addresses(gpu, problems, started):
 
 def test_sizes_of_tiles_run_side_by_side(gpu, torch, started):
     """What needs no launch before it starts first, larger tiles in front, and shares no memory with what it runs
-    beside; finishers wait."""
+    beside; reductions wait."""
     wide = [
         (*tensors(torch, 2, 2, 300), spattn.plan(patterns.Causal(), 300, tiling=spattn.Tiling(tile=(128, 64)), heads=2))
     ]
@@ -231,7 +231,7 @@ def test_plans_that_are_given_stay_as_they_are(gpu, problems, monkeypatch):
 
     monkeypatch.setattr(cuda, "prepare_group", noted)
     q = problems[0][0]
-    big = kind_of(q).module.zeros(1, 16, 4096, 64, dtype=q.dtype)
+    big = namespace_of(q).module.zeros(1, 16, 4096, 64, dtype=q.dtype)
     made = spattn.plan(
         patterns.Full(), 4096, tiling=spattn.Tiling(tile=(128, 64), workers=17), heads=16
     )  # as by itself
@@ -325,7 +325,7 @@ def test_launches_are_cut(gpu, torch, started):
 
 def test_layouts(gpu, torch, problems, started):
     given = [(*(x.transpose(1, 2) for x in problem[:3]), problem[3]) for problem in problems]
-    results = grouped(given, layout="bnhd", return_lse=True)
+    results = grouped(given, layout="bshd", return_lse=True)
     for number, (problem, (out, lse)) in enumerate(zip(given, results, strict=True)):
         own = started[-1][1]["problems"][number]
         assert out.shape == problem[0].shape and lse.shape == problem[0].transpose(1, 2).shape[:3]

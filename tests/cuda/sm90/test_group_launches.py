@@ -10,9 +10,9 @@ import pytest
 
 import spattn
 from spattn import patterns
-from spattn.arrays import kind_of, to_host
+from spattn.arrays import namespace_of, to_host
 from spattn.cuda import group
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs
 
@@ -64,7 +64,7 @@ def make(torch, name, head_dim=64, dtype="bfloat16", seed=0):
     """(q, k, v, pattern) on the GPU."""
     pattern, batch, heads_q, heads_kv, q_len, kv_len = CASES[name]
     arrays = inputs(batch, heads_q, heads_kv, q_len, kv_len, head_dim, dtype=dtype, seed=seed)
-    return *(kind_of(torch.empty(0)).from_numpy(x).cuda() for x in arrays), pattern
+    return *(namespace_of(torch.empty(0)).from_numpy(x).cuda() for x in arrays), pattern
 
 
 def planned(problem, workers=8, block_q=128):
@@ -99,7 +99,7 @@ def test_patterns(torch, started, head_dim, dtype):
 
 @pytest.mark.parametrize("workers", [1, 16, 132])
 def test_split_lists(torch, started, workers):
-    """Merges and finishers of several problems."""
+    """Merges and reductions of several problems."""
     names = ("long list", "strided", "longformer", "decoding", "causal")
     given = [planned(make(torch, name), workers) for name in names]
     same(spattn.grouped_attention(given, return_lse=True), given)
@@ -115,7 +115,7 @@ def test_every_problem_ends_in_one_launch(torch, started):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_sizes_of_tiles_run_side_by_side(torch, started, head_dim):
-    """Tiles of 128 and of up to 64 queries are a launch each; merges and finishers come after all of them. Memory is
+    """Tiles of 128 and of up to 64 queries are a launch each; merges and reductions come after all of them. Memory is
     used again from call to call."""
     wide, small = ("causal", "long list", "decoding"), ("strided", "longformer", "window", "bigbird", "neighbourhood")
     given = [planned(make(torch, name, head_dim), 16, 64) for name in small[:2]]
@@ -243,7 +243,7 @@ def test_heads_inside_tokens(torch, started):
         given.append(planned((*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)), pattern)))
     same(spattn.grouped_attention(given, return_lse=True), given)
     swapped = [(*(x.transpose(1, 2) for x in problem[:3]), problem[3]) for problem in given]
-    same(spattn.grouped_attention(swapped, return_lse=True, layout="bnhd"), swapped, layout="bnhd")
+    same(spattn.grouped_attention(swapped, return_lse=True, layout="bshd"), swapped, layout="bshd")
     assert len(started) == 2
 
 
@@ -267,7 +267,7 @@ def test_repeated_calls(torch, started):
     for found, given in results:  # which all were kept
         same(found, given)
     assert len(started) == 12
-    assert sum(key[0] == "group" for key in sealed(plans[0]).calls) == 1
+    assert sum(key[0] == "group" for key in validated(plans[0]).calls) == 1
 
 
 def test_two_streams(torch, started):

@@ -12,8 +12,9 @@ from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import group, params, prepared
 from spattn.cuda.hopper.joined import join
 from spattn.cuda.hopper.layout import make_layout
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
+from spattn.testing.tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.family("sm90")
 PROBLEMS = [
     (patterns.Causal(), 1, 4, 4, 700, 700, 1),
     (patterns.SlidingWindow(70), 2, 8, 2, 400, 400, 1),
-    (patterns.strided(16), 1, 4, 2, 600, 600, 9),  # finishers
-    (patterns.longformer(64, global_tokens=(0, 5)), 2, 4, 1, 500, 500, 40),  # finishers and merges
+    (patterns.strided(16), 1, 4, 2, 600, 600, 9),  # reductions
+    (patterns.longformer(64, global_tokens=(0, 5)), 2, 4, 1, 500, 500, 40),  # reductions and merges
     (patterns.DilatedWindow(20, 20, 4), 1, 2, 2, 515, 515, 1),
     (patterns.Neighborhood((24, 32), 5, 2), 1, 2, 1, 768, 768, 4),
     (patterns.Causal(), 2, 8, 2, 1, 3000, 33),  # heads that are packed, lists that are split
@@ -59,7 +60,7 @@ def call_of(number, pattern, batch, heads_q, heads_kv, q_len, kv_len, workers, d
             (4, heads_q, q_len),
         )
     ]
-    return ForwardPass(GPU, 0, sealed(made), *operands, 0, "bfloat16", 0.125, None)
+    return ForwardPass(GPU, 0, validated(made), *operands, 0, "bfloat16", 0.125, None)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +87,10 @@ def read(tables, item, first_map):
 
 @pytest.mark.parametrize("block_q", [(128,), (64, 50, 33)], ids=str)
 def test_every_item_reads_what_it_reads_by_itself(block_q):
-    """Views, tiles, bitmasks and what finishers join, of every work item of every problem."""
+    """Views, tiles, bitmasks and what reductions join, of every work item of every problem."""
     calls = [call_of(n, *problem, block_q=block_q[n % len(block_q)]) for n, problem in enumerate(PROBLEMS)]
     layouts = [group.part_of(call).layout for call in calls]
-    assert any(layout.finishes.any() for layout in layouts) and any(len(layout.merges.rows) for layout in layouts)
+    assert any(layout.reduces.any() for layout in layouts) and any(len(layout.merges.rows) for layout in layouts)
     first_maps = offsets([layout.maps for layout in layouts])
     joined = join(layouts, first_maps[:-1].tolist())
     for number, layout in enumerate(layouts):
@@ -100,6 +101,31 @@ def test_every_item_reads_what_it_reads_by_itself(block_q):
             for a, b in zip(alone, found, strict=True):
                 np.testing.assert_array_equal(a, b)
     assert len(joined.work) == sum(len(layout.work) for layout in layouts)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("entries", "x"),
+        ("entry_masks", None),
+        ("masks", None),
+        ("query_views", "problem"),
+        ("key_views", "problem"),
+        ("query_views", "offset"),
+        ("key_views", "offset"),
+        ("priors", None),
+        ("work", "slot"),
+    ],
+)
+def test_a_changed_table_is_found(calls, name, field):
+    layouts = [group.part_of(call).layout for call in calls]
+    joined = join(layouts, offsets([layout.maps for layout in layouts])[:-1].tolist())
+    check_table("joined", layouts=layouts, joined=joined)
+    table = getattr(joined, name).copy()
+    changed = table if field is None else table[field]
+    changed[...] += 1
+    with pytest.raises(AssertionError):
+        check_table("joined", layouts=layouts, joined=joined._replace(**{name: table}))
 
 
 def test_tasks_are_those_of_all_problems(calls, uploaded):
@@ -119,7 +145,7 @@ def test_tasks_are_those_of_all_problems(calls, uploaded):
         assert (np.diff(np.frexp(length[tasks["item"]])[1]) <= 0).all()
         expected = set()
         for (layout, call), first in zip(parts, joined.items, strict=True):
-            chosen = layout.finishes == finishing
+            chosen = layout.reduces == finishing
             own = order_tasks(call.plan, chosen, *call.q.shape[:2], call.k.shape[1], 1 << 20)
             own["item"] += first
             expected |= {tuple(task) for task in own.tolist()}

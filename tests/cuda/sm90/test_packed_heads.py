@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import cuda, patterns, reference
 from spattn.planning.contract import cache as _cache
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.schedule.pack_heads import pack_heads
 from spattn.testing import inputs
 
@@ -44,7 +44,7 @@ def test_packed_heads_need_one_axis(torch):
     expected = cuda.forward(q, k, v, made, 0.125)
     moved = q.transpose(1, 2).contiguous().transpose(1, 2)
     out, lse = cuda.forward(moved, k, v, made, 0.125)
-    assert sealed(made).derived[pack_heads.__wrapped__, 4] is not None
+    assert validated(made).derived[pack_heads.__wrapped__, 4] is not None
     torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=1e-3)
     torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
 

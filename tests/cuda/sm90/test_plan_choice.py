@@ -14,7 +14,7 @@ from spattn import cuda
 from spattn import patterns as sp
 from spattn.choose import gpu as _choice
 from spattn.choose.features_gpu import Sizes
-from spattn.choose.machine_gpu import price_ms
+from spattn.choose.machine_gpu import cost_ms
 from spattn.cuda import portable
 from spattn.cuda.hopper.layout import make_layout
 from spattn.request.call import Call
@@ -227,13 +227,13 @@ TIMES = [
 @pytest.mark.parametrize(("pattern", "tokens", "head_dim", "heads", "tile", "box", "workers", "ms"), TIMES, ids=repr)
 def test_predicted_times_are_within_a_quarter(pattern, tokens, head_dim, heads, tile, box, workers, ms):
     made = compiler.plan(pattern, tokens, heads=heads, tile=tile, box=box, workers=workers)
-    assert price_ms(made, Sizes(1, heads, heads, head_dim, head_dim), SMS) == pytest.approx(ms, rel=0.25)
+    assert cost_ms(made, Sizes(1, heads, heads, head_dim, head_dim), SMS) == pytest.approx(ms, rel=0.25)
 
 
 @pytest.mark.parametrize("pattern", [sp.Causal(), sp.BigBird(64), sp.Documents((700, 30, 1318)), PADDED])
 def test_a_plan_is_found_again_without_planning_or_pricing(card, monkeypatch, pattern):
     made = chosen(pattern, 2048)
-    for name in ("price_ms", "_made", "_may_stay_whole", "_smaller"):
+    for name in ("cost_ms", "_made", "_may_stay_whole", "_smaller"):
         monkeypatch.setattr(_choice, name, lambda *args: pytest.fail("planned again"))
     misses = spattn.plan_cache_info().misses
     assert chosen(pattern, 2048) is made and spattn.plan_cache_info().misses == misses

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 import spattn
-from spattn.arrays import kind_of
+from spattn.arrays import namespace_of
 from spattn.cuda import execute, hopper_backward, repeat
 from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
 
 pytestmark = pytest.mark.family("sm90")
@@ -128,7 +128,7 @@ def on_device():
 @pytest.fixture
 def make(torch, tensors, kernel, on_device, gpu, monkeypatch):
     """What computes calls like one of the tensors."""
-    kind = kind_of(tensors[0])
+    kind = namespace_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
     plan = SimpleNamespace(slots=0, block_q=128)
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
@@ -260,7 +260,7 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
 @pytest.fixture
 def gradients(torch, tensors, kernel, gpu, monkeypatch):
     """What computes the gradients of calls like one of the tensors, after its first call."""
-    kind = kind_of(tensors[0])
+    kind = namespace_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
     monkeypatch.setattr(type(kind), "stream", lambda self, x: STREAM)
     monkeypatch.setattr(type(kind), "ordinal", lambda self, x: STREAM)
@@ -366,8 +366,8 @@ def test_gradients_have_the_precision_of_their_call(torch, gpu, monkeypatch):
     """Whichever kernels compute them."""
     x = torch.zeros(1, 2, 6, 16)
     calls, kernels = [], SimpleNamespace(backward=lambda call: calls.append(call.precision))
-    monkeypatch.setattr(type(kind_of(x)), "ordinal", lambda self, x: STREAM)
-    monkeypatch.setattr(type(kind_of(x)), "stream", lambda self, x: STREAM)
+    monkeypatch.setattr(type(namespace_of(x)), "ordinal", lambda self, x: STREAM)
+    monkeypatch.setattr(type(namespace_of(x)), "stream", lambda self, x: STREAM)
     for precision in (None, "tf32"):
         prepared = execute.Backward(Call.of(x, x, x, precision=precision), None, gpu, lambda: kernels)
         prepared(x, x, x, x, x, x[..., 0], None, 0.25)
@@ -426,7 +426,7 @@ def test_steps(torch, make, kernel, tensors, on_device, gpu):
 
 def test_the_plan_of_other_kernels_moves(tensors):
     """The portable kernels get a plan of as many keys as there are."""
-    plan = sealed(spattn.plan(SlidingWindow(2, 0), 6, 30))
+    plan = validated(spattn.plan(SlidingWindow(2, 0), 6, 30))
     keys = [x.new_zeros(2, 3, 30, 16) for x in tensors[1:]]
     prepared = execute.Prepared(Call.of(tensors[0], *keys), plan, None, Gpu(), None)
     assert prepared.plan_for(keys[0]) is plan

@@ -11,8 +11,9 @@ import spattn
 from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
 from spattn.cuda import portable_backward
-from spattn.cuda.hopper_backward import layout, params, prepared
+from spattn.cuda.hopper_backward import layout, prepared
 from spattn.request.call import Call
+from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import GradientExpectation, inputs
 from spattn.testing.strategies import cases, compositions
 
@@ -52,7 +53,7 @@ def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths and groups."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
     made = cuda.plan_for(case.pattern, Call.of(q, k, v), backward=True)
-    assume(layout.lay_out_views(made).maps <= params.MAPS[-1])  # more of them run on the portable kernels
+    assume(layout.lay_out_views(made).maps <= MAPS[-1])  # more of them run on the portable kernels
     expected = GradientExpectation(case.pattern, q, k, v, with_dlse=True)
     out, lse = spattn.attention(q, k, v, made, return_lse=True, backend="cuda")
     got = spattn.attention_backward(expected.dout, q, k, v, out, lse, made, dlse=expected.dlse, backend="cuda")
@@ -119,7 +120,7 @@ def test_long_columns(check_gradients):
 
 @pytest.mark.parametrize("pattern", [patterns.Full(), patterns.fixed(64, 4)], ids=repr)
 def test_long_items(check_gradients, passes, pattern):
-    """Those that would keep the last SMs busy are cut, and finishers add several parts to some of their rows."""
+    """Those that would keep the last SMs busy are cut, and reductions add several parts to some of their rows."""
     check_gradients(pattern, *inputs(1, 2, 2, 2100, 2100, 64, dtype="bfloat16"), kinds=("torch",))
 
 

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool within_reach(T row_max) {
 
 // A warp's result for a row: lane l holds output columns l, l + 32, ...
 template <int kColumns>
-struct ExactRow {
+struct FallbackRow {
   double out[kColumns];
   double lse;  // natural; -inf, with out = 0, for an empty row
 };
@@ -34,12 +34,12 @@ struct ExactRow {
 //   dot(position)       q · k, with the sign of the scale
 //   value(position, c)  element c of V's row
 template <int kColumns, typename Key, typename Dot, typename Value>
-__device__ __forceinline__ ExactRow<kColumns> exact_attention(int count, double scale_log2, Key key, Dot dot,
-                                                              Value value) {
+__device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, double scale_log2, Key key, Dot dot,
+                                                                    Value value) {
   constexpr double kLn2 = 0.693147180559945309417, kInfinite = HUGE_VAL;
   const int lane = threadIdx.x % 32;
   double largest = -kInfinite, sum = 0;  // running maximum of the dot products; sum of the weights relative to it
-  ExactRow<kColumns> row = {};
+  FallbackRow<kColumns> row = {};
   for (int first = 0; first < count; first += 32) {
     const long long own = first + lane < count ? key(first + lane) : -1;
     const unsigned allowed = __ballot_sync(~0u, own >= 0);

@@ -62,7 +62,7 @@ struct Allowed {
     }
   }
 
-  __device__ TileKind kind_of(const Reach& given, const Reach& k) const {
+  __device__ TileKind namespace_of(const Reach& given, const Reach& k) const {
     bool any = false, every = true;
     if (s.form == kLengths) {
       const int first = table[0], stop = table[1];

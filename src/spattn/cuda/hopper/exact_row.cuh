@@ -6,15 +6,15 @@
 #pragma once
 
 #include "common/element.cuh"
-#include "common/exact_softmax.cuh"
+#include "common/fallback_softmax.cuh"
 #include "hopper/config.cuh"
 #include "hopper/mask.cuh"
 
 namespace spattn::hopper {
 
 // Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
-__device__ inline void exact_row(const Params& p, const Assignment& assigned, int row, int64_t query,
-                                 float (&result)[kDim / 32], float& lse) {
+__device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
+                                    float (&result)[kDim / 32], float& lse) {
   const Work& work = assigned.work;
   const Problem& own = problem_of(p, assigned);
   const int batch = assigned.batch, head_kv = assigned.head / own.group;
@@ -42,7 +42,7 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
   const auto value = [&](int64_t position, int d) {
     return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
   };
-  const auto exact = exact_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
+  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
   for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);
 }

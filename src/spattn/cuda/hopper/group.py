@@ -19,7 +19,7 @@ from ..driver.launch import kernel
 from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
 from .joined import Joined, join
-from .layout import Layout, make_layout
+from .layout import PlanLayout, make_layout
 from .maps import readable
 from .params import GROUPS, Addresses, Template, maps_needed, structs
 from .prepared import (
@@ -43,7 +43,7 @@ _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views"
 class Part(NamedTuple):
     """A call of a group, with packed heads if possible, and its plan's device form."""
 
-    layout: Layout
+    layout: PlanLayout
     call: ForwardPass
 
     @property
@@ -145,7 +145,7 @@ def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing:
     """Tasks of all parts in launch order, either the in-kernel reductions or all others."""
     found = []
     for (layout, call), first in zip(parts, joined.items, strict=True):
-        chosen = layout.finishes if finishing else ~layout.finishes
+        chosen = layout.reduces if finishing else ~layout.reduces
         batch, heads_q = call.q.shape[:2]
         tasks = order_tasks(call.plan, chosen, batch, heads_q, call.k.shape[1], KEYS_TOGETHER)
         tasks["item"] += first

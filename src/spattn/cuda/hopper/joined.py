@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._util.checks import show
 from ..._util.ragged import offsets
-from .layout import Layout
+from .layout import PlanLayout
 
 __all__ = ["Joined", "join"]
 
@@ -20,7 +20,7 @@ class Joined(NamedTuple):
     Attributes
     ----------
     work, entries, entry_masks, masks, query_views, key_views, priors : arrays
-        As in :class:`~spattn.cuda.hopper.layout.Layout`; views name their problem.
+        As in :class:`~spattn.cuda.hopper.layout.PlanLayout`; views name their problem.
     items : (problems,) int64 array
         First work item of each problem.
     """
@@ -35,13 +35,13 @@ class Joined(NamedTuple):
     items: np.ndarray
 
 
-def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
+def join(layouts: Sequence[PlanLayout], first_maps: Sequence[int]) -> Joined:
     """Concatenate the tables of several plans, with each plan's first tensor map."""
 
     def starts(name: str) -> np.ndarray:
         return offsets([len(getattr(layout, name)) for layout in layouts])
 
-    entries, views, masks, finishers = map(starts, ("entries", "query_views", "masks", "priors"))
+    entries, views, masks, reductions = map(starts, ("entries", "query_views", "masks", "priors"))
     works, numbers = [], []
     for n, layout in enumerate(layouts):
         work = layout.work.copy()
@@ -49,7 +49,7 @@ def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
             work[name] += entries[n]
         for name in ("query_view", "key_view"):
             work[name] += views[n]
-        work["slot"][work["slot"] <= -2] -= finishers[n]
+        work["slot"][work["slot"] <= -2] -= reductions[n]
         works.append(work)
         own = layout.entry_masks
         numbers.append(np.where(own >= 0, own + masks[n], own).astype(own.dtype))

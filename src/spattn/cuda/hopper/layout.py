@@ -11,7 +11,7 @@ import numpy as np
 from ..._util.ragged import offsets
 from ...choose.specializations import ROWS, TILE
 from ...planning.contract.types import Plan, first_coordinates, positions
-from ...schedule.finishers import Merges, find_finishers
+from ...schedule.reductions import Merges, find_reductions
 from ...schedule.roles import key_views_of, roles
 from ...schedule.tensor_maps import MapSpec, halve, mapped
 from .fitted import fit_keys
@@ -61,7 +61,7 @@ class Items(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlanLayout:
     """Device arrays of a plan and the tensor maps they refer to.
 
     Spec ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
@@ -75,9 +75,9 @@ class Layout:
     entry_masks : (entries,) int32 array
     masks : (n, warpgroups, 128) uint32 array
         In accumulator order, see :func:`fragment_masks`.
-    priors : (finishers, rows of a query tile) int32 array
-        See :class:`~spattn.schedule.finishers.Finishers`; -1 for padding rows.
-    finishes : (items,) bool array
+    priors : (reductions, rows of a query tile) int32 array
+        See :class:`~spattn.schedule.reductions.Reductions`; -1 for padding rows.
+    reduces : (items,) bool array
     merges : Merges
     moves : bool
         Whether the plan is length-polymorphic: the maps and views of the last keys (offset > 0) move.
@@ -96,7 +96,7 @@ class Layout:
     entry_masks: np.ndarray
     masks: np.ndarray
     priors: np.ndarray
-    finishes: np.ndarray
+    reduces: np.ndarray
     merges: Merges
     moves: bool
     query_rows: np.ndarray
@@ -123,7 +123,7 @@ class Layout:
         return 2 * (len(self.query_specs) + len(self.key_specs))
 
 
-def make_layout(plan: Plan, moves: bool = False) -> Layout:
+def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
     """Device form of a plan. If length-polymorphic, views that move share no map with others."""
     query_ids, key_ids, row_component = roles(plan)
     fitted = fit_keys(plan)
@@ -132,10 +132,10 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
         raise ValueError("plan: expected work items of at least one tile")
-    finishers = find_finishers(plan)
+    reductions = find_reductions(plan)
     work = np.zeros(len(plan.work), dtype=WORK)
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
-    work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
+    work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], reductions.slots
     work["z"], work["y"], work["x"] = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"]).T
     lists = fitted.lists
     owner = plan.components[np.repeat(row_component, np.diff(lists.indptr))]
@@ -151,7 +151,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         if plan.q_order.size:
             query_rows, query_views["map"] = _rows(plan, query_ids, variants, plan.q_order, plan.block_q)
             work["x"] = query_views["map"][work["query_view"]] + plan.work["query_tile"]
-    return Layout(
+    return PlanLayout(
         query_specs,
         key_specs,
         query_views,
@@ -160,9 +160,9 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         entries,
         lists.mask,
         fragment_masks(fitted.masks),
-        np.pad(finishers.priors, ((0, 0), (0, -plan.block_q % ROWS)), constant_values=-1),
-        finishers.finishes,
-        finishers.merges,
+        np.pad(reductions.priors, ((0, 0), (0, -plan.block_q % ROWS)), constant_values=-1),
+        reductions.reduces,
+        reductions.merges,
         moves,
         query_rows,
         key_rows,

@@ -23,7 +23,7 @@ from ..driver.device import address
 from ..driver.launch import Moving
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
-from .layout import ENTRY, WORK, Layout
+from .layout import ENTRY, WORK, PlanLayout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, encode_map, replace_address
 
 GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps of all of them) in a grouped launch's parameters
@@ -122,7 +122,7 @@ class Template:
 
     Parameters
     ----------
-    parts : sequence of (Layout, ForwardPass)
+    parts : sequence of (PlanLayout, ForwardPass)
         The problems of a launch: one, or those of a group.
     plan_at : dict
         Device addresses of their tables.
@@ -134,7 +134,7 @@ class Template:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Layout, ForwardPass]],
+        parts: Sequence[tuple[PlanLayout, ForwardPass]],
         plan_at: dict[str, int],
         launches: list[tuple[int, int]],
         room: int,
@@ -214,7 +214,7 @@ class Template:
             maps = self._image[: self._head_bytes].tobytes()
         return self._heads.keep(pointers, maps)
 
-    def _encode(self, layout: Layout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
+    def _encode(self, layout: PlanLayout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
         """Encode the maps of q and out, then of k and v, per batch entry or, if batch and head are one axis, once."""
         at, first = self._image.ctypes.data, len(self._pointers)
         for batch in (None,) if joint else range(operands[0].shape[0]):
@@ -227,7 +227,7 @@ class Template:
                         self._maps.append(_Map(first + number, first + len(operands), offset, step))
 
 
-def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool) -> None:
+def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:
     """Fill in the sizes and strides of a problem."""
     for name in ("q", "k", "v", "out"):
         problem[f"{name}_stride"] = getattr(call, name).strides[:3]
@@ -239,7 +239,7 @@ def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool
         problem[name] = value
 
 
-def maps_needed(layout: Layout, call: ForwardPass) -> int:
+def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:
     """Number of tensor maps of a call."""
     joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
     return layout.maps * (1 if joint else call.q.shape[0])

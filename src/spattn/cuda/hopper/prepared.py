@@ -9,11 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._util.cached import Recent
-from ...choose.specializations import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, item_keys, variant
+from ...choose.specializations import (
+    ARCH,
+    KEYS_COPIED_TOGETHER,
+    KEYS_TOGETHER,
+    TILE,
+    Specialization,
+    build,
+    item_keys,
+    variant,
+)
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import Plan
-from ...planning.contract.validated import sealed
-from ...schedule.finishers import Merges
+from ...planning.contract.validated import validated
+from ...schedule.reductions import Merges
 from ...schedule.tasks import merge_heads, order_tasks
 from ...schedule.tensor_maps import MAPS
 from ..driver.buffer import Buffer, upload
@@ -21,7 +30,7 @@ from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
-from .layout import Items, Layout, make_layout
+from .layout import Items, PlanLayout, make_layout
 from .maps import gatherable, readable
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 
@@ -33,7 +42,7 @@ _ROWS_PER_BLOCK = 32  # of merge.cu
 
 def prepare(call: ForwardPass) -> Prepared | None:
     """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
-    moves = sealed(call.plan).slides
+    moves = validated(call.plan).slides
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     ready = plan.ready(call)
@@ -85,10 +94,10 @@ class HopperPlan:
     ):
         shared = _lay_out(plan, device, moves)
         self.layout, self._plan_buffer, plan_at = shared
-        finishes = self.layout.finishes if new is None else self.layout.finishes[new.items]
+        reduces = self.layout.reduces if new is None else self.layout.reduces[new.items]
         together = KEYS_COPIED_TOGETHER if plan.ordered else KEYS_TOGETHER
         listed = plan if new is None else new
-        phases = [order_tasks(listed, chosen, batch, heads_q, heads_kv, together) for chosen in (~finishes, finishes)]
+        phases = [order_tasks(listed, chosen, batch, heads_q, heads_kv, together) for chosen in (~reduces, reduces)]
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),
@@ -147,7 +156,7 @@ def launches_of(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
     return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
 
 
-def blocks_of(launches: Iterable[tuple[int, int]], row: Build, device: Device) -> tuple[int, ...]:
+def blocks_of(launches: Iterable[tuple[int, int]], row: Specialization, device: Device) -> tuple[int, ...]:
     """CTAs per launch: one per task, up to as many as are resident."""
     return tuple(min(row.ctas * device.sm_count, tasks) for _, tasks in launches)
 
@@ -158,12 +167,14 @@ def counters(at: int) -> Callable[[], int]:
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
-def build_for(call: ForwardPass, keys: float) -> Build:
+def build_for(call: ForwardPass, keys: float) -> Specialization:
     """Kernel specialization for a call."""
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
-def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]) -> Kernel:
+def load(
+    name: str, row: Specialization, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]
+) -> Kernel:
     """The kernel `name` for a call: room for `room` tensor maps, KV gathered or not, at most `cells` cells per key
     box."""
     defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
@@ -194,7 +205,7 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_k
 
 
 @kept_with_plan
-def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[Layout, Buffer, dict[str, int]]:
+def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[PlanLayout, Buffer, dict[str, int]]:
     """(layout, buffer, addresses) of the tables that do not depend on batch and heads."""
     layout = make_layout(plan, moves)
     views = "query_views", "key_views"

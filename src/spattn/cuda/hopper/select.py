@@ -175,7 +175,7 @@ def _masked(plan: Plan) -> np.ndarray:
     return before[last] - before[first]
 
 
-class SelectedPlan(HopperPlan):
+class MaskedPlan(HopperPlan):
     """A plan on one device for fixed batch and heads, and dynamic masks of one form."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int):
@@ -226,11 +226,11 @@ class SelectedPlan(HopperPlan):
 
 
 @kept_with_plan
-def selected_plan(
+def masked_plan(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int
-) -> SelectedPlan:
+) -> MaskedPlan:
     """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
-    return SelectedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
+    return MaskedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
 
 
 class Source(NamedTuple):
@@ -259,7 +259,7 @@ def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
     if call.k.shape[1] % form.heads == 0:
         call = with_packed_heads(call)
     heads = call.q.shape[1], call.k.shape[1]
-    plan = selected_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
+    plan = masked_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
     ready = plan.ready(call) if call.aligned(ELEMENT_BYTES) else None
     if ready is None:
         raise ValueError("q, k, v: a selection needs contiguous, 16-byte aligned rows")

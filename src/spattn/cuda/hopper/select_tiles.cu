@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
       entry = s.entries[e];
       mask = s.entry_masks[e];
       const View& keys = s.key_views[work.key_view + entry.view];
-      found = item.allowed.kind_of(queries, reach_of(keys, entry.x, entry.y, entry.z));
+      found = item.allowed.namespace_of(queries, reach_of(keys, entry.x, entry.y, entry.z));
     }
     const bool keeps = found != TileKind::kEmpty;
     const bool masked = keeps && (found == TileKind::kPartial || mask != kFullTile);

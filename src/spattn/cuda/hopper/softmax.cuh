@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/element.cuh"
-#include "common/exact_softmax.cuh"
+#include "common/fallback_softmax.cuh"
 #include "common/warp.cuh"
 
 namespace spattn::hopper {

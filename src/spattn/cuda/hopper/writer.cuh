@@ -3,7 +3,7 @@
 
 #include "hopper/barrier.cuh"
 #include "hopper/config.cuh"
-#include "hopper/exact_row.cuh"
+#include "hopper/fallback_row.cuh"
 #include "hopper/gather.cuh"
 #include "hopper/tma.cuh"
 
@@ -81,12 +81,12 @@ struct Writer {
   }
 
   // Recomputes a non-finite row in float64 and overwrites it.
-  __device__ void write_exact_row(const Assignment& assigned, int row) {
+  __device__ void write_fallback_row(const Assignment& assigned, int row) {
     int64_t position;
     const Problem& own = problem_of(p, assigned);
     float result[kDim / 32], lse;
     if (!query_position(p, assigned, row, position)) return;
-    exact_row(p, assigned, row, position, result, lse);
+    fallback_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
     Element* out = static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch +
                    assigned.head * own.out_stride.head + position * own.out_stride.token;
@@ -99,13 +99,13 @@ struct Writer {
     if (lane == 0) store_lse(assigned, row, lse);
   }
 
-  __device__ __forceinline__ void write_exact_rows(const Assignment& assigned, uint32_t own) {
+  __device__ __forceinline__ void write_fallback_rows(const Assignment& assigned, uint32_t own) {
     tma_store_wait();
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < kRows; ++i) {
       for (uint32_t rows = __shfl_sync(0xffffffff, own, i); rows; rows &= rows - 1) {
-        write_exact_row(assigned, 32 * i + __ffs(rows) - 1);
+        write_fallback_row(assigned, 32 * i + __ffs(rows) - 1);
       }
     }
   }
@@ -130,7 +130,7 @@ struct Writer {
       barrier_arrive(shared_address(&shared.query_empty[query.stage]));
 #pragma unroll
       for (int i = 0; i < kRows; ++i) store_lse(assigned, lane + 32 * i, lse[i]);
-      if (__any_sync(0xffffffff, exact != 0)) write_exact_rows(assigned, exact);
+      if (__any_sync(0xffffffff, exact != 0)) write_fallback_rows(assigned, exact);
     }
     tma_store_wait();
   }

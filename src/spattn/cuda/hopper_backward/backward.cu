@@ -11,7 +11,7 @@
 // Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Results leave through the row tile.
 // Registers  240 per consumer thread, 24 per other thread.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Benchmark  benchmarks/peers/peers_cuda.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
 
 #include "common/chain.cuh"
 #include "hopper_backward/consumer.cuh"

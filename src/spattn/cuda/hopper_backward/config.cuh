@@ -21,11 +21,11 @@ static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
 static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64));
 
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; smaller head_dim is zero-padded
-constexpr int kSlab = 64;
+constexpr int kSubtile = 64;
 constexpr int kWarpgroups = 2;
-constexpr int kBlock = kSlab * kWarpgroups;  // rows per work item
-constexpr int kStep = SPATTN_STEP;           // columns per iteration
-constexpr int kTiles = kStep / kSlab;
+constexpr int kBlock = kSubtile * kWarpgroups;  // rows per work item
+constexpr int kStep = SPATTN_STEP;              // columns per iteration
+constexpr int kTiles = kStep / kSubtile;
 constexpr int kPanels = kDim / 64;  // 64 elements are one 128-byte swizzled row
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
@@ -53,7 +53,7 @@ struct Column {
   int masks[kWarpgroups];
 };
 
-constexpr uint32_t kQuerySumBytes = kSlab * kDim * 4;
+constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 
 // Shared memory for dQ in fused mode: dS of two iterations, and the dQ of an iteration, one half per warpgroup. Between
 // items, dK leaves through `gradients` and dV through `sums`, so that the next rows need not wait for their stores.

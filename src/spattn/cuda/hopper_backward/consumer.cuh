@@ -31,7 +31,7 @@ struct Consumer {
   // s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage; asynchronous.
   template <int kOperand>
   __device__ __forceinline__ void multiply(float (&d)[kProducts], uint32_t stage) {
-    const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSlab * kRowBytes;
+    const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSubtile * kRowBytes;
     const uint64_t a = operand_descriptor(uniform(start), 16, 1024);
     const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), 16, 1024);
     wgmma_fence();
@@ -94,7 +94,7 @@ struct Consumer {
                                                   int part) const {
     const int lane = own.thread % 32;
     const int first = kByKeys ? stage * kStep + part * kStep / kParts + lane % 4 * 2
-                              : own.rows.stage * kBlock + own.number * kSlab + own.thread / 32 * 16 + lane / 4;
+                              : own.rows.stage * kBlock + own.number * kSubtile + own.thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < kStatistics; ++n) {
       found[n] = shared.statistics[first + (kByKeys ? n / 2 * 8 + n % 2 : 8 * n)].*which;

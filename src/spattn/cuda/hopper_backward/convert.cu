@@ -10,7 +10,7 @@
 
 namespace spattn::hopper_backward {
 
-constexpr int kDim = SPATTN_HEAD_DIM, kSlab = 64, kConvertThreads = 256, kHalf = kDim / 2;
+constexpr int kDim = SPATTN_HEAD_DIM, kSubtile = 64, kConvertThreads = 256, kHalf = kDim / 2;
 constexpr int kPadded = kDim + 8;  // 16 bytes of padding: rows start in different banks
 
 // {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
@@ -19,10 +19,10 @@ extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Conver
 extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
   wait_for_previous();
   let_next_start();
-  __shared__ __align__(16) Element tile[kSlab][kPadded];
-  const int slab = blockIdx.x % p.query_slabs, place = blockIdx.x / p.query_slabs;
+  __shared__ __align__(16) Element tile[kSubtile][kPadded];
+  const int subtile = blockIdx.x % p.query_subtiles, place = blockIdx.x / p.query_subtiles;
   const bool any = p.added[2 * blockIdx.x] > 0;  // the counter of the first half of the features
-  const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSlab * kDim);
+  const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSubtile * kDim);
   // Half of the features from each warpgroup; float4 i of its thread t is at 128 i + t.
   float probe = 0.0f;  // NaN if a sum is not finite
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
   }
   // Masked keys may have caused it: run the dQ kernel, whose fallback reads allowed keys only.
   if (__syncthreads_or(!(probe == 0.0f)) && threadIdx.x == 0) *p.nonfinite = 1;
-  const int* first = p.slabs + 3 * slab;
+  const int* first = p.subtiles + 3 * subtile;
   constexpr int kVectors = kDim / kVector;
-  for (int cell = threadIdx.x; cell < kSlab * kVectors; cell += kConvertThreads) {
+  for (int cell = threadIdx.x; cell < kSubtile * kVectors; cell += kConvertThreads) {
     const int row = cell / kVectors, d = cell % kVectors * kVector;
     int64_t position;
     if (!hopper::cell_position(*p.view, first[0], first[1], first[2], row, position) || d >= p.head_dim) continue;

@@ -11,11 +11,11 @@
 namespace spattn::hopper_backward {
 
 // Lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
-struct ExactSums {
+struct FallbackSums {
   double scores[kDim / 32], values[kDim / 32];
 };
 
-struct ExactRow {
+struct FallbackRow {
   const Params& p;
   const Assignment& assigned;
   const int row;
@@ -34,23 +34,23 @@ struct ExactRow {
 
   // Position of this row; false for padding.
   __device__ __forceinline__ bool position(int64_t& found) const {
-    const int* at = assigned.work.slab[row / kSlab];
-    return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSlab, found);
+    const int* at = assigned.work.subtile[row / kSubtile];
+    return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSubtile, found);
   }
 
   // Position of a column that this row may pair with, else -1.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
-    if (!mask_allows(p.masks, entry.masks[row / kSlab], row % kSlab, column)) return -1;
+    if (!mask_allows(p.masks, entry.masks[row / kSubtile], row % kSubtile, column)) return -1;
     int64_t found;
     const View& view = p.column_views[assigned.work.columns + entry.view];
     return cell_position(view, entry.x, entry.y, entry.z, column, found) ? found : -1;
   }
 
-  __device__ ExactSums sums(int64_t own) const {
+  __device__ FallbackSums sums(int64_t own) const {
     constexpr double kLn2 = 0.693147180559945309417;
     const Task& task = assigned.task;
     const int lane = threadIdx.x % 32;
-    ExactSums sum = {};
+    FallbackSums sum = {};
     const int entries = assigned.work.end - assigned.work.begin;
 #pragma unroll 1
     for (int n = 0; n < assigned.work.heads * entries * 2; ++n) {

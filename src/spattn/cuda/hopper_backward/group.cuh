@@ -30,7 +30,7 @@ struct Group {
 
   __device__ __forceinline__ uint32_t matrix_address(const void* tile, int chunk) const {
     const int row = matrix_row(), half = thread % 32 / 16;
-    return shared_address(tile) + (number * kSlab + row) * kRowBytes + ((chunk + half) ^ (row % 8)) * 16;
+    return shared_address(tile) + (number * kSubtile + row) * kRowBytes + ((chunk + half) ^ (row % 8)) * 16;
   }
 };
 

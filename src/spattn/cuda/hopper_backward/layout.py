@@ -9,19 +9,29 @@ import numpy as np
 
 from ...planning.contract.types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
-from ...schedule.slabs import Cut, Pass, slab_masks
+from ...schedule.subtiles import Cut, Pass, subtile_masks
 from ...schedule.tensor_maps import MapSpec, map_views
 from ..hopper.layout import fragment_masks
 
-__all__ = ["ENTRY", "SLAB", "WORK", "QuerySlabs", "Views", "lay_out", "lay_out_masks", "lay_out_views", "query_slabs"]
+__all__ = [
+    "ENTRY",
+    "SUBTILE",
+    "WORK",
+    "QuerySubtiles",
+    "Views",
+    "lay_out",
+    "lay_out_masks",
+    "lay_out_views",
+    "query_subtiles",
+]
 
-SLAB = 64  # queries, and keys, of a sub-tile
+SUBTILE = 64  # queries, and keys, of a sub-tile
 MAPS_OF_VIEW = 4  # q, dout, dq and statistics; or k, v, dk and dv
 WORK = np.dtype(
-    [(name, "i4") for name in ("view", "begin", "end", "columns", "slot", "heads")] + [("slab", "i4", (2, AXES))]
+    [(name, "i4") for name in ("view", "begin", "end", "columns", "slot", "heads")] + [("subtile", "i4", (2, AXES))]
 )
 ENTRY = np.dtype(
-    [(name, "i4") for name in ("x", "y", "z", "view", "head")] + [("masks", "i4", 2), ("slab", "i4"), ("rank", "i4")]
+    [(name, "i4") for name in ("x", "y", "z", "view", "head")] + [("masks", "i4", 2), ("subtile", "i4"), ("rank", "i4")]
 )
 
 
@@ -56,20 +66,20 @@ class Views:
 def lay_out_views(plan: Plan) -> Views:
     """Views of a plan with two query sub-tiles and one key sub-tile per tile."""
     query_ids, key_ids, _ = roles(plan)
-    slabs, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
+    subtiles, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
     orders: dict[tuple[int, ...], int] = {}  # index of each distinct box
     of_view = np.zeros(len(plan.views), np.int64)
     for number in query_ids:
         box = tuple(plan.views["box"][number].tolist())
         axis = _longest_even(box)
-        slabs["box"][number, axis] //= 2
-        parts[number, 1, axis] = slabs["box"][number, axis]
+        subtiles["box"][number, axis] //= 2
+        parts[number, 1, axis] = subtiles["box"][number, axis]
         of_view[number] = orders.setdefault(box, len(orders))
-    query_specs, query_records = map_views(slabs, query_ids, 0)
+    query_specs, query_records = map_views(subtiles, query_ids, 0)
     key_specs, key_records = map_views(plan.views, key_ids, len(query_specs))
     for records in (query_records, key_records):
         records["map"] *= MAPS_OF_VIEW // 2
-    cut = Cut(SLAB, np.stack([_halves(box) for box in orders or [(1, 1, plan.block_q)]]), of_view)
+    cut = Cut(SUBTILE, np.stack([_halves(box) for box in orders or [(1, 1, plan.block_q)]]), of_view)
     return Views(query_specs, key_specs, query_records, key_records, parts, cut)
 
 
@@ -89,7 +99,7 @@ def _halves(box: tuple[int, ...]) -> np.ndarray:
 
 def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
     """(n, 128) uint32: bitmasks of pairs of sub-tiles in accumulator order; rows are queries, or keys if `by_keys`."""
-    bits = slab_masks(plan, cut).bits
+    bits = subtile_masks(plan, cut).bits
     bits = bits.swapaxes(1, 2) if by_keys else bits
     words = np.packbits(np.ascontiguousarray(bits), axis=2, bitorder="little").view("<u8").astype(np.uint64)
     return fragment_masks(words).reshape(-1, 128)
@@ -103,14 +113,14 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
     work["slot"] = slots
     own = plan.views[made.work["view"]]
     first = first_coordinates(own, made.work["tile"])
-    for slab in range(2):
+    for subtile in range(2):
         if by_keys:
-            tile = made.work["tile"] + slab
+            tile = made.work["tile"] + subtile
             there = tile < own["tiles"]
             at = np.where(there[:, None], first_coordinates(own, np.where(there, tile, 0)), own["extent"])
         else:
-            at = first + views.parts[made.work["view"], slab]
-        work["slab"][:, slab] = at[:, ::-1]
+            at = first + views.parts[made.work["view"], subtile]
+        work["subtile"][:, subtile] = at[:, ::-1]
     entries = np.zeros(len(made.entries), ENTRY)
     for name in ("view", "head"):
         entries[name] = made.entries[name]
@@ -124,13 +134,13 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
     return {"work": work, "entries": entries}
 
 
-class QuerySlabs(NamedTuple):
+class QuerySubtiles(NamedTuple):
     """The query sub-tiles of a plan with one query view, for the dQ sums of a fused backward.
 
     Attributes
     ----------
     view : int
-    coordinates : (slabs, AXES) int32 array
+    coordinates : (subtiles, AXES) int32 array
         Lattice coordinates of the origin: axis 2, 1, 0.
     of_entry : (entries,) int32 array
         The sub-tile of each entry.
@@ -141,7 +151,7 @@ class QuerySlabs(NamedTuple):
     of_entry: np.ndarray
 
 
-def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
+def query_subtiles(plan: Plan, views: Views, keys: Pass) -> QuerySubtiles | None:
     """The query sub-tiles, or None if heads have different patterns or the queries several views."""
     used = np.unique(keys.entries["view"])
     if len(used) != 1 or len(keys.work_indptr) != 2:
@@ -151,7 +161,7 @@ def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
     tile, part = np.divmod(np.arange(int(plan.views["tiles"][view]) * parts), parts)
     at = first_coordinates(np.repeat(plan.views[view : view + 1], len(tile)), tile) + views.parts[view, part]
     of_entry = keys.entries["tile"] * parts + keys.entries["part"]
-    return QuerySlabs(view, at[:, ::-1].astype(np.int32), of_entry.astype(np.int32))
+    return QuerySubtiles(view, at[:, ::-1].astype(np.int32), of_entry.astype(np.int32))
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:

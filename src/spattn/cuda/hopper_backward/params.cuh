@@ -1,4 +1,4 @@
-// Kernel parameters and the device form of the passes of schedule/slabs.py. The dtypes of layout.py and params.py
+// Kernel parameters and the device form of the passes of schedule/subtiles.py. The dtypes of layout.py and params.py
 // describe these structs; each compilation asserts that both agree.
 #pragma once
 
@@ -13,12 +13,12 @@ using hopper::Task;
 using hopper::TensorMap;
 using hopper::View;  // maps[map + n] is array n: q, dout, dq, row statistics; or k, v, dk, dv
 
-// A work item: two sub-tiles of 64 rows with origins `slab` (axis 2, 1, 0); entries [begin, end) as columns, for each
+// A work item: two sub-tiles of 64 rows with origins `subtile` (axis 2, 1, 0); entries [begin, end) as columns, for each
 // of `heads` query heads, with views relative to `columns`. slot >= 0: writes float32 partials to the workspace; slot
 // <= -2: in-kernel reduction number -2 - slot, which adds the other items' partials of its rows.
 struct Work {
   int32_t view, begin, end, columns, slot, heads;
-  int32_t slab[2][3];
+  int32_t subtile[2][3];
 };
 
 // A sub-tile of 64 columns: lattice coordinates of its origin, view, query head, and its mask with each of the two row
@@ -26,7 +26,7 @@ struct Work {
 struct Entry {
   int32_t x, y, z, view, head;
   int32_t masks[2];
-  int32_t slab, rank;  // of the query sub-tile: index of its sums, and the number of additions that precede this one
+  int32_t subtile, rank;  // of the query sub-tile: index of its sums, and the number of additions that precede this one
 };
 
 // Statistics of a query row: log-sum-exp in base 2 (+inf for an empty row) and rowsum(dout * out) - dlse. 16 bytes, the
@@ -51,13 +51,13 @@ struct Params {
   const void* dout;
   const Statistic* statistics;  // (batch, heads_q, q_len)
   float* partial[2];            // workspaces (batch·heads, partial_rows, features) of dQ or dK, and of dV
-  float* query_sums;            // (batch·heads_q, query_slabs, 64 · features): dQ in accumulator order
-  int32_t* added;               // (batch·heads_q, query_slabs): number of additions to them
+  float* query_sums;            // (batch·heads_q, query_subtiles, 64 · features): dQ in accumulator order
+  int32_t* added;               // (batch·heads_q, query_subtiles): number of additions to them
   const int32_t* gate;          // device flag, or null; 0 skips the kernel
   int32_t* counter;             // task counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, dout_stride;
   int64_t partial_rows, q_len;
-  int32_t task_count, heads_q, heads_kv, head_dim, head_dim_v, query_slabs;
+  int32_t task_count, heads_q, heads_kv, head_dim, head_dim_v, query_subtiles;
   int32_t q_batch, kv_batch;  // tensor map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
   int32_t waits;              // whether to wait for the preceding launch before starting; otherwise only before ending
@@ -96,10 +96,10 @@ struct Converted {
   const int32_t* added;
   int32_t* nonfinite;  // set to 1 if a sum is not finite
   const View* view;
-  const int32_t* slabs;  // (query_slabs, 3): lattice coordinates of the origin, axis 2, 1, 0
+  const int32_t* subtiles;  // (query_subtiles, 3): lattice coordinates of the origin, axis 2, 1, 0
   void* dq;
   Strides dq_stride;
-  int32_t query_slabs, heads_q, head_dim;
+  int32_t query_subtiles, heads_q, head_dim;
   float scale;
 };
 

@@ -54,7 +54,7 @@ _INTEGERS = (
     "heads_kv",
     "head_dim",
     "head_dim_v",
-    "query_slabs",
+    "query_subtiles",
     "q_batch",
     "kv_batch",
     "batch_maps",
@@ -83,9 +83,9 @@ SUM = np.dtype(
 )
 CONVERTED = np.dtype(
     [
-        *((name, "u8") for name in ("query_sums", "added", "nonfinite", "view", "slabs", "dq")),
+        *((name, "u8") for name in ("query_sums", "added", "nonfinite", "view", "subtiles", "dq")),
         ("dq_stride", STRIDES),
-        *((name, "i4") for name in ("query_slabs", "heads_q", "head_dim")),
+        *((name, "i4") for name in ("query_subtiles", "heads_q", "head_dim")),
         ("scale", "f4"),
     ]
 )
@@ -156,7 +156,7 @@ class _Map(NamedTuple):
 class Template:
     """Parameters of all calls with the same shapes, strides and dtype."""
 
-    def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_slabs: int):
+    def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_subtiles: int):
         operands = mapped_operands(call)
         joint = all(map(joint_heads, operands))
         self._image = aligned_bytes(params_dtype(room).itemsize)
@@ -167,7 +167,7 @@ class Template:
             params[f"{name}_stride"] = operand.strides[:3]
         params["q_len"] = call.plan.q_len
         heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
-        sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3], query_slabs)
+        sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3], query_subtiles)
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value

@@ -12,8 +12,8 @@ from ..._util.ragged import offsets
 from ...choose.specializations import ARCH, KEYS_TOGETHER
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import Plan
-from ...schedule.finishers import find_sum_finishers, no_sum_finishers
-from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
+from ...schedule.reductions import find_sum_reductions, no_sum_reductions
+from ...schedule.subtiles import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
 from ...schedule.tensor_maps import MAPS, VIEW
 from ...schedule.turns import take_turns
@@ -23,9 +23,9 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..hopper.maps import readable
-from .builds import Build, builds, variant
-from .layout import SLAB, QuerySlabs, lay_out, lay_out_masks, lay_out_views, query_slabs
+from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .specializations import Specialization, builds, variant
 
 __all__ = ["Ready", "plan_on_device"]
 
@@ -40,14 +40,14 @@ _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
 _FEWEST_STEPS = 2  # per SM; below, a fused backward is not faster and needs one more launch
 _HEADS_TOGETHER = 16  # concurrent; more of them exceed the L2 cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
-_ROWS = 2 * SLAB  # per work item
-_PHASES = "tasks", "tasks_of_finishers"
+_ROWS = 2 * SUBTILE  # per work item
+_PHASES = "tasks", "tasks_of_reductions"
 _HALVES = 2  # of the dQ sums, each with a counter
 _MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
 _STATISTIC_BYTES = 16
 
 
-class OnDevice(NamedTuple):
+class DevicePlan(NamedTuple):
     """The dK/dV or dQ part on the device: (phase, parameters, grid) of its launches, and the CTAs per head of its
     sums."""
 
@@ -75,7 +75,7 @@ class Sum(NamedTuple):
     """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` behind the target."""
 
     target: int
-    of: OnDevice
+    of: DevicePlan
     blocks: int
     tail: tuple[int, ...]
 
@@ -83,7 +83,7 @@ class Sum(NamedTuple):
 class OnePass(NamedTuple):
     """State of a fused backward: the query sub-tiles, and the number of additions that precede each entry's."""
 
-    slabs: QuerySlabs
+    subtiles: QuerySubtiles
     rank: np.ndarray
 
 
@@ -98,7 +98,7 @@ class BackwardPlan:
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
         if self.one_pass is not None:
-            shared["slabs"] = self.one_pass.slabs.coordinates
+            shared["subtiles"] = self.one_pass.subtiles.coordinates
         buffer, self.at = upload(device, shared)
         self._buffers: list[Buffer] = [buffer]
         in_cache = KEYS_TOGETHER if self.one_pass is None else max(KEYS_TOGETHER, plan.kv_len * together)
@@ -121,29 +121,29 @@ class BackwardPlan:
         side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
         sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
         keys = by_keys(*sizes)
-        slabs = query_slabs(plan, self.views, keys)
-        if slabs is None or batch * heads_q * len(slabs.coordinates) > _MOST_SUMS:
+        subtiles = query_subtiles(plan, self.views, keys)
+        if subtiles is None or batch * heads_q * len(subtiles.coordinates) > _MOST_SUMS:
             return keys, None
         one, two = _products(keys, queries, heads_q // heads_kv)
-        turns = take_turns(keys, slabs.of_entry, side_by_side)
+        turns = take_turns(keys, subtiles.of_entry, side_by_side)
         if _SLOWER * one > two or not _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
             return keys, None
         even = by_keys(*sizes, rounds=device.sm_count)
-        return even, OnePass(slabs, take_turns(even, slabs.of_entry, side_by_side).rank)
+        return even, OnePass(subtiles, take_turns(even, subtiles.of_entry, side_by_side).rank)
 
     def _upload(
         self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
-    ) -> OnDevice:
+    ) -> DevicePlan:
         """Upload the dQ (`group` 0) or dK/dV work for `heads` = (batch, heads, key heads); `group`: query heads per
         item."""
         keyed = group > 0
         slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
         if self.one_pass is None:
-            found = find_sum_finishers(slot, made.work_indptr, made.merges, _ROWS, length)
+            found = find_sum_reductions(slot, made.work_indptr, made.merges, _ROWS, length)
         else:  # tasks wait for earlier ones, and the dQ kernel rarely runs
-            found = no_sum_finishers(slot, made.merges)
-        finishes, merges = found.slots < -1, found.merges
-        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~finishes, finishes)]
+            found = no_sum_reductions(slot, made.merges)
+        reduces, merges = found.slots < -1, found.merges
+        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~reduces, reduces)]
         arrays = lay_out(plan, self.views, made, found.slots, keyed) | {
             "masks": lay_out_masks(plan, self.views.cut, keyed),
             "rest_indptr": found.rest_indptr,
@@ -157,7 +157,10 @@ class BackwardPlan:
             tasks["head_q"] *= max(group, 1)
             arrays[name] = tasks
         if keyed and self.one_pass is not None:
-            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.one_pass.slabs.of_entry, self.one_pass.rank
+            arrays["entries"]["subtile"], arrays["entries"]["rank"] = (
+                self.one_pass.subtiles.of_entry,
+                self.one_pass.rank,
+            )
         buffer, at = upload(device, arrays)
         self._buffers.append(buffer)
         names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
@@ -169,7 +172,7 @@ class BackwardPlan:
             if len(tasks)
         ]
         sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
-        return OnDevice(launches, partial_rows, at, sum_blocks)
+        return DevicePlan(launches, partial_rows, at, sum_blocks)
 
     def ready(self, call: BackwardPass) -> Ready | None:
         """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
@@ -191,8 +194,8 @@ class Ready:
         batch, heads_q, q_len, head_dim = call.q.shape
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
         queries, keys = plan.passes
-        slabs = None if plan.one_pass is None else plan.one_pass.slabs
-        table = builds(max(head_dim, head_dim_v), slabs is not None)
+        subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
+        table = builds(max(head_dim, head_dim_v), subtiles is not None)
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._launched = sorted(
             (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
@@ -200,17 +203,17 @@ class Ready:
         )
         self._statistics = self._load(call, "statistics", table[0], MAPS[0])
         self._sum = self._load(call, "sum", table[0], MAPS[0])
-        self._convert, self._slabs, self._view = None, 0, 0
-        if slabs is not None and table[0].results == "dk dv dq":
+        self._convert, self._subtiles, self._view = None, 0, 0
+        if subtiles is not None and table[0].results == "dk dv dq":
             self._convert = self._load(call, "convert", table[0], MAPS[0])
-            self._slabs = len(slabs.coordinates)
-            self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
+            self._subtiles = len(subtiles.coordinates)
+            self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
         # In fused mode the dK/dV kernel sets a flag that tells the dQ kernel whether to run.
-        beside = [slabs is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
+        beside = [subtiles is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
         waits = [not runs for runs in (False, *beside)]
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
-        self._template = Template(plan.views, launches, call, room, self._slabs)
-        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs * _HALVES
+        self._template = Template(plan.views, launches, call, room, self._subtiles)
+        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._subtiles * _HALVES
         self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
         self._sums = [
@@ -224,12 +227,12 @@ class Ready:
             if of.sum_blocks
         ]
         sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
-        sizes += [self._added // _HALVES * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
+        sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = Recent(_LAUNCHES_KEPT)
 
     @staticmethod
-    def _load(call: BackwardPass, name: str, row: Build, room: int) -> Kernel:
+    def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
         source = f"hopper_backward/{name}.cu"
         return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
 
@@ -279,10 +282,10 @@ class Ready:
                     added,
                     nonfinite,
                     self._view,
-                    self._plan.at["slabs"],
+                    self._plan.at["subtiles"],
                     to.dq,
                     *call.dq.strides[:3],
-                    self._slabs,
+                    self._subtiles,
                     call.q.shape[1],
                     call.q.shape[3],
                     call.scale,

@@ -31,7 +31,7 @@ struct Producer {
            word_of(now, kKeys ? SPATTN_WORD(task.head_kv) : SPATTN_WORD(task.head_q));
   }
 
-  // Looks up entries e, e + 1, ... of a task's list, one per lane.
+  // MaskClasses up entries e, e + 1, ... of a task's list, one per lane.
   __device__ __forceinline__ void look_up_columns(int now, int e, uint32_t buffer) {
     const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
     const int first_view = word_of(now, SPATTN_WORD(work.columns));
@@ -78,20 +78,21 @@ struct Producer {
     const uint32_t full = shared_address(&shared.rows_full[rows.stage]);
     const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
     const bool copies = lane < kCopies;
-    const int slab = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
-    const int x = word_of(now, SPATTN_WORD(work.slab) + 3 * slab);
-    const int y = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 1) + view.shift_y;
-    const int z = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 2) + view.shift_z;
+    const int subtile = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
+    const int x = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile);
+    const int y = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 1) + view.shift_y;
+    const int z = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 2) + view.shift_z;
     const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
     barrier_wait(shared_address(&shared.rows_empty[rows.stage][operand]), rows.parity ^ 1);
     if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
     __syncwarp();
     if (copies) {
       const uint32_t target =
-          shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + slab * kSlab) * kRowBytes;
+          shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + subtile * kSubtile) * kRowBytes;
       tma_load(target, map + operand, full, panel * 64, x, y, z, head);
     } else if (!kByKeys && operand == 0 && lane < kCopies + kWarpgroups) {
-      tma_load(shared_address(&shared.statistics[rows.stage * kBlock + slab * kSlab]), map + 3, full, 0, x, y, z, head);
+      tma_load(shared_address(&shared.statistics[rows.stage * kBlock + subtile * kSubtile]), map + 3, full, 0, x, y, z,
+               head);
     }
   }
 
@@ -114,10 +115,10 @@ struct Producer {
     __syncwarp();
     const TensorMap* map = &p.maps[column.map];
     if (lane < kCopies) {
-      const uint32_t target = shared_address(shared.ring[ring.stage]) + (panel * kStep + number * kSlab) * kRowBytes;
+      const uint32_t target = shared_address(shared.ring[ring.stage]) + (panel * kStep + number * kSubtile) * kRowBytes;
       tma_load(target, map + kSecond, full, panel * 64, column.x, column.y, column.z, column.head + head);
     } else if (kStatistics && lane < kCopies + kTiles) {
-      tma_load(shared_address(&shared.statistics[ring.stage * kStep + number * kSlab]), map + 3, full, 0, column.x,
+      tma_load(shared_address(&shared.statistics[ring.stage * kStep + number * kSubtile]), map + 3, full, 0, column.x,
                column.y, column.z, column.head + head);
     }
     ring.advance();

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hopper/softmax.cuh"
-#include "hopper_backward/exact_row.cuh"
+#include "hopper_backward/fallback_row.cuh"
 #include "hopper_backward/query_sums.cuh"
 
 namespace spattn::hopper_backward {
@@ -41,7 +41,7 @@ struct Results {
 
   // Row of the item that accumulators 2 h and 2 h + 1 of every four belong to.
   __device__ __forceinline__ int row_of(int h) const {
-    return own.number * kSlab + own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
+    return own.number * kSubtile + own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
   }
 
   // Workspace row `row` of the task's head.
@@ -104,15 +104,15 @@ struct Results {
     }
   }
 
-  __device__ __forceinline__ void write_exact_rows(uint32_t rest) {
+  __device__ __forceinline__ void write_fallback_rows(uint32_t rest) {
     const int lane = own.thread % 32;
     __syncwarp();
 #pragma unroll 1
     for (; rest; rest &= rest - 1) {
-      const ExactRow exact = {own.p, own.assigned(), own.number * kSlab + own.thread / 32 * 16 + __ffs(rest) - 1};
+      const FallbackRow exact = {own.p, own.assigned(), own.number * kSubtile + own.thread / 32 * 16 + __ffs(rest) - 1};
       int64_t position;
       if (!exact.position(position)) continue;
-      const ExactSums sums = exact.sums(position);
+      const FallbackSums sums = exact.sums(position);
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
         const int d = lane + 32 * i;
@@ -147,7 +147,7 @@ struct Results {
       if constexpr (kScores) stage_tile(scores, 0);
       if constexpr (kValues) stage_tile(values, kScores);
     }
-    if (exact) write_exact_rows(exact);
+    if (exact) write_fallback_rows(exact);
     fence_async_proxy();
     barrier_arrive(shared_address(&own.shared.done[own.tasks.stage]));
     barrier_arrive(shared_address(&own.shared.assigned_empty[own.tasks.stage]));

@@ -22,24 +22,24 @@ struct Writer {
     constexpr int kCopies = kResults * kWarpgroups * kPanels;
     static_assert(kCopies <= 32);
     if (lane >= kCopies) return;
-    const int slab = lane / kPanels % kWarpgroups, result = lane / (kPanels * kWarpgroups), panel = lane % kPanels;
-    const int* at = assigned.work.slab[slab];
+    const int subtile = lane / kPanels % kWarpgroups, result = lane / (kPanels * kWarpgroups), panel = lane % kPanels;
+    const int* at = assigned.work.subtile[subtile];
     const View& view = p.row_views[assigned.work.view];
     const Task& task = assigned.task;
     const int head = kByKeys ? task.batch * p.kv_batch + task.head_kv : task.batch * p.q_batch + task.head_q;
-    tma_store(
-        &p.maps[view.map + task.batch * p.batch_maps] + 2 + (kScores ? result : 1),
-        shared_address(shared.result(tasks.stage % kBlocks, result)) + (panel * kBlock + slab * kSlab) * kRowBytes,
-        panel * 64, at[0], at[1] + view.shift_y, at[2] + view.shift_z, head);
+    tma_store(&p.maps[view.map + task.batch * p.batch_maps] + 2 + (kScores ? result : 1),
+              shared_address(shared.result(tasks.stage % kBlocks, result)) +
+                  (panel * kBlock + subtile * kSubtile) * kRowBytes,
+              panel * 64, at[0], at[1] + view.shift_y, at[2] + view.shift_z, head);
     tma_store_commit();
   }
 
   // Adds half of an iteration's dQ to the sums of its sub-tile, after all preceding additions: the result is
   // deterministic. Each half has a counter.
-  __device__ __forceinline__ void add(int64_t slab, int rank) {
+  __device__ __forceinline__ void add(int64_t subtile, int rank) {
     constexpr uint32_t kBytes = kQuerySumBytes / kWarpgroups;
     const uint32_t half = halves % kWarpgroups;
-    const int64_t place = slab * kWarpgroups + half;
+    const int64_t place = subtile * kWarpgroups + half;
     float* target = p.query_sums + place * (kBytes / 4);
     const uint32_t source = shared_address(shared.queries.sums) + half * kBytes;
     while (added_to(p.added + place) != rank) {}
@@ -60,12 +60,12 @@ struct Writer {
     const Task task = assigned.task;
     const int begin = assigned.work.begin, end = assigned.work.end, heads = assigned.work.heads;
     for (int head = 0; head < heads; ++head) {
-      const int64_t first = (int64_t(task.batch) * p.heads_q + task.head_q + head) * p.query_slabs;
+      const int64_t first = (int64_t(task.batch) * p.heads_q + task.head_q + head) * p.query_subtiles;
       for (int e = begin; e < end; ++e) {
         for (int half = 0; half < kWarpgroups; ++half, ++halves) {
           if (halves % kWriters != turn) continue;
           const Entry& entry = p.entries[e];
-          add(first + int64_t(entry.head) * p.query_slabs + entry.slab, entry.rank);
+          add(first + int64_t(entry.head) * p.query_subtiles + entry.subtile, entry.rank);
         }
       }
     }

@@ -16,7 +16,7 @@
 //
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded to whole slices), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV,
 //           SPATTN_ALIGNED (16-byte loads are possible)
-#include "portable/exact_row.cuh"
+#include "portable/fallback_row.cuh"
 #include "portable/params.cuh"
 #include "portable/ptx.cuh"
 #include "portable/rows.cuh"
@@ -303,14 +303,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
     const Sum total = across_row(row_sum[i], [](Sum a, Sum b) { return a + b; });
     again[i] = __ballot_sync(~0u, !finish_row(o[i], row_max[i], total, params, target, out, x));
   }
-  __syncwarp();  // exact_row() overwrites other lanes' results
+  __syncwarp();  // fallback_row() overwrites other lanes' results
   const int first = threadIdx.x / 32 * 2;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     for (int half = 0; half < 2; ++half) {
       if (!(again[i] >> (16 * half) & 0xffffu)) continue;
       const int row = first + half + kSide * i;
-      exact_row<kBlockQ, kBlockKV, kDimV>(params, work, task.batch_head, row, shared.query_position[row]);
+      fallback_row<kBlockQ, kBlockKV, kDimV>(params, work, task.batch_head, row, shared.query_position[row]);
     }
   }
 }

@@ -38,7 +38,7 @@ struct Operand {
 };
 
 // x = high + low up to 2⁻²³ |x|. The tensor cores ignore the low 13 bits. `high` is rounded to nearest, so that the
-// sign of `low` is independent and the omitted low · low has mean zero. An infinite x gives NaN: exact_row() recomputes
+// sign of `low` is independent and the omitted low · low has mean zero. An infinite x gives NaN: fallback_row() recomputes
 // the row.
 __device__ __forceinline__ Operand split(float x0, float x1, float x2, float x3) {
   const float x[4] = {x0, x1, x2, x3};

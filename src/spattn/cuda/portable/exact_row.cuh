@@ -5,7 +5,7 @@
 // alone. A NaN at an allowed key stays NaN. Free while all values are finite.
 #pragma once
 #include "common/element.cuh"
-#include "common/exact_softmax.cuh"
+#include "common/fallback_softmax.cuh"
 #include "portable/params.cuh"
 
 namespace spattn::portable {
@@ -43,7 +43,8 @@ __device__ inline int allowed_key(const Params& params, const Work& work, int ce
 }
 
 template <int kBlockQ, int kBlockKV, int kDimV>
-__device__ __noinline__ void exact_row(const Params& params, const Work& work, int batch_head, int cell, int position) {
+__device__ __noinline__ void fallback_row(const Params& params, const Work& work, int batch_head, int cell,
+                                          int position) {
   const int lane = threadIdx.x % 32;
   const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
   const Element* q = head_of<const Element>(params.q, batch, head) + position * params.q.row;
@@ -60,7 +61,7 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   const auto value = [&](int key, int column) {
     return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;
   };
-  const auto row = exact_attention<kColumns>(
+  const auto row = fallback_attention<kColumns>(
       (work.end - work.begin) * kBlockKV, params.scale_log2,
       [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); }, dot, value);
 

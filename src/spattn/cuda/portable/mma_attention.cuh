@@ -15,7 +15,7 @@
 // source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
 // registers: FlashAttention-2, Dao, arXiv:2307.08691
 #pragma once
-#include "portable/exact_row.cuh"
+#include "portable/fallback_row.cuh"
 #include "portable/mma_steps.cuh"
 #include "portable/softmax.cuh"
 
@@ -124,11 +124,11 @@ __device__ __forceinline__ void finish(const Output& o, const RowState (&state)[
     const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
     store_output(params, shared, head_of<Element>(params.out, batch, head));
   }
-  __syncwarp();  // exact_row() overwrites other lanes' results
+  __syncwarp();  // fallback_row() overwrites other lanes' results
   for (int number = 0; number < 2 * kAtoms; ++number) {
     for (unsigned rows = again[number / 2][number % 2] & 0x11111111u; rows; rows &= rows - 1) {
       const int row = first + number * 8 + (__ffs(rows) - 1) / 4;
-      exact_row<kBlockQ, kBlockKV, kDimV>(params, work, batch_head, row, shared.query_position[row]);
+      fallback_row<kBlockQ, kBlockKV, kDimV>(params, work, batch_head, row, shared.query_position[row]);
     }
   }
 }

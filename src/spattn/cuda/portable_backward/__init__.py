@@ -40,7 +40,7 @@ def backward(call: BackwardPass) -> None:
         if plan[keyed].tasks:
             dims, room = (call.q.shape[3], call.v.shape[3]), call.device.shared_bytes
             for source, macros, rows in of_pass(call.dtype, *dims, bool(keyed), call.aligned(), room, call.precision):
-                blocks = plan[keyed].tasks * plan[keyed].slabs * -(-plan[keyed].slab_rows // rows)
+                blocks = plan[keyed].tasks * plan[keyed].subtiles * -(-plan[keyed].subtile_rows // rows)
                 _kernel(call, source, macros, "backward").launch(blocks, params, call.stream)
         if plan[keyed].sum_blocks:
             ready = _kernel(call, *variant("sum", call.dtype), "sum")

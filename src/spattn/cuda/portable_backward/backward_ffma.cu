@@ -5,7 +5,7 @@
 // Types      any; accumulation, statistics and workspace in float32, float64 for float64.
 // Threads    256: eight per row, each with four columns of a 32 x 32 tile and every eighth feature of the sums.
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"
@@ -114,7 +114,7 @@ struct Block {
     if (position < 0) return;
     const long long place = static_cast<long long>(task.batch) * (kByKeys ? p.heads_kv : p.heads_q) + head;
     const long long slot =
-        place * p.pass.partial_rows + static_cast<long long>(work.slot) * p.pass.slabs * p.pass.slab_rows + row;
+        place * p.pass.partial_rows + static_cast<long long>(work.slot) * p.pass.subtiles * p.pass.subtile_rows + row;
     const auto store = [&](const Array& target, void* partial, int d, int features, Sum value) {
       if (d >= features) return;
       if (work.slot >= 0) static_cast<Sum*>(partial)[slot * features + d] = value;
@@ -131,13 +131,13 @@ struct Block {
 
   __device__ void run() {
     const Pass& pass = p.pass;
-    const int parts = (pass.slab_rows + kSide - 1) / kSide;
-    const int part = blockIdx.x % parts, slab = blockIdx.x / parts % pass.slabs;
-    const Task task = pass.tasks[blockIdx.x / parts / pass.slabs];
+    const int parts = (pass.subtile_rows + kSide - 1) / kSide;
+    const int part = blockIdx.x % parts, subtile = blockIdx.x / parts % pass.subtiles;
+    const Task task = pass.tasks[blockIdx.x / parts / pass.subtiles];
     const Work work = pass.work[task.item];
-    const int tile = work.tile + slab / pass.row_parts,
-              first_row = slab % pass.row_parts * pass.slab_rows + part * kSide;
-    const int rows = min(kSide, pass.slab_rows - part * kSide);
+    const int tile = work.tile + subtile / pass.row_parts,
+              first_row = subtile % pass.row_parts * pass.subtile_rows + part * kSide;
+    const int rows = min(kSide, pass.subtile_rows - part * kSide);
     if (thread < kSide) {
       shared.row[thread] = thread < rows ? portable::position_of(pass.views[work.view], tile, first_row + thread) : -1;
     }
@@ -146,19 +146,20 @@ struct Block {
     Sum scores[kDim / kLanes] = {}, values[kDimV / kLanes] = {};
     for (int n = 0; n < work.heads * (work.end - work.begin); ++n) {
       const int length = work.end - work.begin, e = work.begin + n % length;
-      const int number = pass.masks[e * pass.slabs + slab];
+      const int number = pass.masks[e * pass.subtiles + subtile];
       if (number == kEmpty) continue;
       const Entry entry = pass.entries[e];
       const int head = task.head_q + entry.head + n / length;
       const Head q(p.q, task.batch, head), dout(p.dout, task.batch, head);
-      for (int first = 0; first < pass.slab_columns; first += kSide) {
-        const int row = min(part * kSide + own, pass.slab_rows - 1);
+      for (int first = 0; first < pass.subtile_columns; first += kSide) {
+        const int row = min(part * kSide + own, pass.subtile_rows - 1);
         const unsigned bits =
-            number == kFull ? ~0u : unsigned(pass.bits[static_cast<long long>(number) * pass.slab_rows + row] >> first);
+            number == kFull ? ~0u
+                            : unsigned(pass.bits[static_cast<long long>(number) * pass.subtile_rows + row] >> first);
         __syncthreads();
         if (thread < kSide) {
-          const bool inside = first + thread < pass.slab_columns;
-          const int cell = entry.part * pass.slab_columns + first + thread;
+          const bool inside = first + thread < pass.subtile_columns;
+          const int cell = entry.part * pass.subtile_columns + first + thread;
           const View& view = pass.views[work.columns + entry.view];
           shared.column[thread] = inside ? portable::position_of(view, entry.tile, cell) : -1;
         }
@@ -169,7 +170,7 @@ struct Block {
         if constexpr (kByKeys) accumulate(values, shared.weight, dout, p.head_dim_v);
       }
     }
-    write(scores, values, task, work, slab * pass.slab_rows + part * kSide + own);
+    write(scores, values, task, work, subtile * pass.subtile_rows + part * kSide + own);
   }
 };
 

@@ -9,7 +9,7 @@
 // Registers  230 to 255 per thread, no spills on sm_80; a few words outside the products on sm_90
 //            (tests/cuda/test_compile.py).
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
 //
 // Macros     SPATTN_DTYPE, SPATTN_BY_KEYS, SPATTN_SCORES and SPATTN_VALUES (the results), SPATTN_HEAD_DIM,
 //            SPATTN_HEAD_DIM_V (padded), SPATTN_ROWS, SPATTN_ATOMS, SPATTN_COLUMNS, SPATTN_STAGES, SPATTN_ALIGNED

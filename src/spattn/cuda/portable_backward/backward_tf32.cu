@@ -9,7 +9,7 @@
 //            head_dim 128 with one stage of 32, 66 KiB at 64 with one of 64.
 // Registers  179 to 255 per thread; no spills except a few words in dK/dV at head_dim 128 (tests/cuda/test_compile.py).
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
 //
 // Macros     those of backward_mma.cu; SPATTN_ATOMS is 1.
 #include "portable_backward/mma_backward.cuh"

@@ -28,10 +28,10 @@ struct Block {
   const Params& p;
   Shared& shared;
   // A sub-tile has at most 64 rows: with kRows == 64 the part index is a compile-time zero.
-  const int parts = kRows == 64 ? 1 : (p.pass.slab_rows + kRows - 1) / kRows;
+  const int parts = kRows == 64 ? 1 : (p.pass.subtile_rows + kRows - 1) / kRows;
   const int first_row = kRows == 64 ? 0 : blockIdx.x % parts * kRows;
-  const int slab = blockIdx.x / parts % p.pass.slabs;
-  const Task& task = p.pass.tasks[blockIdx.x / parts / p.pass.slabs];
+  const int subtile = blockIdx.x / parts % p.pass.subtiles;
+  const Task& task = p.pass.tasks[blockIdx.x / parts / p.pass.subtiles];
   const Work& work = p.pass.work[task.item];
   float2 own[kAtoms][2];  // lse and delta if rows are queries
   Sums<kDim> scores;
@@ -58,10 +58,10 @@ struct Block {
 
   // Loads the rows and a thread's own statistics. Complete after copies_wait() and a barrier.
   __device__ __forceinline__ void load_rows() {
-    const int tile = work.tile + slab / p.pass.row_parts,
-              first = slab % p.pass.row_parts * p.pass.slab_rows + first_row;
+    const int tile = work.tile + subtile / p.pass.row_parts,
+              first = subtile % p.pass.row_parts * p.pass.subtile_rows + first_row;
     for (int row = threadIdx.x; row < kRows; row += kThreads) {
-      const bool inside = first_row + row < p.pass.slab_rows;
+      const bool inside = first_row + row < p.pass.subtile_rows;
       shared.row_position[row] = inside ? portable::position_of(p.pass.views[work.view], tile, first + row) : -1;
     }
     __syncthreads();
@@ -88,9 +88,9 @@ struct Block {
     if (threadIdx.x == 0) shared.step[place] = {task.head_q + entry.head + step.head, step.first, step.mask};
     if (!step.exists() || threadIdx.x >= kColumns) return;
     const Pass& pass = p.pass;
-    const int column = step.first + threadIdx.x, cell = entry.part * pass.slab_columns + column;
+    const int column = step.first + threadIdx.x, cell = entry.part * pass.subtile_columns + column;
     const View& view = pass.views[work.columns + entry.view];
-    const int position = column < pass.slab_columns ? portable::position_of(view, entry.tile, cell) : -1;
+    const int position = column < pass.subtile_columns ? portable::position_of(view, entry.tile, cell) : -1;
     const unsigned real = __ballot_sync(~0u, position >= 0);
     shared.position[place][threadIdx.x] = position;
     if (threadIdx.x % 32 == 0) shared.real[place][threadIdx.x / 32] = real;
@@ -140,7 +140,7 @@ struct Block {
   __device__ __forceinline__ void add_all() {
     clear(scores);
     clear(values);
-    Steps steps(p.pass, work, slab);
+    Steps steps(p.pass, work, subtile);
     Entry entry;
     for (int place = 0; place < 2; ++place) {
       const Step step = steps.fetch(entry);
@@ -172,8 +172,8 @@ struct Block {
     const Pass& pass = p.pass;
     const int head = kByKeys ? task.head_kv : task.head_q;
     const long long place = static_cast<long long>(task.batch) * (kByKeys ? p.heads_kv : p.heads_q) + head;
-    const long long slot = static_cast<long long>(work.slot) * pass.slabs + slab;
-    const long long first = place * pass.partial_rows + slot * pass.slab_rows + first_row;
+    const long long slot = static_cast<long long>(work.slot) * pass.subtiles + subtile;
+    const long long first = place * pass.partial_rows + slot * pass.subtile_rows + first_row;
 #pragma unroll
     for (int number = 0; number < 2 * kAtoms; ++number) {
       const int row = own_row(number / 2, number % 2), position = shared.row_position[row];

@@ -59,21 +59,21 @@ struct Shared {
 // hide its loads.
 struct Steps {
   const Pass& pass;
-  const int slab, begin, end, heads;
+  const int subtile, begin, end, heads;
   int head, entry, first = 0;
 
-  __device__ Steps(const Pass& pass, const Work& work, int slab)
-      : pass(pass), slab(slab), begin(work.begin), end(work.end), heads(work.heads) {
+  __device__ Steps(const Pass& pass, const Work& work, int subtile)
+      : pass(pass), subtile(subtile), begin(work.begin), end(work.end), heads(work.heads) {
     head = begin < end ? 0 : heads, entry = begin;
   }
 
   // The next iteration and its entry; !exists() after the last.
   __device__ Step fetch(Entry& found) {
     while (head < heads) {
-      const Step step = {head, first, pass.masks[static_cast<long long>(entry) * pass.slabs + slab]};
+      const Step step = {head, first, pass.masks[static_cast<long long>(entry) * pass.subtiles + subtile]};
       found = pass.entries[entry];
       first += kColumns;
-      if (!step.exists() || first >= pass.slab_columns) next_entry();
+      if (!step.exists() || first >= pass.subtile_columns) next_entry();
       if (step.exists()) return step;
     }
     return {0, 0, kEmpty};

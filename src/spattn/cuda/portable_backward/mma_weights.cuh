@@ -19,8 +19,8 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   const bool masked = step.mask != kFull;
 #pragma unroll
   for (int number = 0; number < 2 * kAtoms; ++number) {
-    const int row = min(first + own_row(number / 2, number % 2), pass.slab_rows - 1);
-    const long long word = static_cast<long long>(step.mask) * pass.slab_rows + row;
+    const int row = min(first + own_row(number / 2, number % 2), pass.subtile_rows - 1);
+    const long long word = static_cast<long long>(step.mask) * pass.subtile_rows + row;
     // Branch-free: the loads are issued early, and the products hide their latency.
     allowed[number / 2][number % 2] = masked ? real & pass.bits[word] >> step.first : real;
   }

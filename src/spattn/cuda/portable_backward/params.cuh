@@ -8,10 +8,10 @@ namespace spattn::portable_backward {
 using portable::Array;
 using portable::View;
 
-// spattn.schedule.slabs.FULL and EMPTY: indices of masks without bits.
+// spattn.schedule.subtiles.FULL and EMPTY: indices of masks without bits.
 constexpr int kFull = -1, kEmpty = -2;
 
-// spattn.schedule.slabs.SLAB_WORK and SLAB_ENTRY, spattn.schedule.tasks.TASK
+// spattn.schedule.subtiles.SUBTILE_WORK and SUBTILE_ENTRY, spattn.schedule.tasks.TASK
 struct Work {
   int view, tile, begin, end, columns, slot, heads;
 };
@@ -34,7 +34,8 @@ struct Pass {
   const int* masks;                // (entries, sub-tiles)
   const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r of a pair of sub-tiles
   long long partial_rows;
-  int slabs, slab_rows, slab_columns, row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
+  int subtiles, subtile_rows, subtile_columns,
+      row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
   int column_parts, unused;
 };
 

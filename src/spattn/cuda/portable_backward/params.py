@@ -7,7 +7,7 @@ import numpy as np
 from ...arrays.operand import Operand
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import VIEW, Plan
-from ...schedule.slabs import KEYS, SLAB_ENTRY, SLAB_WORK, Cut, Pass, by_keys, by_queries, slab_masks
+from ...schedule.subtiles import KEYS, SUBTILE_ENTRY, SUBTILE_WORK, Cut, Pass, by_keys, by_queries, subtile_masks
 from ...schedule.tasks import TASK, merge_heads, order_tasks
 from ..backward_pass import BackwardPass
 from ..driver.buffer import upload
@@ -25,7 +25,10 @@ PASS = np.dtype(
     [
         *((name, "u8") for name in _ARRAYS),
         ("partial_rows", "i8"),
-        *((name, "i4") for name in ("slabs", "slab_rows", "slab_columns", "row_parts", "column_parts", "unused")),
+        *(
+            (name, "i4")
+            for name in ("subtiles", "subtile_rows", "subtile_columns", "row_parts", "column_parts", "unused")
+        ),
     ],
     align=True,
 )
@@ -52,8 +55,8 @@ ROWS = np.dtype(
 # The structs of params.cuh.
 STRUCTS = {
     "View": VIEW,
-    "Work": SLAB_WORK,
-    "Entry": SLAB_ENTRY,
+    "Work": SUBTILE_WORK,
+    "Entry": SUBTILE_ENTRY,
     "Task": TASK,
     "Array": ARRAY,
     "Pass": PASS,
@@ -70,7 +73,7 @@ class PassOnDevice:
         self, plan: Plan, made: Pass, device: Device, batch: int, heads: int, heads_kv: int, group: int, cut: Cut
     ):
         keyed, side = group > 0, cut.side
-        bits = slab_masks(plan, cut).bits
+        bits = subtile_masks(plan, cut).bits
         if keyed:
             bits = bits.swapaxes(1, 2)
         tasks = order_tasks(made, np.ones(len(made.work), bool), batch, heads, heads_kv, plan.kv_len)
@@ -91,13 +94,13 @@ class PassOnDevice:
                 "heads": merge_heads(merges.variants, made.variant, batch, heads),
             },
         )
-        self.tasks, self.slabs = len(tasks), made.masks.shape[1]
+        self.tasks, self.subtiles = len(tasks), made.masks.shape[1]
         parts = plan.block_q // side, plan.block_kv // KEYS
         sides = side, KEYS
-        self.slab_rows = sides[keyed]
-        self.partial_rows = made.slots * self.slabs * self.slab_rows
+        self.subtile_rows = sides[keyed]
+        self.partial_rows = made.slots * self.subtiles * self.subtile_rows
         self.sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
-        sizes = self.slabs, self.slab_rows, sides[not keyed], parts[keyed], parts[not keyed], 0
+        sizes = self.subtiles, self.subtile_rows, sides[not keyed], parts[keyed], parts[not keyed], 0
         self.packed = *(self.at[name] for name in _ARRAYS), self.partial_rows, *sizes
 
 

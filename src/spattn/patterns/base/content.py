@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..._util.cached import cached_property
 from ..._util.frozen import content, frozen
 from ..._util.index_checks import integer_array, plain_array
-from ...arrays import NUMPY, kind_of, to_host
+from ...arrays import NUMPY, namespace_of, to_host
 from .check import assign
 
 __all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
@@ -30,13 +30,13 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 def on_device(value: Any) -> bool:
     """Whether `value` is a device array that a dynamic mask can read."""
-    kind = kind_of(value)
+    kind = namespace_of(value)
     return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
 
 
 def on_host(value: Any) -> Any:
     """Convert an array of another framework to NumPy; return anything else, masked arrays included, unchanged."""
-    return value if kind_of(value) in (None, NUMPY) else to_host(value)
+    return value if namespace_of(value) in (None, NUMPY) else to_host(value)
 
 
 class ByContent:
@@ -75,7 +75,7 @@ class ByContent:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if kind_of(value) is not None:
+            if namespace_of(value) is not None:
                 assign(self, **{field.name: frozen(plain_array(field.name, on_host(value)))})
         super().__post_init__()  # type: ignore[misc]
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
-from ...arrays import dtype_name, kind_of
+from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
 from ..hints.lattice import Ends, Lattice, Span
@@ -460,7 +460,7 @@ def _operand(value: Any) -> Pattern | None:
     """Return an operand as a pattern (a bool array of any framework is a Mask), or None."""
     if isinstance(value, Pattern):
         return value
-    if kind_of(value) is None:
+    if namespace_of(value) is None:
         return None
     if (got := dtype_name(value)) != "bool":
         raise TypeError(f"operand: expected a pattern or a bool array (a Mask), got an array of {got}")

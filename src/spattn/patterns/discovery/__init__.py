@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..._util.index_checks import plain_array
-from ...arrays import kind_of
+from ...arrays import namespace_of
 from ...index_set import AffineRows
 from ..base.content import on_host
 from ..base.pattern import Pattern
@@ -95,7 +95,7 @@ def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
     sparse = sys.modules.get("scipy.sparse")  # imported, if `mask` is a sparse array
     if sparse is not None and sparse.issparse(mask):
         mask = from_scipy(mask)
-    elif (kind := kind_of(mask)) is not None and kind.name == "torch" and str(mask.layout) != "torch.strided":
+    elif (kind := namespace_of(mask)) is not None and kind.name == "torch" and str(mask.layout) != "torch.strided":
         mask = from_torch_sparse(mask)
     if isinstance(mask, CSR):
         return mask.indptr, mask.indices, mask.kv_len

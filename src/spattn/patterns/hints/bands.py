@@ -13,7 +13,7 @@ from ..base.check import REACH
 
 __all__ = ["NO_KEY_AHEAD", "NO_RANGES", "Bands", "either", "nearby", "same_keys"]
 
-_MOST_CLAUSES = 8
+_MOST_CONJUNCTS = 8
 
 
 class Bands(NamedTuple):
@@ -52,7 +52,7 @@ def either(operands: list[tuple[Bands, ...]]) -> tuple[Bands, ...] | None:
     """Distribute a union of conjunctions; None if that takes too many conjuncts."""
     found = operands[0]
     for more in operands[1:]:
-        if len(found) * len(more) > _MOST_CLAUSES:
+        if len(found) * len(more) > _MOST_CONJUNCTS:
             return None
         found = tuple(_joined(*pair) for pair in itertools.product(found, more))
     return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
-from ...errors import BackendUnavailable
+from ...errors import BackendUnavailableError
 from ..base.check import integer
 from ..base.content import ByContent, on_host
 from ..base.pattern import Pattern
@@ -107,7 +107,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
 
     Raises
     ------
-    BackendUnavailable
+    BackendUnavailableError
         If PyTorch is not installed.
     TypeError
         If `mask_mod` returns anything else, uses the value of an index (``if``, ``int()``), changes a tensor, draws
@@ -151,7 +151,7 @@ def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int |
         with whole_imports:
             from ...trace.recorder import trace
     except ModuleNotFoundError as error:
-        raise BackendUnavailable("mask_mod: requires PyTorch; pip install torch") from error
+        raise BackendUnavailableError("mask_mod: requires PyTorch; pip install torch") from error
     found = trace(mask_mod, 4)
     own = (0 if argument in found.used else 1 for argument in (_BATCH, _HEAD))
     return MaskMod(found, *(n or size for n, size in zip(given, own, strict=True)))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..._util.index_checks import check_lengths, integer_array
 from ..._util.ragged import offsets
-from ...arrays import kind_of, to_host
+from ...arrays import namespace_of, to_host
 from ..base.content import on_host
 from .pairs import CSR
 
@@ -99,7 +99,7 @@ def from_torch_sparse(tensor: Any) -> CSR:
            [0, 1, 0],
            [0, 0, 1]])
     """
-    kind = kind_of(tensor)
+    kind = namespace_of(tensor)
     if kind is None or kind.name != "torch" or str(tensor.layout) == "torch.strided":
         raise TypeError(f"tensor: expected a sparse tensor of PyTorch, got {getattr(tensor, 'layout', type(tensor))}")
     _check_axes("tensor", tensor)

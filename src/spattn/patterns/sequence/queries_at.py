@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..._util.index_checks import LONGEST, q_offset
-from ...arrays import kind_of
+from ...arrays import namespace_of
 from ...index_set import Runs
 from ..base.check import assign, integer
 from ..base.composition import nesting
@@ -65,7 +65,7 @@ class QueriesAt(ByContent, Pattern):
         if not isinstance(self.inner, Pattern):
             raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
         given: Any = self.positions
-        if kind_of(given) is None and not isinstance(given, (tuple, list)):
+        if namespace_of(given) is None and not isinstance(given, (tuple, list)):
             assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
         else:
             array = frozen_array("positions", given, np.int64, (1,))

@@ -19,7 +19,7 @@ from ..._util.cached import Recent
 from ...patterns import Pattern
 from ...patterns.base.registry import pattern_class
 from .types import Plan
-from .validated import MAX_CALLS, Sealed, moved_plan, sealed
+from .validated import MAX_CALLS, Validated, moved_plan, validated
 
 __all__ = [
     "PlanCacheInfo",
@@ -54,7 +54,7 @@ class Kept:
     """A cached plan: peak bytes of making it (`needed`), bytes of the plan and its key, and its other lengths."""
 
     plan: Plan
-    sealed: Sealed
+    validated: Validated
     needed: int
     own_bytes: int
     moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
@@ -63,12 +63,12 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        others = [sealed(plan) for plan in self.moved.copy().values()]
-        own = self.plan.views.nbytes if self.sealed.growth is None else self.plan.nbytes  # other arrays are shared
+        others = [validated(plan) for plan in self.moved.copy().values()]
+        own = self.plan.views.nbytes if self.validated.growth is None else self.plan.nbytes  # other arrays are shared
         return (
             self.own_bytes
             + len(others) * (_OBJECT_BYTES + own)
-            + sum(one.derived_bytes for one in (self.sealed, *others))
+            + sum(one.derived_bytes for one in (self.validated, *others))
         )
 
     def at(self, kv_len: int) -> Plan:
@@ -77,9 +77,9 @@ class Kept:
             return self.plan
         return self.moved.get(kv_len) or self.moved.keep(kv_len, moved_plan(self.plan, kv_len))
 
-    def executes(self, plan: Sealed) -> bool:
+    def executes(self, plan: Validated) -> bool:
         """Whether `plan` is this plan at any kv_len."""
-        return any(sealed(one) is plan for one in (self.plan, *self.moved.copy().values()))
+        return any(validated(one) is plan for one in (self.plan, *self.moved.copy().values()))
 
 
 class PlanCacheInfo(NamedTuple):
@@ -104,11 +104,11 @@ class PlanCacheInfo(NamedTuple):
 
 
 def find(key: tuple[Any, ...]) -> Kept | None:
-    """Look up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
+    """MaskClass up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
     kept = _plans.get(key)
     if kept is None:
         kept = _plans.get(_at_any_length(key))
-        if kept is None or kept.sealed.least is None or key[2] < kept.sealed.least:
+        if kept is None or kept.validated.least is None or key[2] < kept.validated.least:
             return None
     kept.used = next(_clock)
     _counts["hits"] += 1
@@ -123,10 +123,10 @@ def _at_any_length(key: tuple[Any, ...]) -> tuple[Any, ...]:
 def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
     """Cache a plan, unless it exceeds the whole cache; return the plan that was cached first."""
     _counts["misses"] += 1
-    kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
+    kept = Kept(plan, validated(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
     if kept.nbytes > _MAX_BYTES:
         return plan
-    kept = _plans.setdefault(key if kept.sealed.least is None else _at_any_length(key), kept)
+    kept = _plans.setdefault(key if kept.validated.least is None else _at_any_length(key), kept)
     _forget()
     return kept.at(plan.kv_len)
 
@@ -136,7 +136,7 @@ def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concat
 
     @functools.wraps(make)
     def found_or_made(plan: Plan, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        of, key = sealed(plan), (make, *args, *kwargs.items())
+        of, key = validated(plan), (make, *args, *kwargs.items())
         if key not in of.derived:
             made = make(plan, *args, **kwargs)
             if of.derived.setdefault(key, made) is made:
@@ -147,11 +147,11 @@ def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concat
     return found_or_made
 
 
-def find_call(pattern: Hashable, signature: Hashable) -> Any:
+def find_call(pattern: Hashable, cache_key: Hashable) -> Any:
     """The cached dispatch for a pattern (or plan) and a cache key, or None."""
     if isinstance(pattern, Plan):
-        return sealed(pattern).calls.get(signature)
-    found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, signature))
+        return validated(pattern).calls.get(cache_key)
+    found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, cache_key))
     if found is None:
         return None
     prepared, kept = found
@@ -160,12 +160,12 @@ def find_call(pattern: Hashable, signature: Hashable) -> Any:
     return prepared
 
 
-def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any) -> None:
+def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any) -> None:
     """Cache a dispatch with the plan that it executes: the caller's plan, or the cached plan of a pattern."""
     if isinstance(pattern, Plan):
-        sealed(pattern).calls.keep(signature, prepared)
+        validated(pattern).calls.keep(cache_key, prepared)
         return
-    own = sealed(plan)
+    own = validated(plan)
     kept = next((kept for kept in _plans.copy().values() if kept.executes(own)), None)
     if kept is None:  # too large for the cache
         return
@@ -173,7 +173,7 @@ def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any)
         _forget_calls(kept)
     # A name stands for the class registered under it now. An equal pattern is replaced by the plan's, so that it is
     # stored, and counted, once.
-    key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, signature
+    key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, cache_key
     kept.signatures.append(key)
     _calls[key] = prepared, kept
     if all(one is not kept for one in _plans.copy().values()):  # evicted meanwhile by another thread

@@ -15,7 +15,7 @@ from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
 from .types import Plan
 
-__all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "validate"]
+__all__ = ["Validated", "moved", "moved_plan", "mark_validated", "validated", "validated_for", "validate"]
 
 
 Growth = Callable[[int], dict[str, Any]]
@@ -23,7 +23,7 @@ MAX_CALLS = 64  # cached dispatches per plan
 _fields_of = operator.attrgetter(*(field.name for field in fields(Plan)))
 
 
-class Sealed(Plan):
+class Validated(Plan):
     """A validated private copy of a plan; only backends hold it.
 
     Attributes
@@ -57,26 +57,26 @@ class Sealed(Plan):
         return self.least is not None and self.growth is None
 
 
-def sealed(plan: Plan) -> Sealed:
+def validated(plan: Plan) -> Validated:
     """The validated copy of a plan, made at first use; TypeError or ValueError as :func:`validate`."""
-    if isinstance(plan, Sealed):
+    if isinstance(plan, Validated):
         return plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
-    found = vars(plan).get("_sealed")
+    found = vars(plan).get("_validated")
     if found is None:
         with whole_imports:  # the planner's own plans do not need it
             from .validate import check
 
         copy = _copy(plan)
         check(copy)
-        found = vars(plan).setdefault("_sealed", copy)
+        found = vars(plan).setdefault("_validated", copy)
     return found
 
 
-def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> Sealed:
+def validated_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> Validated:
     """The validated plan for a call of these sizes; ValueError if they differ from the plan's."""
-    found = sealed(plan)
+    found = validated(plan)
     if found.q_len != q_len or found.kv_len != kv_len:
         raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {found.q_len} and {found.kv_len}")
     shape = found.variant.shape
@@ -85,8 +85,8 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
     return found
 
 
-def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
-    """Mark the planner's own plan as validated and length-polymorphic (see :class:`Sealed`); return it.
+def mark_validated(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
+    """Mark the planner's own plan as validated and length-polymorphic (see :class:`Validated`); return it.
 
     RuntimeError if a query view has an offset, which :func:`moved` would change.
     """
@@ -94,19 +94,19 @@ def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
         raise RuntimeError(
             "plan: the offset of a query view depends on kv_len; this is a bug in spattn, please report it"
         )
-    vars(plan)["_sealed"] = copy = _copy(plan)
+    vars(plan)["_validated"] = copy = _copy(plan)
     vars(copy).update(least=least, growth=growth)
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(copy)
     return plan
 
 
-def moved(plan: Sealed, kv_len: int) -> Sealed:
+def moved(plan: Validated, kv_len: int) -> Validated:
     """A length-polymorphic plan at another kv_len; ValueError if it does not support that."""
     if plan.least is None or kv_len < plan.least:
         goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
         raise ValueError(f"plan: expected {goes}, got {kv_len}")
-    made = object.__new__(Sealed)
+    made = object.__new__(Validated)
     # Validated plans may share arrays: no user holds them.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
     vars(made).pop("tiles", None)  # recomputed on demand
@@ -115,7 +115,7 @@ def moved(plan: Sealed, kv_len: int) -> Sealed:
     return made
 
 
-def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
+def _changed(plan: Validated, kv_len: int) -> dict[str, Any]:
     """The fields that depend on kv_len. Views of the last keys are those with an offset."""
     if plan.growth is not None:
         return plan.growth(kv_len)
@@ -126,9 +126,9 @@ def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
 
 def moved_plan(plan: Plan, kv_len: int) -> Plan:
     """The public plan of :func:`moved`."""
-    own = moved(sealed(plan), kv_len)
+    own = moved(validated(plan), kv_len)
     made = Plan(*_fields_of(own))
-    vars(made)["_sealed"] = own
+    vars(made)["_validated"] = own
     return made
 
 
@@ -163,11 +163,11 @@ def validate(plan: Plan) -> Plan:
     unpickled, hand-made). The cost is O(tiles + items · block_q), and O(n log n) in the length of `kv_order` for
     gathered plans. Disjointness of components is not validated.
     """
-    sealed(plan)
+    validated(plan)
     return plan
 
 
-def _check_own(plan: Sealed) -> None:
+def _check_own(plan: Validated) -> None:
     """Validate a plan of the planner and compare it with its pattern's predicate."""
     with whole_imports:
         from .validate import check, check_pairs
@@ -176,5 +176,5 @@ def _check_own(plan: Sealed) -> None:
     check_pairs(plan)
 
 
-def _copy(plan: Plan) -> Sealed:
-    return Sealed(*_fields_of(plan))
+def _copy(plan: Plan) -> Validated:
+    return Validated(*_fields_of(plan))

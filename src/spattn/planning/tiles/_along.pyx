@@ -18,7 +18,7 @@ cdef enum:
 cdef int64_t FAR = 1 << 40  # exceeds any sequence length
 
 
-cdef struct Look:
+cdef struct MaskClass:
     # Start and end of the first query's keys relative to the tile; INT64_MIN (INT64_MAX) if the keys of all queries
     # start before the tile (end after it).
     int64_t first, last
@@ -38,7 +38,7 @@ cdef class TilesAlong:
     cdef vector[int64_t] found  # (query box, key box, number of key boxes, kind) per run
     cdef vector[uint16_t] bounds  # per kind
     cdef unordered_map[string, int64_t] kinds
-    cdef vector[Look] before, now  # of the previous and the current query box
+    cdef vector[MaskClass] before, now  # of the previous and the current query box
     cdef vector[uint16_t] own  # bounds of the current tile
 
     def __init__(self, int64_t box_q, int64_t box_k):
@@ -87,7 +87,7 @@ cdef class TilesAlong:
     ) except -1 nogil:
         """Find the tiles of the next query box; `moved`: its intervals are the previous box's plus a constant."""
         cdef int64_t low = INT64_MAX, high = -1, begin = 0, end = INT64_MAX, i, at
-        cdef Look look
+        cdef MaskClass look
         for i in range(count):
             low, high = min(low, first[i]), max(high, last[i])
             begin, end = max(begin, first[i]), min(end, last[i] + 1)  # keys common to all queries
@@ -111,7 +111,7 @@ cdef class TilesAlong:
         return 0
 
     cdef int look_closer(
-        self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
+        self, MaskClass* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) except -1 nogil:
         """Kind and length of a tile; usually equal to the tile at the same position in the previous query box."""
         cdef size_t place = self.now.size()
@@ -130,7 +130,7 @@ cdef class TilesAlong:
         return 0
 
     cdef void cut(
-        self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
+        self, MaskClass* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) noexcept nogil:
         """Bounds of a tile, whether it is empty, and the number of equal tiles up to the next interval boundary."""
         cdef int64_t i, begin = 0, end = 0, following = FAR

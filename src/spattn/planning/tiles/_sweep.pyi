@@ -9,7 +9,7 @@ from ._lists import RunLists
 def sweep(
     queries: tuple[int, int],
     keys: tuple[int, int],
-    clauses: Sequence[Bands],
+    conjuncts: Sequence[Bands],
     masks: Bitmasks,
     lists: RunLists,
     most: int,

@@ -10,7 +10,7 @@ from spattn.planning.tiles._lists cimport CRunLists, RunLists
 
 
 cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
-    cdef struct ClauseArrays:
+    cdef struct ConjunctArrays:
         const int64_t* start
         const int64_t* indptr
         const int64_t* first
@@ -22,15 +22,15 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
         int64_t offset, cells, block
 
     int64_t find_tiles(
-        const Side& queries, const Side& keys, const vector[ClauseArrays]& clauses, int64_t most, CBitmasks& masks,
+        const Side& queries, const Side& keys, const vector[ConjunctArrays]& conjuncts, int64_t most, CBitmasks& masks,
         CRunLists& lists,
     ) except +
 
 
-cdef ClauseArrays _arrays(object clause):
+cdef ConjunctArrays _arrays(object conjunct):
     """Pointers into a conjunct's arrays, which must outlive them; ValueError if the arrays are inconsistent."""
-    cdef const int64_t[::1] start = clause.start, indptr = clause.indptr, first = clause.first, stop = clause.stop
-    cdef const int64_t[:, ::1] near = clause.near
+    cdef const int64_t[::1] start = conjunct.start, indptr = conjunct.indptr, first = conjunct.first, stop = conjunct.stop
+    cdef const int64_t[:, ::1] near = conjunct.near
     cdef int64_t bands = indptr.shape[0] - 1, n
     cdef cbool sound = bands >= 0 and start.shape[0] == indptr.shape[0] and near.shape[1] == 2
     sound = sound and first.shape[0] == stop.shape[0]
@@ -38,8 +38,8 @@ cdef ClauseArrays _arrays(object clause):
     for n in range(bands if sound else 0):
         sound = sound and indptr[n] <= indptr[n + 1] and start[n] <= start[n + 1]
     if not sound:
-        raise ValueError(f"bands: expected consistent arrays, got {clause}")
-    cdef ClauseArrays found
+        raise ValueError(f"bands: expected consistent arrays, got {conjunct}")
+    cdef ConjunctArrays found
     found.start, found.indptr = &start[0], &indptr[0]
     found.first = &first[0] if first.shape[0] else NULL
     found.stop = &stop[0] if stop.shape[0] else NULL
@@ -48,17 +48,17 @@ cdef ClauseArrays _arrays(object clause):
     return found
 
 
-def sweep(tuple queries, tuple keys, clauses, Bitmasks masks, RunLists lists, int64_t most):
+def sweep(tuple queries, tuple keys, conjuncts, Bitmasks masks, RunLists lists, int64_t most):
     """Append the lists of the tiles with pairs that all conjuncts allow; return the number of pairs.
 
     `queries` and `keys` are (first position, number of positions). Stops early beyond `most` runs, or if `masks` is
     full.
     """
-    cdef vector[ClauseArrays] arrays
+    cdef vector[ConjunctArrays] arrays
     cdef Side q, k
     cdef int64_t pairs
-    for clause in clauses:
-        arrays.push_back(_arrays(clause))
+    for conjunct in conjuncts:
+        arrays.push_back(_arrays(conjunct))
     q.offset, q.cells = queries
     k.offset, k.cells = keys
     q.block, k.block = masks.rows, 64 * masks.row_words

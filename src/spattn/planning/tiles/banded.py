@@ -16,7 +16,7 @@ __all__ = ["tiles_of_bands"]
 
 
 def tiles_of_bands(
-    clauses: Sequence[Bands], query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
+    conjuncts: Sequence[Bands], query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
     """Append the tiles with pairs that all conjuncts allow, on views of consecutive positions; return the number of
     pairs.
@@ -27,7 +27,7 @@ def tiles_of_bands(
     queries = int(query["offset"]) + shift, int(query["extent"][-1])
     keys = int(key["offset"]), int(key["extent"][-1])
     before = lists.runs
-    nnz = sweep(queries, keys, clauses, masks.compiled, lists, budget.most_runs)
+    nnz = sweep(queries, keys, conjuncts, masks.compiled, lists, budget.most_runs)
     budget.add_runs(lists.runs - before)
     masks.need()
     return nnz

@@ -88,7 +88,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
 
 // Sends queries that may attend to keys that fail the check to the float64 fallback.
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
-  leave_to_exact(item, cells, s.position.key, s.exact, [&](int64_t position) {
+  leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
     read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
     check.look_at(s.staged, item.call.head_dim);

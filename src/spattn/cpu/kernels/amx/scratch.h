@@ -69,7 +69,7 @@ template <class Path> struct AmxScratch {
   TileCache* cache;  // first, as the scratch starts zeroed
   Positions position;
   RowStatistics<float> rows;
-  ExactRowBuffer exact;
+  FallbackRowBuffer exact;
   TileCounts counts;
   OutputBlock<float> output;   // O, rows of features
   char* query_tiles;           // [panel][part][key_steps]: Q' times the scale's sign, pairs of features by queries

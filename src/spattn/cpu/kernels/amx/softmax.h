@@ -62,7 +62,7 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
 // multiplied by `rescale`. Rows with a NaN offset take the float64 fallback.
 template <class Path>
 bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const RowStatistics<float>& rows,
-                 const ExactRowBuffer& exact) {
+                 const FallbackRowBuffer& exact) {
   using V = Vec<float>;
   const V before = load<V>(rows.row_max + first);
   const IntVec<float> moved = (tile_max - before) * logits.factor > float(kSlack);  // -inf - -inf: NaN, not greater

@@ -44,7 +44,7 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
       clear(row, call.head_dim);
     } else if (chosen || !all_finite(row, rows.ld)) {
       report_nonfinite(call);
-      exact_gradients(ExactRow<E>(item, cell, rows.position), chosen ? &sums : nullptr, rows.exact.sum);
+      fallback_gradients(FallbackRow<E>(item, cell, rows.position), chosen ? &sums : nullptr, rows.exact.sum);
       for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(rows.exact.sum[d]);
     }
     if (item.work.slot < 0) {

@@ -35,12 +35,12 @@ inline Normaliser& normaliser(const Call& call, int64_t batch, int64_t head, int
 }
 
 // A row of dO.
-template <class E> struct ExactGradient {
-  const ExactRow<E>& row;
+template <class E> struct FallbackGradient {
+  const FallbackRow<E>& row;
   const char* data;
   int64_t feature;  // bytes
 
-  explicit ExactGradient(const ExactRow<E>& row) : row(row) {
+  explicit FallbackGradient(const FallbackRow<E>& row) : row(row) {
     const Head gradients(row.item.call.dout, row.item.batch, row.item.head);
     data = gradients.data + row.position * gradients.position;
     feature = gradients.feature;
@@ -68,8 +68,8 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t query = position.query[cell];
     if (query == kPadding || !is_far(call, read_lse<T>(call, batch, head, query))) continue;
-    const ExactRow<E> row(item, cell, position);
-    const ExactGradient<E> dout(row);
+    const FallbackRow<E> row(item, cell, position);
+    const FallbackGradient<E> dout(row);
     Normaliser& n = normaliser(call, batch, head, query);
     row.weigh_keys(n, [&](int64_t key, double rescale, double weight) {
       n.product = n.product * rescale + weight * dout.times(row.values, key);
@@ -78,11 +78,11 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
 }
 
 // Writes dQ of the row to `dq` and, if `sums` is set, adds the row's terms to dK and dV.
-template <class E> void exact_gradients(const ExactRow<E>& row, const Sums* sums, double* dq) {
+template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums* sums, double* dq) {
   using T = typename E::Compute;
   const Call& call = row.item.call;
   const int64_t batch = row.item.batch, head = row.item.head;
-  const ExactGradient<E> dout(row);
+  const FallbackGradient<E> dout(row);
   const T lse = read_lse<T>(call, batch, head, row.position);
   double reference = 0, rest = double(lse), delta;  // lse = reference + rest, in natural units of a score
   if (is_far(call, lse)) {

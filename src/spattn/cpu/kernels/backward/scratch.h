@@ -11,12 +11,12 @@ namespace SPATTN_ISA {
 // Row data of an item that all backward paths share.
 template <class T> struct GradientRows {
   Positions position;
-  ExactRowBuffer exact;  // its sum is dQ of a row
-  T *lse2, *lse2_low;    // base-2 log-sum-exp as a sum of two; +inf for skipped rows
-  T* delta;              // rowsum(dO o O), times the scale if dO has it
-  bool* idle;            // rows without a gradient
-  int64_t ld;            // of dq, in whole vectors
-  T* dq;                 // (width.query, ld)
+  FallbackRowBuffer exact;  // its sum is dQ of a row
+  T *lse2, *lse2_low;       // base-2 log-sum-exp as a sum of two; +inf for skipped rows
+  T* delta;                 // rowsum(dO o O), times the scale if dO has it
+  bool* idle;               // rows without a gradient
+  int64_t ld;               // of dq, in whole vectors
+  T* dq;                    // (width.query, ld)
 
   GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
       : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),

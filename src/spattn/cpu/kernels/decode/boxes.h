@@ -146,7 +146,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   boxes.each([&](const Box& box) {
     const Item item = boxes.item(box);
     const RowStatistics<T> own = s.rows.from(box.row);
-    const ExactRowBuffer exact = s.exact.from(box.row);
+    const FallbackRowBuffer exact = s.exact.from(box.row);
     leave_marked(item, box.cells, s.position.key, exact);
     write_rows<E>(item, box.cells, s.position.from(box.row), own, s.output.from(box.row), exact,
                   [&](int64_t, T* row) { return finite || scale_row(row, s.output.ld, T(1)); });

@@ -57,7 +57,7 @@ template <class T> struct DecodeScratch {
   int64_t ld;  // of scores
   Positions position;
   RowStatistics<T> rows;  // padded by a vector: rows are accessed in whole vectors from any row on
-  ExactRowBuffer exact;
+  FallbackRowBuffer exact;
   KeyStaging<T> staging;
   Reach* reached;           // (width.query): by the first row of each block of rows
   Reach* reached_by_boxes;  // (kMostBoxes, block_q): lists with a row per row of a box

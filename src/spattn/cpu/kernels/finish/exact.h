@@ -20,8 +20,8 @@ inline void report_nonfinite(const Call& call) { __atomic_store_n(call.nonfinite
 
 // Chooses for the fallback the query cells that may attend to a key of the item for which unfit(position) holds.
 template <class Unfit>
-void leave_to_exact(const Item& item, int64_t cells, int64_t* position, const ExactRowBuffer& exact,
-                    const Unfit& unfit) {
+void leave_to_fallback(const Item& item, int64_t cells, int64_t* position, const FallbackRowBuffer& exact,
+                       const Unfit& unfit) {
   item.each_tile(position, [&](int64_t keys, const Mask& mask) {
     for (int64_t key = 0; key < keys; ++key) {
       if (position[key] == kPadding || !unfit(position[key])) continue;
@@ -31,18 +31,18 @@ void leave_to_exact(const Item& item, int64_t cells, int64_t* position, const Ex
 }
 
 // Resets the rows of the fallback to the query cells that may attend to a marked key.
-inline void leave_marked(const Item& item, int64_t cells, int64_t* position, const ExactRowBuffer& exact) {
+inline void leave_marked(const Item& item, int64_t cells, int64_t* position, const FallbackRowBuffer& exact) {
   clear(exact.chosen, exact.rows);
   if (!item.call.marked) return;
   const uint8_t* marked = item.call.marked + item.kv_number() * item.call.kv_len;
-  leave_to_exact(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
+  leave_to_fallback(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
 }
 
 // One query of a work item and its allowed keys.
 //
 // Weights are computed from differences of unscaled scores, times `natural`: the rounding error of a large scaled score
 // is many powers of e. Whatever the compiler fuses, the difference at the maximum is 0.
-template <class E> struct ExactRow {
+template <class E> struct FallbackRow {
   using T = typename E::Compute;
   const Item& item;
   int64_t cell, position;
@@ -52,7 +52,7 @@ template <class E> struct ExactRow {
   int64_t* key_position;
   Logits<double> logits;
 
-  ExactRow(const Item& item, int64_t cell, const Positions& places)
+  FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
         values(item.call.exact_v, item.batch, item.head_kv()), key_position(places.key), logits(item.call.scale) {
     const Head queries = item.queries();

@@ -36,7 +36,7 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
 // whether it is finite; non-finite and chosen rows take the float64 fallback.
 template <class E, class Output, class Divide, class T = typename E::Compute>
 void write_rows(const Item& item, int64_t cells, const Positions& position, const RowStatistics<T>& rows,
-                const Output& output, const ExactRowBuffer& exact, const Divide& divide) {
+                const Output& output, const FallbackRowBuffer& exact, const Divide& divide) {
   const Call& call = item.call;
   const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -50,7 +50,7 @@ void write_rows(const Item& item, int64_t cells, const Positions& position, cons
       clear(row, call.head_dim_v);
     } else if (exact.chosen[cell] || sum == T(0) || !divide(cell, row)) {
       report_nonfinite(call);
-      lse = ExactRow<E>(item, cell, position).compute(exact.sum, row);
+      lse = FallbackRow<E>(item, cell, position).compute(exact.sum, row);
     }
     if (item.work.slot < 0) {
       results.write(position.query[cell], row, T(lse));
@@ -64,7 +64,7 @@ void write_rows(const Item& item, int64_t cells, const Positions& position, cons
 
 template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
-                 const RowStatistics<T>& rows, const Output& output, const ExactRowBuffer& exact) {
+                 const RowStatistics<T>& rows, const Output& output, const FallbackRowBuffer& exact) {
   rows.find_lse(cells, logits);
   write_rows<E>(item, cells, position, rows, output, exact,
                 [&](int64_t cell, T* row) { return scale_row(row, output.ld, T(1) / divisor[cell]); });

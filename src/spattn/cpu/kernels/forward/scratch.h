@@ -45,7 +45,7 @@ template <class T> struct ForwardScratch {
   RowStatistics<T> rows;
   LaneMask<T> mask;
   Positions position;
-  ExactRowBuffer exact;
+  FallbackRowBuffer exact;
   KeyTiles<T> tiles;
 
   ForwardScratch(const Call& call, Arena& arena)

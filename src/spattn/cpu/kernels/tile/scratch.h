@@ -42,17 +42,17 @@ template <class T> struct KeyStaging {
 };
 
 // Rows of an item that take the float64 fallback, and its accumulator.
-struct ExactRowBuffer {
+struct FallbackRowBuffer {
   int64_t rows;
   bool* chosen;  // (rows): by query cell
   double* sum;   // (width): a row of O or dQ
 
-  ExactRowBuffer(int64_t rows, int64_t width, Arena& arena)
+  FallbackRowBuffer(int64_t rows, int64_t width, Arena& arena)
       : rows(rows), chosen(arena.array<bool>(rows)), sum(arena.array<double>(width)) {}
 
   // The rows from `first` on.
-  ExactRowBuffer from(int64_t first) const {
-    ExactRowBuffer rest = *this;
+  FallbackRowBuffer from(int64_t first) const {
+    FallbackRowBuffer rest = *this;
     rest.rows -= first, rest.chosen += first;
     return rest;
   }

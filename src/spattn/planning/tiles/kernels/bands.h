@@ -14,7 +14,7 @@
 namespace spattn {
 
 // A conjunct in the layout of spattn/patterns/hints/bands.py.
-struct ClauseArrays {
+struct ConjunctArrays {
   const int64_t* start;
   const int64_t* indptr;
   const int64_t* first;
@@ -61,9 +61,9 @@ inline int64_t join_intervals(Interval* intervals, int64_t count) {
 }
 
 // The bands of a conjunct as runs of key tiles, computed once for all query tiles.
-class Clause {
+class Conjunct {
  public:
-  Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys)
+  Conjunct(const ConjunctArrays& arrays, const Side& queries, const Side& keys)
       : block_(keys.block), words_(keys.block / 64), tile_of_(keys.block) {
     starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
     const int64_t count = arrays.indptr[arrays.bands], whole = keys.tiles() * keys.block;

@@ -12,7 +12,7 @@ namespace spattn {
 class Drawing {
  public:
   // For tiles of block_q queries and block_kv keys.
-  Drawing(int64_t block_q, int64_t block_kv, const Looks& looks)
+  Drawing(int64_t block_q, int64_t block_kv, const MaskClasses& looks)
       : block_q_(block_q), words_(block_kv / 64), looks_(looks) {}
 
   // Writes the bitmask of a class. drawn(look) returns the bitmask of another class if it exists, else nullptr. Padding
@@ -21,18 +21,18 @@ class Drawing {
     const uint64_t* const formula = looks_.begin(look);
     const int64_t size = block_q_ * words_;
     switch (looks_.kind(look)) {
-      case Look::kRows:
+      case MaskClass::kRows:
         std::fill_n(mask, size, 0);
         add_rows(look, mask);
         break;
-      case Look::kDiagonal:
+      case MaskClass::kDiagonal:
         draw_diagonals(formula, mask);
         break;
-      case Look::kEither:
+      case MaskClass::kEither:
         draw_again(int32_t(formula[1]), mask, drawn);
         add_rows(int32_t(formula[0]), mask);
         break;
-      case Look::kBoth: {
+      case MaskClass::kBoth: {
         std::vector<uint64_t> other(size);
         draw_again(int32_t(formula[0]), mask, drawn), draw_again(int32_t(formula[1]), other.data(), drawn);
         for (int64_t n = 0; n < size; ++n) mask[n] &= other[n];
@@ -80,7 +80,7 @@ class Drawing {
   }
 
   int64_t block_q_, words_;
-  const Looks& looks_;
+  const MaskClasses& looks_;
 };
 
 }  // namespace spattn

@@ -9,7 +9,7 @@
 
 namespace spattn {
 
-enum class Look : int32_t { kRows, kDiagonal, kEither, kBoth };
+enum class MaskClass : int32_t { kRows, kDiagonal, kEither, kBoth };
 
 constexpr int32_t kWhole = 0;  // the class of full tiles, which has no descriptor
 
@@ -19,7 +19,7 @@ constexpr int32_t kWhole = 0;  // the class of full tiles, which has no descript
 //              independent of where the tile is;
 //   kEither    two classes, of kRows and of kDiagonal: their union;
 //   kBoth      two classes: their intersection.
-class Looks {
+class MaskClasses {
  public:
   // Storage for a descriptor of up to `count` words after the header.
   uint64_t* next(size_t count) {
@@ -28,7 +28,7 @@ class Looks {
   }
 
   // Inserts the descriptor in next() and returns its class, or that of an equal one.
-  int32_t number(Look of, size_t count) {
+  int32_t number(MaskClass of, size_t count) {
     formula_[0] = uint64_t(count) << 32 | uint64_t(of), ++count;
     while (factors_.size() < count) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
     uint64_t hash = 0;
@@ -48,13 +48,13 @@ class Looks {
     return number;
   }
 
-  int32_t pair(Look of, int32_t one, int32_t other) {
+  int32_t pair(MaskClass of, int32_t one, int32_t other) {
     uint64_t* const words = next(2);
     words[0] = uint64_t(one), words[1] = uint64_t(other);
     return number(of, 2);
   }
 
-  Look kind(int32_t number) const { return Look(uint32_t(words_[ends_[number - 1]])); }
+  MaskClass kind(int32_t number) const { return MaskClass(uint32_t(words_[ends_[number - 1]])); }
   // Words after the header.
   const uint64_t* begin(int32_t number) const { return words_.data() + ends_[number - 1] + 1; }
   const uint64_t* end(int32_t number) const { return words_.data() + ends_[number]; }

@@ -25,14 +25,14 @@ namespace spattn {
 
 class Sweep {
  public:
-  Sweep(const Side& queries, const Side& keys, const std::vector<ClauseArrays>& clauses, Bitmasks& masks,
+  Sweep(const Side& queries, const Side& keys, const std::vector<ConjunctArrays>& conjuncts, Bitmasks& masks,
         RunLists& lists)
       : queries_(queries), keys_(keys), words_(masks.row_words()), key_tiles_(int32_t(keys.tiles())),
         step_(std::gcd(queries.block, keys.block)), tile_of_(keys.block), masks_(masks), lists_(lists),
         drawing_(queries.block, keys.block, looks_) {
-    for (const ClauseArrays& arrays : clauses) clauses_.emplace_back(arrays, queries, keys);
-    for (const Clause& clause : clauses_) {
-      readings_.push_back({&clause});
+    for (const ConjunctArrays& arrays : conjuncts) conjuncts_.emplace_back(arrays, queries, keys);
+    for (const Conjunct& conjunct : conjuncts_) {
+      readings_.push_back({&conjunct});
       readings_.back().along.resize(keys.block / step_);
     }
   }
@@ -80,14 +80,15 @@ class Sweep {
 
   // State of the sweep in a conjunct.
   struct Reading {
-    const Clause* clause;
+    const Conjunct* conjunct;
     int64_t band = 0;  // first band that ends after the query tile's first row
     std::vector<Rows> rows{};
-    StretchList across{};                     // runs of these rows' bands
-    std::vector<int32_t> looks_of_choices{};  // classes of tiles where each band has all keys or none; kWhole: unknown
-    std::vector<Along> along{};               // by offset of the query tile from a key tile boundary
-    StretchList joined{};                     // union of both
-    const StretchList& list() const { return clause->ranges.empty() ? across : joined; }
+    StretchList across{};  // runs of these rows' bands
+    std::vector<int32_t>
+        mask_classes_of_choices{};  // classes of tiles where each band has all keys or none; kWhole: unknown
+    std::vector<Along> along{};     // by offset of the query tile from a key tile boundary
+    StretchList joined{};           // union of both
+    const StretchList& list() const { return conjunct->ranges.empty() ? across : joined; }
   };
 
   static int64_t floor_of(int64_t number, int64_t by) { return number / by - (number % by < 0); }
@@ -95,7 +96,7 @@ class Sweep {
   // Resets all state for query tiles with another number of real rows.
   void begin_rows(int64_t rows) {
     rows_ = rows, known_ = false;
-    looks_ = Looks();
+    looks_ = MaskClasses();
     seen_.assign(1, {kFullTile, int32_t(rows * keys_.block)});
     Stretch* there = there_.begin(2);
     *there++ = {0, key_tiles_, kWhole};
@@ -104,7 +105,7 @@ class Sweep {
       std::fill_n(keys, 1 + words_, 0);
       set_bits(keys + 1, words_, 0, keys_.cells % keys_.block);
       there[-1].stop = key_tiles_ - 1;
-      *there++ = {key_tiles_ - 1, key_tiles_, looks_.number(Look::kRows, 1 + words_)};
+      *there++ = {key_tiles_ - 1, key_tiles_, looks_.number(MaskClass::kRows, 1 + words_)};
     }
     there_.end(there);
     for (Reading& reading : readings_) {
@@ -118,7 +119,7 @@ class Sweep {
     bool others = !known_;
     for (Reading& reading : readings_) {
       others |= find_rows(reading);
-      if (reading.clause->ranges.empty()) continue;
+      if (reading.conjunct->ranges.empty()) continue;
       others = true;
       add_along(reading);
     }
@@ -129,7 +130,7 @@ class Sweep {
   // Intersects the runs of all conjuncts for the current query tile.
   void find_runs() {
     const auto joined = [this](int32_t one, int32_t other) {
-      return one == kWhole ? other : other == kWhole ? one : looks_.pair(Look::kBoth, one, other);
+      return one == kWhole ? other : other == kWhole ? one : looks_.pair(MaskClass::kBoth, one, other);
     };
     const StretchList* found = there_.size() == 1 ? nullptr : &there_;  // nullptr: all keys, no padding
     for (const Reading& reading : readings_) {
@@ -167,7 +168,7 @@ class Sweep {
   // Merges the runs of a conjunct's ranges with those of its bands.
   void add_along(Reading& reading) {
     Along& own = reading.along[phase_];
-    if (!own.known) find_along(*reading.clause, own);
+    if (!own.known) find_along(*reading.conjunct, own);
     const std::vector<Stretch>& list = own.stretches;
     const int32_t by = int32_t(tile_of_(row_));  // key tile of the first query's diagonal
     while (own.begin && list[own.begin - 1].stop + by > 0) --own.begin;
@@ -184,7 +185,7 @@ class Sweep {
     along.end(moved + count);
     if (reading.across.empty()) return;
     const auto joined = [this](int32_t rows, int32_t diagonal) {
-      return rows == kWhole || diagonal == kWhole ? kWhole : looks_.pair(Look::kEither, rows, diagonal);
+      return rows == kWhole || diagonal == kWhole ? kWhole : looks_.pair(MaskClass::kEither, rows, diagonal);
     };
     const auto same = [](int32_t look, bool) { return look; };
     Stretch* const found = reading.joined.begin(2 * (reading.across.size() + along_.size()));
@@ -193,26 +194,28 @@ class Sweep {
 
   // Finds the bands of the current query tile and their runs; false if the previous tile's runs still apply.
   bool find_rows(Reading& reading) {
-    const Clause& clause = *reading.clause;
-    const int64_t bands = int64_t(clause.starts.size()) - 1;
-    while (reading.band < bands && clause.starts[reading.band + 1] <= row_) ++reading.band;
+    const Conjunct& conjunct = *reading.conjunct;
+    const int64_t bands = int64_t(conjunct.starts.size()) - 1;
+    while (reading.band < bands && conjunct.starts[reading.band + 1] <= row_) ++reading.band;
     const bool goes_on = reading.rows.size() == 1 && reading.rows[0].band == reading.band;
-    if (!bands || (goes_on && clause.starts[reading.band + 1] >= row_ + rows_)) return false;
+    if (!bands || (goes_on && conjunct.starts[reading.band + 1] >= row_ + rows_)) return false;
     found_rows_.clear();
     int64_t row = row_;
-    for (int64_t band = reading.band; band < bands && clause.starts[band] < row_ + rows_; ++band) {
-      if (clause.starts[band + 1] <= row) continue;
-      if (clause.starts[band] > row) found_rows_.push_back({row - row_, kNoBand, 0, &kLastStretch});
-      row = std::max(row, clause.starts[band]);
-      const size_t begin = clause.ends[band];
-      found_rows_.push_back({row - row_, band, int64_t(clause.ends[band + 1] - begin), clause.stretches.get() + begin});
-      row = clause.starts[band + 1];
+    for (int64_t band = reading.band; band < bands && conjunct.starts[band] < row_ + rows_; ++band) {
+      if (conjunct.starts[band + 1] <= row) continue;
+      if (conjunct.starts[band] > row) found_rows_.push_back({row - row_, kNoBand, 0, &kLastStretch});
+      row = std::max(row, conjunct.starts[band]);
+      const size_t begin = conjunct.ends[band];
+      found_rows_.push_back(
+          {row - row_, band, int64_t(conjunct.ends[band + 1] - begin), conjunct.stretches.get() + begin});
+      row = conjunct.starts[band + 1];
     }
     if (bands && row < row_ + rows_) found_rows_.push_back({row - row_, kNoBand, 0, &kLastStretch});
     if (found_rows_ == reading.rows) return false;
     const auto same_row = [](const Rows& one, const Rows& other) { return one.row == other.row; };
     if (!std::equal(found_rows_.begin(), found_rows_.end(), reading.rows.begin(), reading.rows.end(), same_row)) {
-      reading.looks_of_choices.assign(found_rows_.size() <= kMostChoices ? size_t{1} << found_rows_.size() : 0, kWhole);
+      reading.mask_classes_of_choices.assign(found_rows_.size() <= kMostChoices ? size_t{1} << found_rows_.size() : 0,
+                                             kWhole);
     }
     reading.rows.swap(found_rows_);
     switch (reading.rows.size()) {
@@ -233,7 +236,7 @@ class Sweep {
     const Rows& rows = reading.rows[0];
     Stretch* found = reading.across.begin(rows.count);
     for (const Stretch* own = rows.stretches; own->first != kEnd; ++own) {
-      *found++ = {own->first, own->stop, own->look == kWhole ? kWhole : look_of_rows(reading, &own->look)};
+      *found++ = {own->first, own->stop, own->look == kWhole ? kWhole : mask_class_of_rows(reading, &own->look)};
     }
     reading.across.end(found);
   }
@@ -241,9 +244,9 @@ class Sweep {
   // The union of two bands' runs.
   void find_across_two(Reading& reading) {
     const Rows &one = reading.rows[0], &other = reading.rows[1];
-    const auto look = [&](int32_t look_of_one, int32_t look_of_other) {
-      const int32_t looks[] = {look_of_one, look_of_other};
-      return look_of_rows(reading, looks);
+    const auto look = [&](int32_t mask_class_of_one, int32_t mask_class_of_other) {
+      const int32_t looks[] = {mask_class_of_one, mask_class_of_other};
+      return mask_class_of_rows(reading, looks);
     };
     const int32_t alone[] = {look(kWhole, kNoKeys), look(kNoKeys, kWhole)};
     const auto of_either = [&](int32_t own, bool of_one) {
@@ -260,7 +263,7 @@ class Sweep {
     int64_t most = 0;
     for (const Rows& rows : reading.rows) most += 2 * rows.count;
     Stretch* found = reading.across.begin(most);
-    looks_of_bands_.resize(count);
+    mask_classes_of_bands_.resize(count);
     for (int32_t at = 0;;) {
       int32_t next = kEnd, same = kEnd;
       for (Rows& rows : reading.rows) {
@@ -272,17 +275,17 @@ class Sweep {
       for (size_t n = 0; n < count; ++n) {
         const Stretch& own = *reading.rows[n].stretches;
         const bool any = own.first <= at;
-        looks_of_bands_[n] = any ? own.look : kNoKeys;
+        mask_classes_of_bands_[n] = any ? own.look : kNoKeys;
         same = std::min(same, any ? own.stop : own.first);
       }
-      *found++ = {at, same, look_of_rows(reading, looks_of_bands_.data())};
+      *found++ = {at, same, mask_class_of_rows(reading, mask_classes_of_bands_.data())};
       at = same;
     }
     reading.across.end(found);
   }
 
   // The class of a tile in which each band's rows have the given keys, or none.
-  int32_t look_of_rows(Reading& reading, const int32_t* looks) {
+  int32_t mask_class_of_rows(Reading& reading, const int32_t* looks) {
     const size_t count = reading.rows.size();
     bool all = true, divided = false;
     uint64_t choice = 0;
@@ -291,12 +294,12 @@ class Sweep {
     }
     if (all) return kWhole;
     const bool numbered = !divided & (count <= kMostChoices);
-    if (numbered && reading.looks_of_choices[choice] != kWhole) return reading.looks_of_choices[choice];
+    if (numbered && reading.mask_classes_of_choices[choice] != kWhole) return reading.mask_classes_of_choices[choice];
     uint64_t* const begin = looks_.next(count * (1 + words_));
     uint64_t* at = begin;
     for (size_t n = 0; n < count; ++n) {
       if (looks[n] > kWhole) {
-        std::copy_n(reading.clause->divided(looks[n]), words_, at + 1);
+        std::copy_n(reading.conjunct->divided(looks[n]), words_, at + 1);
       } else {
         std::fill_n(at + 1, words_, looks[n] == kWhole ? ~uint64_t{0} : 0);
       }
@@ -304,13 +307,13 @@ class Sweep {
       const bool same = at != begin && std::equal(at + 1, at + 1 + words_, at - words_);
       if (!same) *at = uint64_t(reading.rows[n].row), at += 1 + words_;
     }
-    const int32_t look = looks_.number(Look::kRows, at - begin);
-    if (numbered) reading.looks_of_choices[choice] = look;
+    const int32_t look = looks_.number(MaskClass::kRows, at - begin);
+    if (numbered) reading.mask_classes_of_choices[choice] = look;
     return look;
   }
 
   // From the farthest range to the nearest one, which has the last keys.
-  void find_along(const Clause& clause, Along& own) {
+  void find_along(const Conjunct& conjunct, Along& own) {
     const int64_t rest = phase_ * step_, block = keys_.block;
     const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // of the pairs of a tile
     std::vector<Stretch>& list = own.stretches;
@@ -319,11 +322,11 @@ class Sweep {
       if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // already added for another range
       for (int64_t tile = first; tile < stop; ++tile) {
         uint64_t* const bits = looks_.next(words);
-        clause.mark_distances(rest - tile * block + queries_.block - 1, distances, bits, words);
-        list.push_back({int32_t(tile), int32_t(tile + 1), looks_.number(Look::kDiagonal, words)});
+        conjunct.mark_distances(rest - tile * block + queries_.block - 1, distances, bits, words);
+        list.push_back({int32_t(tile), int32_t(tile + 1), looks_.number(MaskClass::kDiagonal, words)});
       }
     };
-    for (auto range = clause.ranges.rbegin(); range != clause.ranges.rend(); ++range) {
+    for (auto range = conjunct.ranges.rbegin(); range != conjunct.ranges.rend(); ++range) {
       const int64_t first = floor_of(rest - range->stop + 1, block),
                     stop = floor_of(rest + rows_ - 1 - range->first, block) + 1;
       const int64_t first_whole = floor_of(rest + rows_ - range->stop + block - 1, block);
@@ -365,7 +368,7 @@ class Sweep {
     }
   }
 
-  static constexpr size_t kMostChoices = 4;  // largest number of bands for looks_of_choices
+  static constexpr size_t kMostChoices = 4;  // largest number of bands for mask_classes_of_choices
 
   Side queries_, keys_;
   int64_t words_;
@@ -374,22 +377,22 @@ class Sweep {
   TileOf tile_of_;  // for keys
   Bitmasks& masks_;
   RunLists& lists_;
-  std::vector<Clause> clauses_;
+  std::vector<Conjunct> conjuncts_;
   std::vector<Reading> readings_;
   int64_t row_ = 0, rows_ = 0, phase_ = 0;  // current query tile; starts phase_ * step_ after a key tile boundary
   int64_t pairs_ = 0, pairs_of_list_ = 0;   // of all lists, and of the last one
   bool known_ = false;                      // whether the previous query tile's runs have as many real rows
-  Looks looks_;
+  MaskClasses looks_;
   Drawing drawing_;
   std::vector<Seen> seen_;  // by class
   StretchList there_, along_, shared_[2];
   std::vector<Rows> found_rows_;
-  std::vector<int32_t> looks_of_bands_;
+  std::vector<int32_t> mask_classes_of_bands_;
 };
 
-inline int64_t find_tiles(const Side& queries, const Side& keys, const std::vector<ClauseArrays>& clauses, int64_t most,
-                          Bitmasks& masks, RunLists& lists) {
-  return Sweep(queries, keys, clauses, masks, lists).run(most);
+inline int64_t find_tiles(const Side& queries, const Side& keys, const std::vector<ConjunctArrays>& conjuncts,
+                          int64_t most, Bitmasks& masks, RunLists& lists) {
+  return Sweep(queries, keys, conjuncts, masks, lists).run(most);
 }
 
 }  // namespace spattn

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.planning import positions
-from spattn.schedule.finishers import find_finishers, find_sum_finishers
-from spattn.schedule.slabs import Cut, by_keys, by_queries
+from spattn.schedule.reductions import find_reductions, find_sum_reductions
+from spattn.schedule.subtiles import Cut, by_keys, by_queries
 
 
 @pytest.mark.parametrize(
@@ -24,11 +26,11 @@ from spattn.schedule.slabs import Cut, by_keys, by_queries
 def test_every_shared_row_is_joined_once(pattern, length):
     """A row's sources are those of the plan, whether the merge kernel or a finishing item joins them."""
     made = plan(pattern, length, tiling=Tiling(tile=(128, 64), workers=40))
-    found = find_finishers(made)
+    found = find_reductions(made)
     joined = {}
     for number, row in enumerate(found.merges.rows):
         joined[int(row)] = found.merges.sources[slice(*found.merges.indptr[number : number + 2])].tolist()
-    for slot, work in zip(found.slots[found.finishes], made.work[found.finishes], strict=True):
+    for slot, work in zip(found.slots[found.reduces], made.work[found.reduces], strict=True):
         view = made.views[made.components["query_view"][work["component"]]]
         position, valid = positions(view, np.array([work["query_tile"]]))
         priors = found.priors[-2 - slot]
@@ -42,16 +44,16 @@ def test_every_shared_row_is_joined_once(pattern, length):
     }
     assert joined == expected
     if pattern.name == "strided":
-        assert found.finishes.any() and not len(found.merges.rows)
+        assert found.reduces.any() and not len(found.merges.rows)
 
 
 def test_the_other_source_comes_first():
-    """What a finisher reads was written by a work item that does not finish; the slots of the others are the plan's."""
+    """A reduction reads what another work item wrote; the slots of the others are the plan's."""
     made = plan(patterns.strided(16), 512, tiling=Tiling(tile=(128, 64), workers=40))
-    found = find_finishers(made)
-    np.testing.assert_array_equal(found.slots[~found.finishes], made.work["slot"][~found.finishes])
-    assert sorted(found.slots[found.finishes]) == list(range(-1 - len(found.priors), -1))
-    written = set(found.slots[~found.finishes].tolist())
+    found = find_reductions(made)
+    np.testing.assert_array_equal(found.slots[~found.reduces], made.work["slot"][~found.reduces])
+    assert sorted(found.slots[found.reduces]) == list(range(-1 - len(found.priors), -1))
+    written = set(found.slots[~found.reduces].tolist())
     assert set((found.priors[found.priors >= 0] // made.block_q).tolist()) <= written
 
 
@@ -76,18 +78,18 @@ def sums_of(merges):
     ids=repr,
 )
 def test_every_row_of_a_gradient_is_summed_once(pattern, length, finish, keyed):
-    """In the order of its sources, by a finisher, which is the first of them, or by the sums that are left."""
+    """In the order of its sources, by a reduction, which is the first of them, or by the sums that are left."""
     made = plan(pattern, length, tiling=Tiling(tile=(128, 64), workers=40))
     cut, heads = Cut.consecutive(made, 64), made.variant.shape[1]
     own = by_keys(made, 1, heads, heads, cut, 2, 40) if keyed else by_queries(made, cut)
-    found = find_sum_finishers(own.work["slot"], own.work_indptr, own.merges, 128, length)
-    finishes = found.slots <= -2
-    np.testing.assert_array_equal(found.slots[~finishes], own.work["slot"][~finishes])
-    assert sorted(found.slots[finishes]) == list(range(-1 - finishes.sum(), -1))
+    found = find_sum_reductions(own.work["slot"], own.work_indptr, own.merges, 128, length)
+    reduces = found.slots <= -2
+    np.testing.assert_array_equal(found.slots[~reduces], own.work["slot"][~reduces])
+    assert sorted(found.slots[reduces]) == list(range(-1 - reduces.sum(), -1))
     expected, got = sums_of(own.merges), sums_of(found.merges)
     first = {(key[0], sources[0]): key for key, sources in expected.items() if sources}
     written = set()
-    for item in np.nonzero(finishes)[0]:
+    for item in np.nonzero(reduces)[0]:
         variant = int(np.searchsorted(own.work_indptr, item, side="right")) - 1
         for row in range(128):
             place = (-2 - found.slots[item]) * 128 + row
@@ -102,6 +104,8 @@ def test_every_row_of_a_gradient_is_summed_once(pattern, length, finish, keyed):
     assert got == expected
     assert written <= {
         (int(np.searchsorted(own.work_indptr, item, side="right")) - 1, int(found.slots[item]))
-        for item in np.nonzero(~finishes)[0]
+        for item in np.nonzero(~reduces)[0]
     }
-    assert finish is None or finishes.any() == finish
+    if finish is not None:
+        of_variant = [reduces[begin:end].any() for begin, end in itertools.pairwise(own.work_indptr)]
+        assert all(of_variant) if finish else not any(of_variant)

@@ -14,7 +14,7 @@ from .._util.checks import show
 from .._util.ragged import offsets, ramp
 from ..planning.contract.types import Plan
 
-__all__ = ["Finishers", "Merges", "SumFinishers", "find_finishers", "find_sum_finishers", "no_sum_finishers"]
+__all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
 
 _WORTH = 4  # a launch costs some microseconds: fix-up items must write at least this part of all rows
 _SHARED = -2  # marks a partial row with more than two sources, or as the earlier of two
@@ -29,14 +29,14 @@ class Merges(NamedTuple):
     variants: np.ndarray
 
 
-class Finishers(NamedTuple):
+class Reductions(NamedTuple):
     """Fix-up items of a plan, and the partials that remain to combine.
 
     Attributes
     ----------
     slots : (items,) int32 array
         The plan's, but -2 - i for fix-up item i.
-    priors : (finishers, block_q) int32 array
+    priors : (reductions, block_q) int32 array
         Workspace row of the other partial of each row; -1 for padding.
     merges : Merges
         The plan's without the rows of fix-up items.
@@ -47,12 +47,12 @@ class Finishers(NamedTuple):
     merges: Merges
 
     @property
-    def finishes(self) -> np.ndarray:
+    def reduces(self) -> np.ndarray:
         """(items,) bool: fix-up items."""
         return self.slots <= -2
 
 
-def find_finishers(plan: Plan) -> Finishers:
+def find_reductions(plan: Plan) -> Reductions:
     """Find the work items that can write their output although other items contribute to their rows.
 
     A fix-up item has exactly one other source in each row, an earlier one, and runs after all other items.
@@ -69,28 +69,28 @@ def find_finishers(plan: Plan) -> Finishers:
         flat[plan.merge_sources[bounds[0] : bounds[1]]] = _SHARED
         of_two = merges[counts[merges] == 2]
         flat[plan.merge_sources[plan.merge_indptr[of_two] + 1]] = plan.merge_sources[plan.merge_indptr[of_two]]
-        finishes = (prior != _SHARED).all(axis=1)
+        reduces = (prior != _SHARED).all(axis=1)
         first, last = plan.work_indptr[variant : variant + 2]
         own = first + np.nonzero(slots[first:last] >= 0)[0]
-        own = own[finishes[slots[own]]]
-        kept[of_two[finishes[plan.merge_sources[plan.merge_indptr[of_two] + 1] // block_q]]] = False
+        own = own[reduces[slots[own]]]
+        kept[of_two[reduces[plan.merge_sources[plan.merge_indptr[of_two] + 1] // block_q]]] = False
         new = -2 - sum(map(len, priors)) - np.arange(len(own), dtype=np.int32)
         priors.append(prior[slots[own]].astype(np.int32))
         slots[own] = new
     whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
-    found = Finishers(slots, np.concatenate(priors), _without(whole, kept, counts))
-    show("finishers", plan=plan, found=found)
+    found = Reductions(slots, np.concatenate(priors), _without(whole, kept, counts))
+    show("reductions", plan=plan, found=found)
     return found
 
 
-class SumFinishers(NamedTuple):
+class SumReductions(NamedTuple):
     """Fix-up items of a gradient kernel, and the sums that remain.
 
     Attributes
     ----------
     slots : (items,) int32 array
         The pass's, but -2 - i for fix-up item i.
-    rest_indptr : (finishers · rows + 1,) int32 array
+    rest_indptr : (reductions · rows + 1,) int32 array
         Start of the other sources of each row of each fix-up item.
     rest_sources : int32 array
         Those sources: workspace rows, in the order of addition.
@@ -104,9 +104,9 @@ class SumFinishers(NamedTuple):
     merges: Merges
 
 
-def find_sum_finishers(
+def find_sum_reductions(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, length: int
-) -> SumFinishers:
+) -> SumReductions:
     """Find the work items that are the first source of all their rows, and can write the sums.
 
     They run after all others, in a launch that pays off if they write enough of the rows. `rows` are those of an item,
@@ -117,21 +117,21 @@ def find_sum_finishers(
     item, merge = (np.concatenate(column) for column in zip(*found, strict=True))
     real = merge[merge >= 0]
     if _WORTH * len(real) < length * len(found):
-        return no_sum_finishers(slots, merges)
+        return no_sum_reductions(slots, merges)
     kept = np.ones(len(counts), bool)
     kept[real] = False
     slots[item] = -2 - np.arange(len(item), dtype=np.int32)
     others = np.where(merge >= 0, counts[merge] - 1, 0)
     place = np.repeat(merges.indptr[merge] + 1, others) + ramp(others)
     rest = offsets(others).astype(np.int32), merges.sources[place]
-    made = SumFinishers(slots, *rest, _without(merges, kept, counts))
-    show("sum finishers", slots=given, work_indptr=work_indptr, merges=merges, rows=rows, found=made)
+    made = SumReductions(slots, *rest, _without(merges, kept, counts))
+    show("sum reductions", slots=given, work_indptr=work_indptr, merges=merges, rows=rows, found=made)
     return made
 
 
-def no_sum_finishers(slots: np.ndarray, merges: Merges) -> SumFinishers:
+def no_sum_reductions(slots: np.ndarray, merges: Merges) -> SumReductions:
     """Return no fix-up items: a later kernel sums all shared rows."""
-    return SumFinishers(slots.astype(np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32), merges)
+    return SumReductions(slots.astype(np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32), merges)
 
 
 def _first_sources(

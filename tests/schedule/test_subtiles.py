@@ -8,7 +8,7 @@ import pytest
 from spattn import Tiling, patterns, plan
 from spattn.planning.contract.types import positions
 from spattn.schedule.roles import roles
-from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries, slab_masks
+from spattn.schedule.subtiles import EMPTY, FULL, Cut, by_keys, by_queries, subtile_masks
 from spattn.testing import dense_mask
 
 PROBLEMS = {
@@ -25,13 +25,13 @@ PROBLEMS = {
 
 
 def any_cut(made, side):
-    """Slabs of any cells of a tile, others in boxes that are longer along the last axis."""
+    """Subtiles of any cells of a tile, others in boxes that are longer along the last axis."""
     orders = np.stack([np.random.default_rng(seed).permutation(made.block_q) for seed in range(2)])
     return Cut(side, orders, (made.views["box"][:, 2] > 16).astype(int))
 
 
-def slab_positions(views, work_view, tile, part, cells):
-    """(positions, real) of a slab of these cells of a tile; nothing is real behind a view's last tile."""
+def subtile_positions(views, work_view, tile, part, cells):
+    """(positions, real) of a subtile of these cells of a tile; nothing is real behind a view's last tile."""
     view = views[work_view]
     if tile >= view["tiles"]:
         return np.zeros(cells.shape[1], np.int64), np.zeros(cells.shape[1], bool)
@@ -39,26 +39,26 @@ def slab_positions(views, work_view, tile, part, cells):
     return (x[0, cells[part]] for x in (position, valid))
 
 
-def visited(plan, made, item, slabs, transposed):
+def visited(plan, made, item, subtiles, transposed):
     """How often an item visits each (query head of its group, query, key), and which rows of it are which positions."""
-    views, cut = plan.views, slabs.cut
+    views, cut = plan.views, subtiles.cut
     keys = np.arange(plan.block_kv).reshape(-1, 64)
 
-    def slab(of_queries, view, tile, part):
+    def subtile(of_queries, view, tile, part):
         queries = cut.orders[cut.of_view[view]].reshape(-1, cut.side)
-        return slab_positions(views, view, tile, part, queries if of_queries else keys)
+        return subtile_positions(views, view, tile, part, queries if of_queries else keys)
 
     parts_rows = len(keys) if transposed else plan.block_q // cut.side
     for entry_number in range(item["begin"], item["end"]):
         entry, masks = made.entries[entry_number], made.masks[entry_number]
-        column, column_real = slab(transposed, item["columns"] + entry["view"], entry["tile"], entry["part"])
+        column, column_real = subtile(transposed, item["columns"] + entry["view"], entry["tile"], entry["part"])
         for part, number in enumerate(masks):
             if number == EMPTY:
                 continue
-            row, row_real = slab(not transposed, item["view"], item["tile"] + part // parts_rows, part % parts_rows)
+            row, row_real = subtile(not transposed, item["view"], item["tile"] + part // parts_rows, part % parts_rows)
             allowed = np.ones((len(row), len(column)), bool)
             if number != FULL:
-                allowed = slabs.bits[number].T if transposed else slabs.bits[number]
+                allowed = subtiles.bits[number].T if transposed else subtiles.bits[number]
             yield entry["head"], row, column, allowed & row_real[:, None] & column_real[None, :]
 
 
@@ -69,26 +69,26 @@ def test_both_passes_visit_each_allowed_pair_once(name, workers, tile, side, tog
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
     made = plan(pattern, q_len, kv_len, tiling=Tiling(tile=tile, workers=workers), batch=batch, heads=heads)
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
-    slabs = slab_masks(made, any_cut(made, side))
-    queries = by_queries(made, slabs.cut)
+    subtiles = subtile_masks(made, any_cut(made, side))
+    queries = by_queries(made, subtiles.cut)
     variant = np.broadcast_to(queries.variant, (batch, heads))
     for b, h in np.ndindex(batch, heads):
         count = np.zeros((q_len, kv_len), int)
         for item in queries.work[slice(*queries.work_indptr[variant[b, h] :][:2])]:
             assert item["heads"] == 1
-            for head, row, column, allowed in visited(made, queries, item, slabs, False):
+            for head, row, column, allowed in visited(made, queries, item, subtiles, False):
                 assert head == 0
                 np.add.at(count, (row[:, None], column[None, :]), allowed)
         np.testing.assert_array_equal(count, mask[b, h])
     for heads_kv in {1, heads}:
         group = heads // heads_kv
-        keys = by_keys(made, batch, heads, heads_kv, slabs.cut, together, workers)
+        keys = by_keys(made, batch, heads, heads_kv, subtiles.cut, together, workers)
         assert keys.variant.shape == (batch, heads_kv)
         for b, h in np.ndindex(batch, heads_kv):
             count = np.zeros((group, kv_len, q_len), int)
             for item in keys.work[slice(*keys.work_indptr[keys.variant[b, h] :][:2])]:
                 for repeat in range(item["heads"]):
-                    for head, row, column, allowed in visited(made, keys, item, slabs, True):
+                    for head, row, column, allowed in visited(made, keys, item, subtiles, True):
                         np.add.at(count, (head + repeat, row[:, None], column[None, :]), allowed)
             np.testing.assert_array_equal(count, mask[b, h * group : (h + 1) * group].swapaxes(1, 2))
 
@@ -108,14 +108,14 @@ def test_each_row_is_written_once_or_merged(name, workers, keyed):
         written, sources = np.zeros(length, int), [[] for _ in range(length)]
         for item in own.work[slice(*own.work_indptr[variant : variant + 2])]:
             cells = np.arange(64)[None] if keyed else cut.orders[cut.of_view[item["view"]]].reshape(-1, 64)
-            for slab in range(2):
-                place = (item["tile"] + slab, 0) if keyed else (item["tile"], slab)
-                row, real = slab_positions(made.views, item["view"], *place, cells)
+            for subtile in range(2):
+                place = (item["tile"] + subtile, 0) if keyed else (item["tile"], subtile)
+                row, real = subtile_positions(made.views, item["view"], *place, cells)
                 for cell in np.nonzero(real)[0]:
                     if item["slot"] < 0:
                         written[row[cell]] += 1
                     else:
-                        sources[row[cell]].append(item["slot"] * 128 + slab * 64 + cell)
+                        sources[row[cell]].append(item["slot"] * 128 + subtile * 64 + cell)
         merges = own.merges
         for merge in range(*merges.variants[variant : variant + 2]):
             row = merges.rows[merge]

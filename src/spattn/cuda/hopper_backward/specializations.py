@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Build", "builds", "variant"]
+__all__ = ["Specialization", "builds", "variant"]
 
 
-class Build(NamedTuple):
+class Specialization(NamedTuple):
     """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
 
     head_dim: int
@@ -23,19 +23,21 @@ class Build(NamedTuple):
 _TURNS = "turns: 6.36 against 6.63 ms dense"
 _WIDE = "a result takes 128 registers per thread: separate dK and dV kernels; untuned"
 TABLE = (
-    Build(64, "dk dv", 64, 2, 8, 216, True, f"products of 128 queries spill; {_TURNS} at head_dim 128"),
-    Build(64, "dk dv dq", 64, 2, 8, 216, False, "as without dQ"),
-    Build(64, "dq", 128, 2, 8, 224, False, "products of 128 keys read shared memory less often"),
-    Build(128, "dk dv", 64, 2, 5, 240, True, f"dK, dV, S and dP take 192 registers per thread; {_TURNS}"),
-    Build(128, "dk dv dq", 64, 1, 5, 240, False, "dS and the dQ sums replace the second row tile"),
-    Build(128, "dq", 64, 2, 5, 216, False, "no room for products of 128 keys; turns: 6.27 against 5.32 ms dense"),
-    Build(256, "dk", 64, 1, 2, 224, True, _WIDE),
-    Build(256, "dv", 64, 1, 4, 216, True, _WIDE),
-    Build(256, "dq", 64, 1, 2, 224, False, _WIDE),
+    Specialization(64, "dk dv", 64, 2, 8, 216, True, f"products of 128 queries spill; {_TURNS} at head_dim 128"),
+    Specialization(64, "dk dv dq", 64, 2, 8, 216, False, "as without dQ"),
+    Specialization(64, "dq", 128, 2, 8, 224, False, "products of 128 keys read shared memory less often"),
+    Specialization(128, "dk dv", 64, 2, 5, 240, True, f"dK, dV, S and dP take 192 registers per thread; {_TURNS}"),
+    Specialization(128, "dk dv dq", 64, 1, 5, 240, False, "dS and the dQ sums replace the second row tile"),
+    Specialization(
+        128, "dq", 64, 2, 5, 216, False, "no room for products of 128 keys; turns: 6.27 against 5.32 ms dense"
+    ),
+    Specialization(256, "dk", 64, 1, 2, 224, True, _WIDE),
+    Specialization(256, "dv", 64, 1, 4, 216, True, _WIDE),
+    Specialization(256, "dq", 64, 1, 2, 224, False, _WIDE),
 )
 
 
-def builds(head_dim: int, one_pass: bool) -> list[Build]:
+def builds(head_dim: int, one_pass: bool) -> list[Specialization]:
     """Kernels of a backward at a head dimension (the larger of q's and v's), the dQ kernel last.
 
     With `one_pass` the first is the fused kernel, which wide heads lack.
@@ -46,7 +48,7 @@ def builds(head_dim: int, one_pass: bool) -> list[Build]:
     return [*single, rows[-1]] if one_pass and single else [row for row in rows if row not in single]
 
 
-def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
+def variant(row: Specialization, dtype: str, room: int) -> dict[str, object]:
     """Macros of a kernel with `room` tensor maps in its parameters."""
     return {
         "SPATTN_DTYPE": dtype,

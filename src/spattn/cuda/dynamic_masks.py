@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ..arrays import dtype_name, kind_of
-from ..arrays.kind import ArrayKind
+from ..arrays import dtype_name, namespace_of
+from ..arrays.namespace import ArrayNamespace
 from ..arrays.operand import Operand
 from ..backends import PreparedForward
 from ..choose.gpu import BLOCKS, pieces_of, workers_of
 from ..choose.specializations import ROWS, TILE
-from ..patterns.dynamic import Form, Selected, Selection
+from ..patterns.dynamic import DynamicMask, Form, MaskedPattern
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule import compiler
@@ -24,7 +24,7 @@ __all__ = ["prepare"]
 _MANY = 4  # query tiles per resident CTA from which on no list is split
 
 
-def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
+def prepare(call: Call, selected: MaskedPattern, device: Device) -> PreparedForward:
     """Cached dispatch of calls that differ in values, addresses, stream and scale only."""
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
@@ -34,11 +34,11 @@ def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
     return execute.OnDevice(call, plan, kernels, device, _never_again)
 
 
-def check(call: Call, selection: Selection) -> Form:
+def check(call: Call, selection: DynamicMask) -> Form:
     """The form of a dynamic mask; raises if it does not match the call."""
     form = selection.form()
     for x in selection.arrays():
-        kind = kind_of(x)
+        kind = namespace_of(x)
         if kind is not call.kind or kind is None:
             raise TypeError(f"pattern: expected a selection of {call.kind.name} arrays like q, got {selection}")
         if kind.ordinal(x) != call.kind.ordinal(call.q):
@@ -53,7 +53,7 @@ def check(call: Call, selection: Selection) -> Form:
     return form
 
 
-def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
+def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
     """Plan of the pattern, in query tiles no larger than the mask's query blocks."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
@@ -65,7 +65,7 @@ def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
 class _Selecting:
     """Kernels of calls with one dynamic mask."""
 
-    def __init__(self, kind: ArrayKind, form: Form, arrays: tuple[Any, ...]):
+    def __init__(self, kind: ArrayNamespace, form: Form, arrays: tuple[Any, ...]):
         self._form, self._arrays = form, arrays  # kept alive
         self._sources = tuple(select.Source(_with_axes(kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
 

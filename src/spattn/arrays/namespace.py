@@ -27,13 +27,13 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class ArrayKind:
+class ArrayNamespace:
     """An array library; the methods are its operations on arrays."""
 
     name: str
 
     def is_plain(self, x: Any) -> bool:
-        """Whether :meth:`signature` describes arrays of x's class completely, up to their values."""
+        """Whether :meth:`cache_key` describes arrays of x's class completely, up to their values."""
         raise NotImplementedError
 
     def functions(self) -> Any:
@@ -47,8 +47,8 @@ class ArrayKind:
         """
         return None
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        """See :func:`spattn.arrays.signature`; all arrays are of one class and satisfy :meth:`is_plain`."""
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
+        """See :func:`spattn.arrays.cache_key`; all arrays are of one class and satisfy :meth:`is_plain`."""
         raise NotImplementedError
 
     def device(self, x: Any) -> str:
@@ -127,7 +127,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
-class NumPy(ArrayKind):
+class NumPy(ArrayNamespace):
     """NumPy arrays, always in host memory."""
 
     name = "numpy"
@@ -141,5 +141,5 @@ class NumPy(ArrayKind):
         masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
         return "a masked array; use .filled() and pass the mask as a pattern" if isinstance(x, masked) else None
 
-    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+    def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
         return self, *[(x.shape, x.strides, x.dtype) for x in arrays]

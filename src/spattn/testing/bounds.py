@@ -1,4 +1,4 @@
-"""How large an error may be: computed from what the naive formula loses, never tuned by hand."""
+"""Error bounds, computed from the rounding error of the naive formula and never tuned by hand."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..planning.contract.types import Plan
 from .arrays import eps
 
 __all__ = [
-    "assert_within_budget",
+    "assert_within_bound",
     "count_orders",
     "dense_mask",
-    "error_budget",
+    "error_bound",
     "naive",
     "naive_gradients",
     "naive_orders",
 ]
 
-_PRODUCTS = 1 << 21  # in Q Kᵀ, of all evaluations together: with fewer their largest error is a matter of luck
+_PRODUCTS = 1 << 21  # products of Q Kᵀ over all evaluations; with fewer, the maximum error varies too much
 
 
 def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
-    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell.
+    """Evaluate the pattern's predicate for every pair: a bool array (batch, heads, q_len, kv_len).
 
     Parameters
     ----------
     pattern : Pattern or Plan
-        A plan stands for its pattern.
+        A pattern, or a plan with a pattern.
     batch, heads : int
-        Batch entries and query heads.
+        Batch size and query heads.
     q_len, kv_len : int
         Lengths in tokens.
 
@@ -43,11 +43,11 @@ def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_l
     Raises
     ------
     ValueError
-        If a plan does not know its pattern.
+        If a plan has no pattern.
     """
     named = pattern.pattern if isinstance(pattern, Plan) else pattern
     if named is None:
-        raise ValueError("pattern: expected a plan that knows its pattern, got one without")
+        raise ValueError("pattern: expected a plan with a pattern, got a plan without")
     q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
     patterns, index = named.variants(batch, heads)
     masks = np.zeros((max(len(patterns), 1), q_len, kv_len), dtype=bool)
@@ -66,7 +66,7 @@ def naive(
     *,
     order: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
+    """Compute attention by the textbook formula, with the result of every step rounded to `dtype`.
 
     Parameters
     ----------
@@ -74,11 +74,10 @@ def naive(
     mask : bool array that broadcasts to (batch, heads_q, q_len, kv_len)
     scale : float, optional
     dtype : dtype, optional
-        Precision of the steps, by default q's.
+        Precision of the steps, by default that of q.
     order : int, optional
-        0 is the formula as it stands. Any other number is the same formula in another order of evaluation: keys and
-        features permuted, the scale on the queries instead of the logits, powers of 2 instead of e, sums one after
-        another instead of by halves.
+        Order of evaluation. 0 is the formula as written. Other values permute keys and features, scale q instead of the
+        scores, use powers of 2 instead of e, or sum sequentially instead of pairwise.
 
     Returns
     -------
@@ -95,7 +94,7 @@ def naive(
 
 
 def count_orders(q: np.ndarray, k: np.ndarray, mask: np.ndarray) -> int:
-    """In how many orders a problem is to be evaluated: 2 to 32, the more the fewer products of it show an error.
+    """Return the number of evaluation orders for a problem, 2 to 32: more if fewer products contribute an error.
 
     Parameters
     ----------
@@ -106,10 +105,10 @@ def count_orders(q: np.ndarray, k: np.ndarray, mask: np.ndarray) -> int:
     -------
     int
     """
-    # Rounding errors d and e of two scores whose weights are p and 1 - p move a row by scale · p (1 - p) (d - e) times
-    # the distance of their values. So products of pairs that are not allowed show no error, and those of a row with one
-    # key show none in `out`: its weight is 1 in every order. Of other rows those near a tie show most, and all features
-    # of one show the same draw of d and e: where rows are few it takes many orders to see what is natural to lose.
+    # Rounding errors d and e of two products q·k with softmax weights p and 1 - p change a row by
+    # scale · p (1 - p) (d - e) times the difference of their values. Masked pairs contribute no error, and neither does
+    # a row with one key, whose weight is always 1. Rows near a tie contribute most, and all features of a row share the
+    # same d and e, so problems with few rows need many orders to sample the typical error.
     keys = np.broadcast_to(mask, (*q.shape[:3], k.shape[2])).sum(axis=3)
     return min(max(_PRODUCTS // max(1, q.shape[3] * int(keys[keys > 1].sum())), 2), 32)
 
@@ -122,9 +121,9 @@ def naive_orders(
     scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
+    """Evaluate :func:`naive` in several orders: a list of ``out`` and a list of ``lse`` for :func:`error_bound`.
 
-    One evaluation of a small problem may be exact by luck; what is natural to lose is the most that any order loses.
+    A single evaluation of a small problem may be exact by chance; the maximum error over all orders counts.
 
     Parameters
     ----------
@@ -134,9 +133,9 @@ def naive_orders(
     Returns
     -------
     outs, lses : lists of arrays
-        One for each order.
+        One per order.
     """
-    # Every fifth: the first 8 are all that order % 8 can say.
+    # The low three bits of `order` select the variants; steps of 5 cover all 8 combinations in the first 8 orders.
     orders = range(0, 5 * count_orders(q, k, mask), 5)
     both = [naive(q, k, v, mask, scale, dtype, order=order) for order in orders]
     return [out for out, _ in both], [lse for _, lse in both]
@@ -152,7 +151,7 @@ def naive_gradients(
     dtype: npt.DTypeLike | None = None,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients as one would write them in a low precision, every step rounded to `dtype`.
+    """Compute gradients by the textbook formula, with the result of every step rounded to `dtype`.
 
     Parameters
     ----------
@@ -166,7 +165,7 @@ def naive_gradients(
     Returns
     -------
     dq, dk, dv : arrays of `dtype`
-        Shaped as q, k and v.
+        Of the shapes of q, k and v.
     """
     p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
     scale = _scale(scale, q)
@@ -188,7 +187,7 @@ def naive_gradients(
 def _weights(
     q: np.ndarray, k: np.ndarray, mask: np.ndarray, scale: float | None, dtype: npt.DTypeLike | None, order: int
 ) -> tuple[np.ndarray, np.ndarray, np.dtype, np.dtype]:
-    """(P, lse, accumulator dtype, dtype): a product accumulates in float32 at least and rounds once."""
+    """Return (P, lse, accumulator dtype, dtype); products accumulate in at least float32 and round once."""
     dtype = q.dtype if dtype is None else np.dtype(dtype)
     wide = np.promote_types(dtype, np.float32)
     log_base = wide.type(math.log(2) if order & 1 else 1)
@@ -211,12 +210,12 @@ def _weights(
 
 
 def _product(a: np.ndarray, b: np.ndarray, order: int) -> np.ndarray:
-    """The matrix product ``a @ b``, summed one after another as a register accumulates where `order` says so."""
+    """Compute ``a @ b``, or with ``order & 4`` sum sequentially, as a register accumulates."""
     if not order & 4:
         return a @ b
     b = np.ascontiguousarray(b)
     total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
-    term = np.empty_like(total)  # memory that is asked for anew costs more than the arithmetic
+    term = np.empty_like(total)  # repeated allocation would cost more than the arithmetic
     for n in range(a.shape[-1]):
         total += np.multiply(a[..., n, None], b[..., n, None, :], out=term)
     return total
@@ -234,17 +233,17 @@ def _swap(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
-def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
+def error_bound(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
     """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
 
     Parameters
     ----------
     reference64 : array
-        From :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`, more precise than `dtype`.
+        Result of :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`, more precise than `dtype`.
     naive_lowprec : array or list of arrays
-        From :func:`naive` or :func:`naive_gradients`; the worst of a list counts.
+        Results of :func:`naive` or :func:`naive_gradients`; the largest error of a list counts.
     dtype : dtype
-        Of the inputs under test.
+        Dtype of the inputs under test.
 
     Returns
     -------
@@ -253,7 +252,7 @@ def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.nd
     Raises
     ------
     ValueError
-        If a naive result is not finite where the reference is: it says nothing about errors then.
+        If a naive result is not finite where the reference is, so that its error is undefined.
     """
     finite = np.isfinite(reference64)
     ref, loss = reference64[finite], 0.0
@@ -265,23 +264,23 @@ def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.nd
     return float(2 * loss + eps(dtype) * np.abs(ref).max(initial=0))
 
 
-def assert_within_budget(
+def assert_within_bound(
     actual: np.ndarray,
     reference64: np.ndarray,
     naive_lowprec: np.ndarray | list[np.ndarray],
     dtype: npt.DTypeLike | None = None,
     what: str = "out",
 ) -> None:
-    """AssertionError unless `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
+    """Assert that `actual` is within :func:`error_bound` and has the reference's NaN and infinities.
 
     Parameters
     ----------
-    actual, reference64 : arrays of one shape
+    actual, reference64 : arrays of equal shape
     naive_lowprec : array or list of arrays
     dtype : dtype, optional
-        Of the inputs, by default `actual`'s.
+        Dtype of the inputs, by default that of `actual`.
     what : str
-        Name for the message.
+        Name of the array in messages.
     """
     actual = np.asarray(actual)
     dtype = actual.dtype if dtype is None else dtype
@@ -289,14 +288,14 @@ def assert_within_budget(
     wide, finite = actual.astype(reference64.dtype), np.isfinite(reference64)
     same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
     assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
-    budget = error_budget(reference64, naive_lowprec, dtype)
+    budget = error_bound(reference64, naive_lowprec, dtype)
     error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
     assert error.max(initial=0) <= budget, (
-        f"{what}: error {error.max():.3g} exceeds the budget {budget:.3g}; "
+        f"{what}: error {error.max():.3g} exceeds the bound {budget:.3g}; "
         f"{_first(error == error.max(), wide, reference64)}"
     )
 
 
 def _first(wrong: np.ndarray, actual: np.ndarray, reference: np.ndarray) -> str:
     where = tuple(int(n) for n in np.argwhere(wrong)[0])
-    return f"at {where}: expected {reference[where]!r}, got {actual[where]!r} ({int(wrong.sum())} such of {wrong.size})"
+    return f"at {where}: expected {reference[where]!r}, got {actual[where]!r} ({int(wrong.sum())} of {wrong.size})"

@@ -16,9 +16,9 @@ from .._util.checks import show
 from .._util.frozen import frozen
 from .._util.ragged import ramp
 from ..planning.contract.types import Plan, TileLists, tile_lists
-from .finishers import Merges
 from .items import Items, Lists, Share, Sharing, cut_lists, join_shares
 from .proof import Writers, prove
+from .reductions import Merges
 from .roles import roles
 from .rounds import cut_for_rounds
 from .rows import Place
@@ -27,23 +27,23 @@ __all__ = [
     "EMPTY",
     "FULL",
     "KEYS",
-    "SLAB_ENTRY",
-    "SLAB_WORK",
+    "SUBTILE_ENTRY",
+    "SUBTILE_WORK",
     "Cut",
     "Pass",
-    "SlabMasks",
+    "SubtileMasks",
     "by_keys",
     "by_queries",
-    "slab_masks",
+    "subtile_masks",
 ]
 
 KEYS = 64  # of a sub-tile
 FULL, EMPTY = -1, -2  # masks that need no bits
-SLAB_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", "columns", "slot", "heads")])
+SUBTILE_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", "columns", "slot", "heads")])
 """An item. Its rows are tile `tile` of view `view`, and the following ones if an item has several; its columns are the
 entries [begin, end), for each of `heads` query heads. `columns` is the first view of its columns, `slot` as in a plan.
 """
-SLAB_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
+SUBTILE_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
 """Sub-tile `part` of a tile; `view` is relative to the item's `columns`, `head` to the item's first query head."""
 
 
@@ -70,7 +70,7 @@ class Cut(NamedTuple):
         return cls(side, np.arange(plan.block_q)[None], np.zeros(len(plan.views), np.int64))
 
 
-class SlabMasks(NamedTuple):
+class SubtileMasks(NamedTuple):
     """Bitmasks of pairs of sub-tiles.
 
     Attributes
@@ -96,13 +96,13 @@ class Pass:
 
     Attributes
     ----------
-    work : (items,) array of SLAB_WORK
+    work : (items,) array of SUBTILE_WORK
         By variant, sorted by falling cost.
     work_indptr, variant, slots
         As in a plan; the variants of the dK/dV kernel are of key-value heads.
-    entries : (entries,) array of SLAB_ENTRY
-    masks : (entries, slabs) int32 array
-        For each sub-tile of the rows, its bitmask in :class:`SlabMasks`, `FULL` or `EMPTY`.
+    entries : (entries,) array of SUBTILE_ENTRY
+    masks : (entries, subtiles) int32 array
+        For each sub-tile of the rows, its bitmask in :class:`SubtileMasks`, `FULL` or `EMPTY`.
     merges : Merges
         Remaining sums, of workspace rows ``slot * rows of an item + row``.
     kv_len : int
@@ -127,35 +127,35 @@ class _Visits(NamedTuple):
     entry: np.ndarray
 
 
-def slab_masks(plan: Plan, cut: Cut) -> SlabMasks:
+def subtile_masks(plan: Plan, cut: Cut) -> SubtileMasks:
     """Cut the bitmasks of a plan's tiles into those of sub-tiles."""
     count, block_q, words = plan.masks.shape
     little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
     rows = np.unpackbits(little, bitorder="little").reshape(count, block_q, words, KEYS)
-    slabs = block_q // cut.side
-    bits = rows[:, cut.orders].swapaxes(0, 1).reshape(len(cut.orders), count, slabs, cut.side, words, KEYS)
+    subtiles = block_q // cut.side
+    bits = rows[:, cut.orders].swapaxes(0, 1).reshape(len(cut.orders), count, subtiles, cut.side, words, KEYS)
     bits = bits.swapaxes(3, 4).astype(bool)
     numbers = np.arange(bits[..., 0, 0].size, dtype=np.int32).reshape(bits.shape[:4])
     numbers[bits.all(axis=(4, 5))] = FULL
     numbers[~bits.any(axis=(4, 5))] = EMPTY
-    last = np.full((len(numbers), 1, slabs, words), FULL, np.int32)
-    return SlabMasks(np.concatenate([numbers, last], axis=1), bits.reshape(-1, cut.side, KEYS), cut)
+    last = np.full((len(numbers), 1, subtiles, words), FULL, np.int32)
+    return SubtileMasks(np.concatenate([numbers, last], axis=1), bits.reshape(-1, cut.side, KEYS), cut)
 
 
 def by_queries(plan: Plan, cut: Cut) -> Pass:
     """Return the lists of the dQ kernel: the plan's items, with key sub-tiles as columns."""
     parts = plan.block_kv // KEYS
     components = plan.components[plan.work["component"]]
-    work = np.zeros(len(plan.work), SLAB_WORK)
+    work = np.zeros(len(plan.work), SUBTILE_WORK)
     work["view"], work["columns"], work["heads"] = components["query_view"], components["key_view"], 1
     work["tile"], work["slot"] = plan.work["query_tile"], plan.work["slot"]
     work["begin"], work["end"] = plan.work["begin"] * parts, plan.work["end"] * parts
     lists = tile_lists(plan)
-    entries = np.zeros(len(lists.indices) * parts, SLAB_ENTRY)
+    entries = np.zeros(len(lists.indices) * parts, SUBTILE_ENTRY)
     entries["view"], entries["tile"] = np.repeat(lists.key_view, parts), np.repeat(lists.indices, parts)
     entries["part"] = np.tile(np.arange(parts), len(lists.indices))
     query_view = plan.components["query_view"][np.repeat(roles(plan)[2], np.diff(lists.indptr))]
-    numbers = slab_masks(plan, cut).of(query_view, lists.mask)
+    numbers = subtile_masks(plan, cut).of(query_view, lists.mask)
     masks = numbers.transpose(0, 2, 1).reshape(len(entries), plan.block_q // cut.side)
     merges = Merges(plan.merge_rows, plan.merge_indptr, _sources(plan, cut), plan.merge_variants)
     made = Pass(
@@ -206,7 +206,7 @@ def by_keys(
     repeat = heads_q // heads_kv if alike else 1
     kinds, kind = np.unique(groups[:, :1] if alike else groups, axis=0, return_inverse=True)
     views = _first_equal(plan.views, roles(plan)[1])
-    slabs = slab_masks(plan, cut)
+    subtiles = subtile_masks(plan, cut)
     shares: list[Share] = []
     work: list[np.ndarray] = []
     entries: list[np.ndarray] = []
@@ -214,7 +214,7 @@ def by_keys(
     first = 0
     for variants in kinds:
         taken = None if rounds is None or len(kinds) > 1 else (batch * heads_kv, rounds)
-        share, own, columns, own_masks = _transpose(plan, variants, views, slabs, together, repeat, workers, taken)
+        share, own, columns, own_masks = _transpose(plan, variants, views, subtiles, together, repeat, workers, taken)
         for name in ("begin", "end"):
             own[name] += first
         first += len(columns)
@@ -260,7 +260,7 @@ def _transpose(
     plan: Plan,
     variants: np.ndarray,
     canonical: np.ndarray,
-    slabs: SlabMasks,
+    subtiles: SubtileMasks,
     together: int,
     repeat: int,
     workers: int,
@@ -273,35 +273,35 @@ def _transpose(
     component, query_tile, entry = (np.concatenate(column) for column in zip(*visits, strict=True))
     relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
-    parts_q, parts_kv = slabs.numbers.shape[2:]
+    parts_q, parts_kv = subtiles.numbers.shape[2:]
     # One element per pair of sub-tiles.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
-    number = slabs.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
+    number = subtiles.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
-    row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
+    row, subtile = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
     # Falling tiles: if every item visits the queries near its keys in ascending order, earlier items have passed them
     # already, and later additions to the same sums (turns.py) need not wait.
     column = (view[pair], -row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
-    order = np.lexsort((slab, *column[::-1]))
+    order = np.lexsort((subtile, *column[::-1]))
     sorted_columns = np.stack(column)[:, order].astype(np.int64)
     differs = np.ones((2, len(order)), bool)  # from the previous element: of list, of column
     differs[0, 1:] = (sorted_columns[:2, 1:] != sorted_columns[:2, :-1]).any(axis=0)
     differs[1, 1:] = (sorted_columns[:, 1:] != sorted_columns[:, :-1]).any(axis=0)
     at, place = order[differs[1]], np.cumsum(differs[1]) - 1
     masks = np.full((len(at), together * parts_kv), EMPTY, np.int32)
-    masks[place, slab[order]] = number[order]
+    masks[place, subtile[order]] = number[order]
     if (masks != EMPTY).sum() != len(order):
         raise ValueError("plan: lists must not repeat a key tile")
-    entries = np.zeros(len(at), SLAB_ENTRY)
+    entries = np.zeros(len(at), SUBTILE_ENTRY)
     entries["view"] = plan.components["query_view"][component[pair[at]]]
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
     begin = place[differs[0]]
     lists = sorted_columns[:2, differs[0]] * [[1], [-1]]
     least = None if taken is None else cut_for_rounds(np.diff(begin, append=len(entries)), *taken)
     share = _share(plan, lists, begin, len(entries), together, workers, least)
-    work = np.zeros(len(share.work), SLAB_WORK)
+    work = np.zeros(len(share.work), SUBTILE_WORK)
     work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together
     work["heads"] = repeat
     for name in ("begin", "end", "slot"):
