@@ -25,7 +25,7 @@ def exact(cells, a, b):
 @pytest.mark.parametrize("coarse", [False, True])
 def test_rectangles(share, shape, coarse, monkeypatch):
     if coarse:
-        monkeypatch.setattr(_table, "_FALLBACK_CELLS", 0)
+        monkeypatch.setattr(_table, "_EXACT_CELLS", 0)
     cells = np.random.default_rng(0).random(shape) < share
     table = BlockTable(cells)
     (a_lo, a_hi), (b_lo, b_hi) = rectangles(shape)

@@ -8,6 +8,7 @@ backward makes the pattern.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -16,6 +17,7 @@ import numpy as np
 from .._util.index_checks import LONGEST
 from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
+from .base.composition import per_entry
 from .base.pattern import Pattern
 from .base.registry import pattern_class
 
@@ -147,6 +149,10 @@ def selected(pattern: Any) -> MaskedPattern | None:
     return pattern if isinstance(pattern, MaskedPattern) else None
 
 
+def _class(name: str) -> Callable[..., Pattern]:
+    return pattern_class(name)  # by name: the modules of these classes import this one late
+
+
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
     """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
     kind = namespace_of(value)
@@ -214,8 +220,7 @@ class DynamicKeyBlocks(DynamicMask):
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
         there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        made: Pattern = pattern_class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
-        return made
+        return _class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -328,12 +333,7 @@ class DynamicVerticalSlash(DynamicMask):
 
         def one(batch: int, head: int) -> Pattern:
             own = (x[batch, head] for x in (columns, diagonals))
-            made: Pattern = pattern_class("vertical_slash")(
-                *(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own)
-            )
-            return made
+            return _class("vertical_slash")(*(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own))
 
-        per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
-        entries = tuple(per_head(tuple(one(b, h) for h in range(columns.shape[1]))) for b in range(columns.shape[0]))
-        made: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
-        return made
+        batch, heads = columns.shape[:2]
+        return per_entry([[one(b, h) for h in range(heads)] for b in range(batch)])

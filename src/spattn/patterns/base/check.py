@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["REACH", "assign", "choice", "flag", "integer", "integers", "per_axis", "reach"]
+__all__ = ["MOST_RUNS", "REACH", "assign", "choice", "flag", "integer", "integers", "per_axis", "reach"]
 
+MOST_RUNS = 1 << 23  # of one array; index sets then evaluate the predicate strip by strip
 REACH = 1 << 40  # exceeds every distance of two positions; sums and products stay far below 2**63
 
 

@@ -20,7 +20,7 @@ from .pattern import Ordered, Part, Pattern
 from .predicate import allowed, pair_count
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["And", "Not", "Or", "nesting"]
+__all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
 _MOST_TERMS = 1 << 16  # counts repeated operands: p = p & q | p doubles the work each time
 _MOST_PARTS = 32  # each part of a union excludes all earlier operands; beyond this the views do not pay off
@@ -51,9 +51,13 @@ def _joint_size(sizes: Iterable[int]) -> int:
 
 def _each_head(pattern: Pattern, heads: int) -> Pattern:
     """Expand a pattern to one pattern per head, keeping its batch entries."""
-    per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
-    entries = tuple(per_head(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
-    joined: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
+    return per_entry([[pattern.at(b, h) for h in range(heads)] for b in range(pattern.sizes()[0] or 1)])
+
+
+def per_entry(entries: list[list[Pattern]]) -> Pattern:
+    """Combine patterns per batch entry and head."""
+    found = tuple(pattern_class("per_head")(tuple(heads)) for heads in entries)
+    joined: Pattern = found[0] if len(found) == 1 else pattern_class("per_batch")(found)
     return joined
 
 

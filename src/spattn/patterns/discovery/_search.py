@@ -16,8 +16,7 @@ from ._blocks import documents, layouts, scattered_layouts
 from ._boxes import boxes
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, room
-from ._diagonals import diagonals_without_order, strides, windows
-from ._lines import columns, global_tokens, longest_runs, rows
+from ._lines import columns, diagonals_without_order, global_tokens, longest_runs, rows, strides, windows
 from ._pairs import Pairs
 
 __all__ = ["discovered"]

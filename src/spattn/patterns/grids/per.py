@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ...index_set import Runs
-from ..base.check import assign, integer
+from ..base.check import MOST_RUNS, assign, integer
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed
@@ -28,7 +28,6 @@ __all__ = ["PerAxis", "PerBatch", "PerHead"]
 _AXES = ("batch entry", "head")
 _SEVERAL = ("batch entries", "heads")
 _MOST_CELLS = 1 << 24  # of one axis's table
-_MOST_RUNS = 1 << 23
 
 
 def _checked(patterns: object) -> tuple[Pattern, ...]:
@@ -289,7 +288,7 @@ class PerAxis(GridPattern):
         """Return the runs if each axis allows a single span of coordinates."""
         grid = by_axis(self.grid)
         most = tuple(int(count.max(initial=0)) for _, count in spans)
-        if len(q) * math.prod(most[:-1]) > _MOST_RUNS:
+        if len(q) * math.prod(most[:-1]) > MOST_RUNS:
             return None
         start, count = zip(
             *((first[x], own[x]) for (first, own), x in zip(spans, coordinates(q, grid), strict=True)), strict=True

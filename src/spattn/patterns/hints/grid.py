@@ -12,13 +12,11 @@ import numpy as np
 
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
-from ..base.check import integer, integers
+from ..base.check import MOST_RUNS, integer, integers
 from ..base.pattern import Pattern
 from ..listed.masks import block_runs
 
 __all__ = ["GridPattern", "box_runs", "by_axis", "coordinates", "lengths", "row_major", "table_runs"]
-
-_MOST_RUNS = 1 << 23
 
 
 _T = TypeVar("_T", int, bool)
@@ -116,7 +114,7 @@ def table_runs(tables: Sequence[np.ndarray], grid: tuple[int, ...], q: np.ndarra
         row, key = np.nonzero(table)
         line = Runs.single(row, key, len(table))
         shape = len(q), line.start.shape[1] * start.shape[1]
-        if math.prod(shape) > _MOST_RUNS:
+        if math.prod(shape) > MOST_RUNS:
             return None
         start = (line.start[x][:, :, None] * step + start[:, None]).reshape(shape)
         count = (line.count[x][:, :, None] * count[:, None]).reshape(shape)

@@ -179,10 +179,8 @@ def a_shape(sinks: int, window: int) -> Pattern:
 
     Parameters
     ----------
-    sinks : int
-        Number of leading keys.
-    window : int
-        Number of last keys, including the query's own.
+    sinks, window : int
+        Number of leading keys, and of last keys including the query's own.
 
     Returns
     -------

@@ -14,7 +14,7 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
-from ..base.check import assign, integers
+from ..base.check import MOST_RUNS, assign, integers
 from ..base.content import frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
@@ -26,7 +26,6 @@ from .basic import always
 __all__ = ["KeyPadding"]
 
 _FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "float16", BFLOAT16))
-_MOST_RUNS = 1 << 23
 
 
 @register(
@@ -158,8 +157,8 @@ class KeyPadding(ArrayPattern):
         keys = self._keys[self._keys < kv_len]
         new = np.diff(keys, prepend=-2) > 1
         start, stop = keys[new], keys[np.append(new[1:], True)[: len(keys)]] + 1
-        if len(q) * len(start) > _MOST_RUNS:
-            return None  # too many for one array; index sets then evaluate the predicate strip by strip
+        if len(q) * len(start) > MOST_RUNS:
+            return None
         shape = len(q), len(start)
         return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
 

@@ -44,10 +44,8 @@ class GlobalTokens(Pattern):
     ----------
     tokens : int or tuple of int
         Number of leading global tokens, or the positions of the global tokens.
-    queries : bool, optional
-        Whether the global tokens attend to every key.
-    keys : bool, optional
-        Whether every query attends to the global tokens.
+    queries, keys : bool, optional
+        Whether the global tokens attend to every key, and whether every query attends to the global tokens.
 
     References
     ----------

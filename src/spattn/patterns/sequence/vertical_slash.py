@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from ...index_set import Runs
-from ..base.check import assign
+from ..base.check import MOST_RUNS, assign
 from ..base.content import on_device
 from ..base.parameters import Count
 from ..base.pattern import Pattern
@@ -19,8 +19,6 @@ from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
 from .tokens import position_table, token_set
 
 __all__ = ["VerticalSlash"]
-
-_MOST_RUNS = 1 << 23
 
 
 @register(
@@ -68,8 +66,8 @@ class VerticalSlash(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
-        if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
-            return None  # too many for one array; index sets then evaluate the predicate strip by strip
+        if len(q) * (len(columns) + len(diagonals)) > MOST_RUNS:
+            return None
         new = np.diff(diagonals, prepend=-2) > 1  # adjacent diagonals form one run
         near, far = diagonals[new], diagonals[np.append(new[1:], True)[: len(diagonals)]]
         row = q[:, None]

@@ -46,10 +46,8 @@ class SlidingWindow(_Window):
 
     Parameters
     ----------
-    left : int or None
-        Tokens before the query; None = unbounded.
-    right : int or None, optional
-        Tokens after the query; None = unbounded. Defaults to `left`.
+    left, right : int or None
+        Tokens before and after the query; None = unbounded. `right` defaults to `left`.
 
     Notes
     -----
@@ -104,10 +102,8 @@ class DilatedWindow(_Window):
 
     Parameters
     ----------
-    left : int
-        Keys before the query.
-    right : int, optional
-        Keys after the query; defaults to `left`.
+    left, right : int
+        Keys before and after the query; `right` defaults to `left`.
     dilation : int, optional
         Distance between neighbouring keys in tokens.
 
@@ -153,10 +149,8 @@ class PeriodicWindow(_Window):
     ----------
     period : int
         Tokens of a period.
-    left : int
-        Indices before the query's.
-    right : int, optional
-        Indices after the query's; defaults to `left`.
+    left, right : int
+        Indices before and after the query's; `right` defaults to `left`.
     offset : int, optional
         Start of a period, as after a prompt.
 
