@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from spattn import patterns as p
+from spattn.patterns.base.registry import pattern_class
 
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
@@ -158,7 +159,7 @@ def coordinates(position, grid):
 
 def axial(x, q, k, n):
     a, b = coordinates(q, x.grid), coordinates(k, x.grid)
-    return all(a[axis] == b[axis] for axis in range(len(x.grid)) if axis != x.axis)
+    return all(a[axis] == b[axis] for axis in range(len(x.grid)) if axis != x.axis % len(x.grid))
 
 
 def windowed(x, q, k, n):
@@ -168,7 +169,8 @@ def windowed(x, q, k, n):
         return rolled // w, c - s < 0
 
     a, b = coordinates(q, x.grid), coordinates(k, x.grid)
-    axes = zip(a, b, x.grid, x.window, x.shift, strict=True)
+    window, shift = (v if isinstance(v, tuple) else (v,) * len(x.grid) for v in (x.window, x.shift))
+    axes = zip(a, b, x.grid, window, shift, strict=True)
     return all(side(c, length, w, s) == side(d, length, w, s) for c, d, length, w, s in axes)
 
 
@@ -289,7 +291,7 @@ RULES = {
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
     p.PeriodicWindow: periodic_window,
-    p.prefix_lm: lambda x, q, k, n: k < x.prefix or k <= q,
+    p.prefix_lm: lambda x, q, k, n: k <= q or k < (x.prefix[0] if isinstance(x.prefix, tuple) else x.prefix),
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
     p.Mask: masked,
@@ -312,3 +314,13 @@ RULES = {
     p.authoring.RowRuns: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),
 }
+
+
+def _class(made):
+    """The class of a pattern, or that of a recipe's results."""
+    prefix = "deepspeed_" if getattr(made, "__module__", "").endswith("deepspeed") else ""
+    return made if isinstance(made, type) else pattern_class(prefix + made.__name__)
+
+
+LAYOUTS = {_class(made): rule for made, rule in LAYOUTS.items()}
+RULES = {_class(made): rule for made, rule in RULES.items()}

@@ -122,7 +122,7 @@ def test_heads_nest_as_operators_do():
 )
 def test_deep_data_is_refused(wrap):
     data = {"pattern": "causal"}
-    for _ in range(900):
+    for _ in range(200):
         data = wrap(data)
     with pytest.raises(ValueError, match="^data: expected lists and dicts nested at most"):
         from_data({"pattern": "per_head", "patterns": data})

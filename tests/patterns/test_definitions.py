@@ -1,11 +1,15 @@
 """Every pattern is what docs/patterns-definitions.rst says, and its hints say the same as its predicate."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from spattn import patterns as p
+from spattn.patterns.base.recipe import Recipe
+from spattn.patterns.papers.layouts import LengthLayout
 from spattn.testing.strategies import Draw, cases, sizes
 
 from . import oracle
@@ -72,7 +76,9 @@ def of_one_head(draw, name):
     """(pattern of one batch entry and head, q_len, kv_len)"""
     pattern, drawn = draw(cases(name, max_len=40, min_len=0))
     batch, head = (draw(st.integers(0, (own or 4) - 1)) for own in pattern.sizes())
-    return pattern.at(batch, head), drawn.q_len, drawn.kv_len
+    kept = isinstance(pattern, Recipe) and pattern.sizes() == (1, 1)  # a recipe's at() is its composition
+    one = pattern if kept else pattern.at(batch, head)
+    return one, drawn.q_len, drawn.kv_len
 
 
 @pytest.mark.parametrize("name", sorted(cls.name for cls in oracle.RULES))
@@ -91,6 +97,8 @@ def test_hints_agree(name, data):
     pattern, q_len, kv_len = data.draw(of_one_head(name))
     check(pattern, q_len, kv_len, predicate(pattern.bind(q_len, kv_len), q_len, kv_len))
     check_runs(pattern, q_len, kv_len)
+    if isinstance(pattern, LengthLayout):
+        return  # one head of a recipe has no name of its own
     again = p.from_json(pattern.to_json())
     assert again == pattern
     assert hash(again) == hash(pattern)
@@ -131,7 +139,7 @@ def test_composition(data):
 @pytest.mark.parametrize("name", p.registry.names())
 def test_example(name):
     pattern, q_len, kv_len = p.registry.example(name)
-    assert p.registry.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
+    assert p.registry.get(name, **{f.name: getattr(pattern, f.name) for f in dataclasses.fields(pattern)}) == pattern
     bound = pattern.at(0, 0).bind(q_len, kv_len)
     rows = pattern.index_set(q_len, kv_len)
     assert np.array_equal(rows.to_dense(), predicate(bound, q_len, kv_len))

@@ -92,7 +92,7 @@ def box_runs(
     stride = row_major(grid)
     *outer, inner = range(len(grid))
     runs = []
-    for corner in itertools.product(*(range(most[a]) for a in outer)):
+    for corner in itertools.product(*(range(max(most[a], 1)) for a in outer)):  # a run of no keys if an axis has none
         inside = np.ones(len(start[0]), dtype=bool)
         first = start[inner].copy()
         for axis, c in zip(outer, corner, strict=True):
