@@ -140,6 +140,7 @@ lint: $(STAMPS)/lint
 	$(BIN)/clang-format --dry-run -Werror $(KERNELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint src
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python tools/import_circles.py
 	$(BIN)/mypy --cache-dir=$(VENV)/mypy --no-error-summary
 
 format: $(STAMPS)/lint

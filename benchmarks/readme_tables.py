@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import record
 
@@ -66,7 +65,8 @@ def peers_cuda() -> str:
 
 
 def _results(name: str) -> list[dict]:
-    return json.loads((Path(record.RESULTS) / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    (file,) = record.results_folder().glob(f"{name}-*.json")
+    return json.loads(file.read_text(encoding="utf-8"))["results"]
 
 
 TABLES = {"demo_cpu": demo_cpu, "peers_cuda": peers_cuda}

@@ -1,6 +1,5 @@
 """The command `spattn`: what it prints, what it exits with, and that no user error ends in a traceback."""
 
-import json
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from spattn.patterns.show.expression import parse
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 
-TWO_HEADS = json.dumps(spattn.patterns.PerHead((spattn.patterns.Causal(), spattn.patterns.Full())).to_dict())
+TWO_HEADS = spattn.patterns.PerHead((spattn.patterns.Causal(), spattn.patterns.Full())).to_json()
 
 
 def run(capsys, *argv):
@@ -104,7 +103,7 @@ def test_draw_writes_a_picture(capsys, tmp_path):
     assert str(path) in out
 
 
-def test_draw_reads_what_to_dict_writes(capsys, tmp_path):
+def test_draw_reads_what_to_json_writes(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     pattern = spattn.patterns.Causal() & (spattn.patterns.Sinks(2) | spattn.patterns.SlidingWindow(4, 0))
     path = tmp_path / "composed.svg"

@@ -208,7 +208,7 @@ IMAGE = ones(1, 2, *GRID, 8)
         ((IMAGE,) * 3, p.QueriesAt(NEAR, 0), "bhsd", "q: expected the grid of the pattern, one axis of tokens, "),
         ((IMAGE,) * 3, NEAR | p.axial((5, 6), 0), "bhsd", r"the pattern, \(5, 6\) and \(6, 5\); got \(6, 5\)"),
         ((IMAGE,) * 3, spattn.plan(p.Full(), 30), "bhsd", "q: expected the grid of the pattern, one axis of tokens, "),
-        ((IMAGE,) * 3, NEAR, "bdsh", "layout: expected one of 'bhsd', 'bshd', 'thd'; got 'bhsd'"),
+        ((IMAGE,) * 3, NEAR, "bdsh", "layout: expected one of 'bhsd', 'bshd', 'thd'; got 'bdsh'"),
         (
             (ones(9, 2, 4),) * 3,
             p.Documents(((4, 5), (9,))),

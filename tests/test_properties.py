@@ -89,7 +89,7 @@ def test_laws_of_composition(case):
 
 @fewer(2)
 @given(cases(max_len=80) | compositions(max_len=80))
-def test_survives_to_dict(case):
+def test_survives_to_json(case):
     check.check_round_trip(case.pattern, *lengths(case))
 
 

@@ -250,7 +250,7 @@ def test_pattern_that_forgets_a_field_is_noticed():
         def allows(self, q, k):
             return abs(q - k) <= self.width
 
-        def to_dict(self):
+        def _description(self):
             return {"pattern": "forgetful", "width": 1}
 
     try:
@@ -279,6 +279,7 @@ def registered(name, cls):
         del p.base.registry._REGISTRY[name]
 
 
+@dataclasses.dataclass(frozen=True)
 class Comb(p.Pattern):
     """Keys at distances below `width` modulo `period`."""
 

@@ -185,7 +185,7 @@ def test_fake_strides_of_gradients():
     shapes = (1, 3, 4, 1), (1, 3, 4, 1), (1, 3, 4, 2)
     q, k, v = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
     q = torch.empty_strided((1, 3, 4, 1), (3, 1, 3, 1), dtype=torch.float64).copy_(q)
-    text = p.SlidingWindow(5, 2).text()
+    text = p.SlidingWindow(5, 2).to_json()
     out, lse = torch.ops.spattn.attention(q, k, v, text, None, None, "auto", None)
     arrays = torch.ones_like(out), None, q, k, v, out, lse
     real = torch.ops.spattn.attention_backward(*arrays, text, None, None, "auto")

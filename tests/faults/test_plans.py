@@ -165,7 +165,7 @@ def test_fault_18_repeated_work_item_or_slot():
         ([0, 3], [0, 1], "indptr"),
         ([], [], "indptr"),
         ([0, 2], [1, 0], "sorted"),
-        ([0, 2], [1, 1], "repeats"),
+        ([0, 2], [1, 1], "without duplicates"),
         ([0, 1], [5], "indices"),
         ([0, 1], [-1], "indices"),
         ([0, -1, 2], [0, 1], "indptr"),
@@ -183,7 +183,7 @@ def test_fault_18_sound_csr_is_accepted():
 @pytest.mark.parametrize(
     "start, step, count, message",
     [
-        ([[0, 1]], [[1, 1]], [[5, 900]], r"^count: expected keys in \[0, 10\), got 900 from 1"),
+        ([[0, 1]], [[1, 1]], [[5, 900]], r"^count: expected keys in \[0, 10\), got 900 keys from 1"),
         ([[-3]], [[1]], [[4]], r"^start: expected keys in \[0, 10\), got -3"),
         ([[10]], [[1]], [[1]], r"^start: expected keys in \[0, 10\), got 10"),
         ([[3]], [[0]], [[4]], "^step: expected numbers >= 1, got 0"),

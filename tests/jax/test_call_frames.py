@@ -71,7 +71,7 @@ def tensors(arrays):
     return c_api.Tensors(struct_size=40, size=len(made), all=pointers)
 
 def frame(runtime, operands, results, pattern=WINDOW, scale=0.25):
-    text = _foreign.Options(pattern.text(), scale, "auto", None).text.encode()
+    text = _foreign.Options(pattern.to_json(), scale, "auto", None).text.encode()
     span = c_api.ByteSpan(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p), len(text))
     attributes = c_api.Attributes(
         struct_size=48, size=1, types=(ctypes.c_int * 1)(c_api.STRING),

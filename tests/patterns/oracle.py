@@ -270,14 +270,13 @@ def deepspeed_local(x, r, c, n):
     return r - w <= c <= (r if x.attention == "unidirectional" else r + w)
 
 
-ds = p.deepspeed
 LAYOUTS = {
-    ds.dense: lambda x, r, c, n: True,
-    ds.fixed: deepspeed_fixed,
-    ds.variable: deepspeed_variable,
-    ds.bigbird: deepspeed_bigbird,
-    ds.bslongformer: deepspeed_bslongformer,
-    ds.local_sliding_window: deepspeed_local,
+    pattern_class("deepspeed_dense"): lambda x, r, c, n: True,
+    pattern_class("deepspeed_fixed"): deepspeed_fixed,
+    pattern_class("deepspeed_variable"): deepspeed_variable,
+    pattern_class("deepspeed_bigbird"): deepspeed_bigbird,
+    pattern_class("deepspeed_bslongformer"): deepspeed_bslongformer,
+    pattern_class("deepspeed_local_sliding_window"): deepspeed_local,
 }
 RULES = {
     p.Full: lambda x, q, k, n: True,
@@ -291,19 +290,23 @@ RULES = {
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
     p.PeriodicWindow: periodic_window,
-    p.prefix_lm: lambda x, q, k, n: k <= q or k < (x.prefix[0] if isinstance(x.prefix, tuple) else x.prefix),
+    pattern_class("prefix_lm"): lambda x, q, k, n: (
+        k <= q or k < (x.prefix[0] if isinstance(x.prefix, tuple) else x.prefix)
+    ),
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
     p.Mask: masked,
     p.BlockLayout: block_layout,
     p.KeyBlocks: key_blocks,
     p.KeyPadding: lambda x, q, k, n: bool(x.valid.reshape(-1)[k]),
-    p.strided: lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
-    p.fixed: lambda x, q, k, n: k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary),
-    p.longformer: longformer,
+    pattern_class("strided"): lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
+    pattern_class("fixed"): lambda x, q, k, n: (
+        k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary)
+    ),
+    pattern_class("longformer"): longformer,
     p.BigBird: bigbird,
-    p.axial: axial,
-    p.windowed: windowed,
+    pattern_class("axial"): axial,
+    pattern_class("windowed"): windowed,
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
@@ -314,13 +317,3 @@ RULES = {
     p.authoring.RowRuns: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),
 }
-
-
-def _class(made):
-    """The class of a pattern, or that of a recipe's results."""
-    prefix = "deepspeed_" if getattr(made, "__module__", "").endswith("deepspeed") else ""
-    return made if isinstance(made, type) else pattern_class(prefix + made.__name__)
-
-
-LAYOUTS = {_class(made): rule for made, rule in LAYOUTS.items()}
-RULES = {_class(made): rule for made, rule in RULES.items()}

@@ -121,11 +121,10 @@ def test_heads_nest_as_operators_do():
     ids=["operator", "heads", "field", "list"],
 )
 def test_deep_data_is_refused(wrap):
-    data = {"pattern": "causal"}
-    for _ in range(200):
-        data = wrap(data)
+    before, after = json.dumps(wrap("DATA")).split('"DATA"')
+    text = before * 900 + '{"pattern":"causal"}' + after * 900
     with pytest.raises(ValueError, match="^data: expected lists and dicts nested at most"):
-        from_data({"pattern": "per_head", "patterns": data})
+        p.from_json(f'{{"pattern":"per_head","patterns":{text}}}')
 
 
 def test_one_object_used_again_and_again_is_counted():

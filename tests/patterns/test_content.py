@@ -86,9 +86,7 @@ def test_keeps_every_promise(dtype):
     p.authoring.register("clusters_of_a_test")(Clusters)
     try:
         check_pattern(Clusters(NUMBERS.astype(dtype), np.linspace(0, 1, 7)), 40)
-        with pytest.raises(
-            ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"
-        ):
+        with pytest.raises(ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"):
             Clusters(np.array(["a"])).to_json()
     finally:
         del p.base.registry._REGISTRY["clusters_of_a_test"]

@@ -125,7 +125,7 @@ def test_deepspeed_fixed_versions():
 def test_random_layouts_belong_to_a_head(config):
     with pytest.raises(ValueError, match=r"use \.at\(batch, head\)"):
         config.allows(0, 0)
-    assert config.at(0, 1).bind(8, 8) != config.at(0, 2).bind(8, 8)
+    assert config.at(0, 1).bind(64, 64) != config.at(0, 2).bind(64, 64)
 
 
 def test_random_blocks_belong_to_a_head():

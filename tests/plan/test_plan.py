@@ -97,7 +97,7 @@ def test_pattern_for_other_heads():
 
 def test_positions_of_padding_cells_are_valid():
     """The contract: a cell that reaches the extent repeats the nearest real one."""
-    view = make_plan(p.Neighborhood((10, 9), 3), 90, tile=(64, 64)).views[0]
+    view = make_plan(p.Neighborhood((10, 9), 3), 90, tiling=Tiling(tile=(64, 64))).views[0]
     position, valid = positions(view, np.arange(view["tiles"]))
     assert not valid.all() and (position >= 0).all() and (position < 90).all()
     assert sorted(position[valid].tolist()) == list(range(90))

@@ -8,7 +8,7 @@ import pytest
 import spattn
 from spattn import patterns as sp
 from spattn.choose import features_gpu as price_gpu
-from spattn.choose.features_gpu import Kernel, Sizes, count_on_gpu, last_done
+from spattn.choose.features_gpu import KernelShape, Sizes, count_on_gpu, last_done
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule.reductions import find_reductions
 
@@ -48,7 +48,7 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
             steps += 1
             partial += len(own) < tiles or (own >= 0).any()
     heads, dim = 3, 64
-    counts = count_on_gpu(plan, Sizes(2, heads, heads, dim, dim), Kernel(64, tiles, dim, 1, 1 << 16))
+    counts = count_on_gpu(plan, Sizes(2, heads, heads, dim, dim), KernelShape(64, tiles, dim, 1, 1 << 16))
     times, area = 2 * heads, 64 * tiles * 64
     assert counts.items == pytest.approx(times * len(plan.work))
     assert counts.weights == pytest.approx(times * steps * area)
@@ -64,19 +64,19 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
 
 def test_a_short_launch_takes_its_longest_item():
     plan = spattn.plan(sp.Causal(), 2048, tiling=spattn.Tiling(tile=(64, 64)))
-    counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(64, 2, 64, 264, 1 << 16))
+    counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), KernelShape(64, 2, 64, 264, 1 << 16))
     assert 0.9 * 2048 * 64 <= counts.weights <= 1.1 * 2048 * 64
     assert 1 <= counts.items < 2  # of 32: those of one worker
 
 
 def test_plans_without_work_have_no_launch():
     plan = spattn.plan(sp.interop.from_pairs([], [], 128, 128), 128)
-    counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(128, 2, 64, 132, 1 << 16))
+    counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), KernelShape(128, 2, 64, 132, 1 << 16))
     assert (counts.launches, counts.items, counts.merging) == (0, 0, 1)
 
 
 def test_counting_is_kept_with_the_plan(monkeypatch):
-    plan, sizes, kernel = spattn.plan(sp.Causal(), 512), Sizes(1, 2, 2, 64, 64), Kernel(128, 2, 64, 132, 1 << 16)
+    plan, sizes, kernel = spattn.plan(sp.Causal(), 512), Sizes(1, 2, 2, 64, 64), KernelShape(128, 2, 64, 132, 1 << 16)
     first = count_on_gpu(plan, sizes, kernel)
     monkeypatch.setattr(price_gpu, "find_reductions", None)
     assert count_on_gpu(plan, sizes, kernel) == first

@@ -142,7 +142,7 @@ def test_units(plan):
     own = split.units.copy()
     own["begin"] += 1
     own["end"] += 1
-    with pytest.raises(AssertionError, match="keys outside of a unit"):
+    with pytest.raises(AssertionError, match="keys outside a unit"):
         check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
     own = split.units.copy()
     own["offset"][1] -= 1

@@ -29,7 +29,7 @@ def through_attention(q, k, v):
 
 
 def through_the_operator(q, k, v):
-    return torch.ops.spattn.attention(q, k, v, CAUSAL.text(), None, None, "auto", None)[0]
+    return torch.ops.spattn.attention(q, k, v, CAUSAL.to_json(), None, None, "auto", None)[0]
 
 
 def in_a_group(q, k, v):

@@ -122,5 +122,5 @@ def test_a_graph_of_what_is_no_tensor(name):
 
 def test_a_graph_of_an_unknown_layout():
     q = tensors((2, 4, 30, 8))[0]
-    with pytest.raises(ValueError, match="^layout: expected one of 'bhsd', 'bshd', 'thd'; got 'bhsd'"):
+    with pytest.raises(ValueError, match="^layout: expected one of 'bhsd', 'bshd', 'thd'; got 'bdsh'"):
         torch.func.vmap(lambda q: spattn.attention(q, q, q, layout="bdsh"))(q[None])

@@ -75,16 +75,16 @@ def test_queries_at_the_end_of_other_keys(x):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("heads_kv", [1, 2])
-def test_grouped_heads(x, heads_kv):
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_grouped_heads(x, num_kv_heads):
     """As a layer whose heads of keys and values are there once for each query head of their group."""
-    own = SparseAttention(32, 4, WINDOW, heads_kv=heads_kv, dtype=torch.float64)
+    own = SparseAttention(32, 4, WINDOW, num_kv_heads=num_kv_heads, dtype=torch.float64)
     nn.init.normal_(own.in_proj_bias)
     other = pair()[1]
     state = own.state_dict()
     for name in ("in_proj_weight", "in_proj_bias"):
-        q, *kv = state[name].split((32, 8 * heads_kv, 8 * heads_kv))
-        kv = [one.unflatten(0, (heads_kv, 8)).repeat_interleave(4 // heads_kv, 0).flatten(0, 1) for one in kv]
+        q, *kv = state[name].split((32, 8 * num_kv_heads, 8 * num_kv_heads))
+        kv = [one.unflatten(0, (num_kv_heads, 8)).repeat_interleave(4 // num_kv_heads, 0).flatten(0, 1) for one in kv]
         state[name] = torch.cat([q, *kv])
     other.load_state_dict(state)
     torch.testing.assert_close(own(x, x, x)[0], other(x, x, x, attn_mask=mask(WINDOW), need_weights=False)[0])
@@ -133,10 +133,10 @@ def test_in_encoder_layers(x, training):
     "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deep", "pickle"]
 )
 def test_copies(x, copied):
-    own = SparseAttention(32, 4, p.Causal() & p.Mask(np.tri(20, dtype=bool)), heads_kv=2, dtype=torch.float64)
+    own = SparseAttention(32, 4, p.Causal() & p.Mask(np.tri(20, dtype=bool)), num_kv_heads=2, dtype=torch.float64)
     again = copied(own)
     assert again.pattern == own.pattern and torch.equal(again(x, x, x)[0], own(x, x, x)[0])
-    assert repr(again) == repr(own) and "heads_kv=2" in repr(own) and "Causal() & Mask" in repr(own)
+    assert repr(again) == repr(own) and "num_kv_heads=2" in repr(own) and "Causal() & Mask" in repr(own)
 
 
 def test_a_graph_is_of_the_pattern_that_is_set(x):
@@ -206,15 +206,15 @@ def test_what_is_refused(x):
     for arguments, error, words in (
         ((32, 5), ValueError, r"^embed_dim: must be a multiple of num_heads \(5\), got 32"),
         ((0, 1), ValueError, "^embed_dim: "),
-        ((32, 4.0), TypeError, "^heads_q: "),
+        ((32, 4.0), TypeError, "^num_heads: "),
         ((32, 4, 7), TypeError, "^pattern: expected a Pattern"),
         ((32, 4, "casual"), ValueError, "^pattern: expected one of .*did you mean 'causal'"),
     ):
         with pytest.raises(error, match=words):
             SparseAttention(*arguments)
-    for heads_kv, words in ((3, r"^num_kv_heads: must divide num_heads \(4\), got 3"), (0, "^heads_kv: ")):
+    for num_kv_heads, words in ((3, r"^num_kv_heads: must divide num_heads \(4\), got 3"), (0, "^num_kv_heads: ")):
         with pytest.raises(ValueError, match=words):
-            SparseAttention(32, 4, heads_kv=heads_kv)
+            SparseAttention(32, 4, num_kv_heads=num_kv_heads)
 
 
 def test_the_same_function():

@@ -17,9 +17,9 @@ from ..arrays.operand import memory_order, row_major
 from ..planning.contract.types import Plan
 from ..request.call import Call
 from . import hopper
-from .driver._launch import Launch, start
 from .driver.buffer import keep_if_captured, out_of_memory
 from .driver.device import Device, require_owner
+from .driver.launch import Launch, start
 from .forward_pass import ForwardPass
 from .hopper.group import GroupOnDevice, Part, cut, part_of
 from .hopper.params import Addresses

@@ -18,9 +18,9 @@ from ..arrays.operand import memory_order, row_major
 from ..planning.contract.types import Plan
 from ..request.call import Call
 from . import hopper, hopper_backward
-from .driver._launch import Launch, start
 from .driver.buffer import keep_if_captured, out_of_memory
 from .driver.device import Device, require_owner
+from .driver.launch import Launch, start
 from .execute import Backward, OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses

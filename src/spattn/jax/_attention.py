@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from ..arrays._xla import Buffer
+from ..arrays.xla import Buffer
 from ..dispatch import as_pattern
 from ..patterns import Pattern, from_json
 from ..planning import Plan

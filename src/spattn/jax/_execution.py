@@ -6,8 +6,8 @@ import ctypes
 from typing import Any
 
 from ..arrays import dtype_name
-from ..arrays._xla import Buffer
 from ..arrays.namespace import numpy_dtype
+from ..arrays.xla import Buffer
 from ..errors import BackendUnavailableError
 from . import _c_api as c_api
 

@@ -16,7 +16,7 @@ import jax
 
 from .. import dispatch
 from ..arrays import add_plain
-from ..arrays._xla import Buffer, Xla
+from ..arrays.xla import Buffer, Xla
 from ..patterns import from_json
 from . import _c_api as c_api
 from ._at_work import at_work

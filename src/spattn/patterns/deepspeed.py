@@ -52,11 +52,15 @@ def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
     return tuple(cuts[0 : len(cuts) // 2 * 2 : 2]), tuple(cuts[1 : len(cuts) // 2 * 2 : 2])
 
 
+def _random_head(draw: Any) -> Any:
+    return draw.choice([None, draw.integer(0, 9)])
+
+
 def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
     width, times = draw.size(1, 3), draw.size(1, 4)
     attention = draw.choice(_DIRECTIONS)
     horizontal = attention == "bidirectional" and draw.flag()
-    return width * times, width, attention, horizontal, draw.integer(1, times)
+    return width * times, width, attention, horizontal, draw.integer(1, times), _random_head(draw)
 
 
 @_configuration("dense", (8,), lambda draw, blocks: ())
@@ -133,8 +137,8 @@ def fixed(
 
 def _random_variable(draw: Any, blocks: int) -> tuple[Any, ...]:
     windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
-    ranges = _random_ranges(draw, blocks)
-    return draw.size(0, min(3, blocks)), windows, *ranges, draw.choice(_DIRECTIONS), draw.flag(), draw.integer(0, 99)
+    ranges, flags = _random_ranges(draw, blocks), (draw.choice(_DIRECTIONS), draw.flag())
+    return draw.size(0, min(3, blocks)), windows, *ranges, *flags, draw.integer(0, 99), _random_head(draw)
 
 
 @_configuration("variable", (4, 0, (2, 4), (0, 7)), _random_variable)
@@ -192,7 +196,7 @@ def variable(
 
 def _random_bigbird(draw: Any, blocks: int) -> tuple[Any, ...]:
     numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
-    return *numbers, draw.choice(_DIRECTIONS), draw.integer(0, 99)
+    return *numbers, draw.choice(_DIRECTIONS), draw.integer(0, 99), _random_head(draw)
 
 
 @_configuration("bigbird", (4,), _random_bigbird)

@@ -12,10 +12,9 @@ from ...choose.specializations import ARCH, KEYS_TOGETHER, TILE, build, keys_of,
 from ...planning.contract.types import LARGEST
 from ...schedule.group import in_turns
 from ...schedule.tasks import merge_heads, order_tasks
-from ..driver._launch import Launch
 from ..driver.buffer import upload
 from ..driver.device import Device
-from ..driver.launch import kernel
+from ..driver.launch import Launch, kernel
 from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
 from .joined import Joined, join

@@ -18,10 +18,9 @@ from ...schedule.tasks import merge_heads, order_tasks
 from ...schedule.tensor_maps import MAPS, VIEW
 from ...schedule.turns import take_turns
 from ..backward_pass import BackwardPass
-from ..driver._launch import Launch, start
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
-from ..driver.launch import Kernel, kernel
+from ..driver.launch import Kernel, Launch, kernel, start
 from ..hopper.maps import readable
 from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs

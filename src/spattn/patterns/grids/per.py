@@ -320,7 +320,7 @@ class PerAxis(GridPattern):
             query, key = _without_points(query), _without_points(key)
         each = itertools.product(*(side.part.shifts for side in along))
         shifts = tuple((moved(moves, 0), moved(moves, 1)) for moves in each)
-        spans = [side.span for side in along if side.span is not None]
+        spans = [side.span for side in along if side.span is not None and not any(one.is_point for one in along)]
         pattern = replace(self, patterns=tuple(side.part.pattern for side in along))
         return Part(pattern, query, key, shifts, tuple(spans) if len(spans) == len(query.extents) else None)
 
