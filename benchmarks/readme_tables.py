@@ -65,7 +65,7 @@ def peers_cuda() -> str:
 
 
 def _results(name: str) -> list[dict]:
-    (file,) = record.results_folder().glob(f"{name}-*.json")
+    file = next(f for f in sorted(record.results_folder().glob(f"{name}-*.json")) if not f.stem.endswith("-h100"))
     return json.loads(file.read_text(encoding="utf-8"))["results"]
 
 

@@ -70,9 +70,7 @@ def test_with_a_pattern():
     for chosen in (local & (causal & padding), (causal & padding) & local):
         assert (dense(chosen.to_host(8), 8) == dense(causal & local & padding.to_host(8), 8)).all()
     for other in (lambda: padding & padding, lambda: padding | causal, lambda: padding & "causal", lambda: ~padding):
-        with pytest.raises(
-            TypeError, match="a pattern of device arrays supports & with a pattern only|unsupported operand"
-        ):
+        with pytest.raises(TypeError, match="a dynamic mask supports & with a pattern only"):
             other()
     with pytest.raises(TypeError, match="pattern: expected a Pattern, got str"):
         dynamic.MaskedPattern("causal", padding)

@@ -359,5 +359,5 @@ def test_fault_44_heads_that_do_not_divide(monkeypatch, heads, heads_kv, pattern
 
 
 def test_fault_44_patterns_of_different_numbers_of_heads_are_refused_at_construction():
-    with pytest.raises(ValueError, match="^patterns: expected patterns of one head or 3, got one of 2"):
+    with pytest.raises(ValueError, match="^patterns: expected patterns for one head or 3, got one for 2"):
         p.PerHead((p.Causal(), p.Full(), p.Mask(np.ones((2, 9, 9), bool))))

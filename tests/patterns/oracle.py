@@ -169,7 +169,7 @@ def windowed(x, q, k, n):
         return rolled // w, c - s < 0
 
     a, b = coordinates(q, x.grid), coordinates(k, x.grid)
-    window, shift = (side if isinstance(side, tuple) else (side,) * len(x.grid) for side in (x.window, x.shift))
+    window, shift = (v if isinstance(v, tuple) else (v,) * len(x.grid) for v in (x.window, x.shift))
     axes = zip(a, b, x.grid, window, shift, strict=True)
     return all(side(c, length, w, s) == side(d, length, w, s) for c, d, length, w, s in axes)
 
@@ -290,7 +290,9 @@ RULES = {
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
     p.PeriodicWindow: periodic_window,
-    pattern_class("prefix_lm"): lambda x, q, k, n: k < x.prefix or k <= q,
+    pattern_class("prefix_lm"): lambda x, q, k, n: (
+        k <= q or k < (x.prefix[0] if isinstance(x.prefix, tuple) else x.prefix)
+    ),
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
     p.Mask: masked,

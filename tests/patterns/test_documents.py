@@ -30,9 +30,9 @@ def test_from_cu_seqlens_of_torch():
 @pytest.mark.parametrize(
     "cu_seqlens, error, message",
     [
-        ([], ValueError, "cu_seqlens: expected 0 and numbers that never fall, got"),
-        ([1, 5], ValueError, "cu_seqlens: expected 0 and"),
-        ([0, 5, 4], ValueError, "cu_seqlens: expected 0 and"),
+        ([], ValueError, "cu_seqlens: expected non-decreasing numbers from 0, got"),
+        ([1, 5], ValueError, "cu_seqlens: expected non-decreasing"),
+        ([0, 5, 4], ValueError, "cu_seqlens: expected non-decreasing"),
         ([[0, 5]], ValueError, "cu_seqlens: expected 1-D"),
         (5, ValueError, "cu_seqlens: expected 1-D"),
         ([0, 2**63], ValueError, "cu_seqlens: expected integers in"),

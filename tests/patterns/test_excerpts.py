@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from spattn.patterns import CSR
-from spattn.patterns.hints.listed_cells import ListedCells
-from spattn.patterns.hints.table import BlockTable
+from spattn.patterns.hints.table import BlockTable, ListedCells
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 4), (8, 7), (2, 31)])

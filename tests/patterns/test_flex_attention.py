@@ -187,7 +187,7 @@ def test_copies_and_pickles():
     for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
         assert again == pattern and again.index_set(8, 8) == pattern.index_set(8, 8)
     assert repr(pattern).startswith("QueriesAt(inner=MaskMod(<")
-    with pytest.raises(ValueError, match="^pattern: expected a registered class with parameters that JSON can hold"):
+    with pytest.raises(ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"):
         pattern.to_json()
 
 
@@ -256,7 +256,7 @@ assert found == spattn.patterns.SlidingWindow(1).index_set(3, 3) and "torch" in 
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "spattn.trace.recorder", None)
-    with pytest.raises(spattn.BackendUnavailableError, match="^mask_mod: expected PyTorch, .*pip install torch"):
+    with pytest.raises(spattn.BackendUnavailableError, match="^mask_mod: requires PyTorch; pip install torch"):
         p.interop.from_mask_mod(causal)
 
 

@@ -81,7 +81,7 @@ def test_per_batch():
         pattern.allows(0, 0)
     with pytest.raises(ValueError, match="^batch: expected an integer in"):
         pattern.at(4, 0)
-    with pytest.raises(ValueError, match="^patterns: expected patterns of one batch entry or 2, got one of 3"):
+    with pytest.raises(ValueError, match="^patterns: expected patterns for one batch entry or 2, got one for 3"):
         p.PerBatch((p.Causal(), p.prefix_lm((1, 2, 3))))
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns.hints import listed_cells as _listed_cells
-from spattn.patterns.hints.listed_cells import ListedCells
+from spattn.patterns.hints import table as _table
+from spattn.patterns.hints.table import ListedCells
 
 
 @given(
@@ -17,14 +17,14 @@ from spattn.patterns.hints.listed_cells import ListedCells
 def test_it_agrees_with_the_table(shape, seed, share, most):
     rng = np.random.default_rng(seed)
     table = rng.random(shape) < share
-    before, _listed_cells._MOST_BITS = _listed_cells._MOST_BITS, most
+    before, _table._MOST_BITS = _table._MOST_BITS, most
     try:
         cells = ListedCells(*np.nonzero(table), shape)
         a_lo, b_lo = (rng.integers(-3, n + 3, 50) for n in shape)
         a_hi, b_hi = a_lo + rng.integers(-1, 5, 50), b_lo + rng.integers(-1, 9, 50)
         found, every = cells.any_in(a_lo, a_hi, b_lo, b_hi), cells.all_in(a_lo, a_hi, b_lo, b_hi)
     finally:
-        _listed_cells._MOST_BITS = before
+        _table._MOST_BITS = before
     for n, (a, b, c, d) in enumerate(zip(a_lo, a_hi, b_lo, b_hi, strict=True)):
         inside = table[max(a, 0) : max(b + 1, 0), max(c, 0) : max(d + 1, 0)]
         assert found[n] or not inside.any()

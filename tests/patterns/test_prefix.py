@@ -154,7 +154,7 @@ def test_text_and_back():
         (
             lambda: p.Prefix(IMAGE, 1).bind(80, 80),
             ValueError,
-            r"^kv_len: expected 80 \(a grid of 8 × 10 tokens\), got 79, behind 1 tokens of a prefix$",
+            r"^kv_len: expected 80 \(a grid of 8 × 10 tokens\), got 79 \(after a prefix of 1 tokens\)$",
         ),
     ],
 )

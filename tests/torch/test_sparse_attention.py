@@ -196,7 +196,7 @@ def test_what_is_refused(x):
             TypeError,
             "^key_padding_mask: expected a boolean or floating-point tensor",
         ),
-        ({"key_padding_mask": PADDING * -3.5}, ValueError, "which is no bias"),
+        ({"key_padding_mask": PADDING * -3.5}, ValueError, "additive biases are not supported"),
         ({"query": x[0]}, ValueError, r"^query: expected shape \(batch, length, 32\), got \(20, 32\)"),
         ({"value": x[..., :31]}, ValueError, r"^value: expected shape \(batch, length, 32\), got \(2, 20, 31\)"),
         ({"key": x[:, 1:]}, ValueError, "^v: expected shape"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
-from ..patterns.base.named import get
+from ..patterns.registry import get
 from ..planning import Plan, validate
 from ..request.call import Call
 

@@ -1,4 +1,4 @@
-"""Patterns: which (query, key) pairs are allowed. Each is registered by a name, see :mod:`spattn.patterns.registry`."""
+"""Patterns of allowed (query, key) pairs, registered by name in :mod:`spattn.patterns.registry`."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from .._util.imports import whole_imports
 from . import deepspeed as deepspeed  # a public module
 from .base.pattern import Pattern
-from .base.serialize import from_json
 from .grids.neighborhood import Neighborhood
 from .grids.per import PerAxis, PerBatch, PerHead
 from .grids.windowed import axial, windowed
@@ -14,9 +13,8 @@ from .listed.clusters import Clusters
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
 from .papers.bigbird import BigBird
-from .papers.child import fixed, strided
-from .papers.longformer import longformer
-from .papers.prefix_lm import prefix_lm
+from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
+from .registry import from_json
 from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .sequence.documents import Documents
 from .sequence.intervals import ColumnIntervals, RowIntervals
@@ -72,27 +70,15 @@ __all__ = [
 if TYPE_CHECKING:
     from . import authoring as authoring
     from . import interop as interop
-    from . import registry as registry
     from . import show as show
     from .discovery import discover
-    from .papers.recipes import a_shape, chunked_causal, shared_prefix, tri_shape
-
-_FUNCTIONS = {
-    "a_shape": "papers.recipes",
-    "chunked_causal": "papers.recipes",
-    "discover": "discovery",
-    "shared_prefix": "papers.recipes",
-    "tri_shape": "papers.recipes",
-}
-_MODULES = ("authoring", "interop", "registry", "show")
 
 
 def __getattr__(name: str) -> object:
-    """Functions and modules that few programs use are imported at first use."""
-    if name in _MODULES:
-        with whole_imports:
-            return importlib.import_module(f"{__name__}.{name}")
-    if name not in _FUNCTIONS:
+    """Import rarely used modules, and discover(), on first access."""
+    if name not in ("authoring", "discover", "interop", "show"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
-        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+        if name == "discover":
+            return importlib.import_module(f"{__name__}.discovery").discover
+        return importlib.import_module(f"{__name__}.{name}")

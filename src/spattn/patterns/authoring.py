@@ -1,4 +1,4 @@
-"""What authors of patterns need: hints, parameters, predicates and registration."""
+"""The interface for pattern authors: hints, parameter ranges, predicates and registration."""
 
 from .base.content import ByContent
 from .base.parameters import Range

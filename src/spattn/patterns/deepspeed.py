@@ -1,9 +1,9 @@
-"""DeepSpeed's sparsity configurations: layouts of blocks, made for a sequence length.
+"""DeepSpeed's sparsity configurations: block layouts for a given sequence length.
 
 Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
-Inside an allowed block every pair is allowed, above the diagonal too, also with ``attention="unidirectional"``:
-DeepSpeed adds an element-wise causal mask separately, which here is ``& Causal()``. Random blocks are drawn by `seed`
-for each head, as :class:`spattn.patterns.BigBird` draws them.
+Every pair inside an allowed block is allowed, also above the diagonal with ``attention="unidirectional"``: DeepSpeed
+adds an element-wise causal mask separately, here ``& Causal()``. Random blocks are drawn by `seed` for each head, as
+in :class:`spattn.patterns.BigBird`.
 
 References
 ----------
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
@@ -26,33 +26,34 @@ from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, ra
 
 __all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
 
+_P = ParamSpec("_P")
 Direction = Literal["bidirectional", "unidirectional"]
 _DIRECTIONS: tuple[Direction, ...] = ("bidirectional", "unidirectional")
-_TYPICAL: tuple[tuple[Any, ...], int] = ((), 4096)
 
 
-def _drawn(parameters: Callable[[Any, int], tuple[Any, ...]]) -> Callable[[Any, Any], tuple[tuple[Any, ...], Any]]:
-    """Random arguments: a block size and the parameters for so many blocks; and sizes that fit."""
+def _configuration(
+    name: str, example: tuple[Any, ...], parameters: Callable[[Any, int], tuple[Any, ...]]
+) -> Callable[[Callable[_P, Pattern]], Callable[_P, Pattern]]:
+    """Register a recipe; `parameters` draws random arguments after `block` for a number of blocks."""
 
     def random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
         block = draw.integer(1, min(24, sizes.kv_len))
         blocks = draw.integer(1, sizes.kv_len // block)
         return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
 
-    return random
+    return recipe(f"deepspeed_{name}", (example, 64), ((), 4096), random=random, fixes_lengths=True)
 
 
 def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
-    """Global block indices and, half the time, the ends of disjoint ranges that start there."""
+    """Draw global block indices and, half the time, the ends of disjoint ranges that start there."""
     if draw.flag():
         return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None
     cuts = sorted(set(draw.positions(blocks + 2, 4)))
     return tuple(cuts[0 : len(cuts) // 2 * 2 : 2]), tuple(cuts[1 : len(cuts) // 2 * 2 : 2])
 
 
-def _random_head(draw: Any) -> int | None:
-    head: int | None = draw.choice([None, draw.integer(0, 9)])
-    return head
+def _random_head(draw: Any) -> Any:
+    return draw.choice([None, draw.integer(0, 9)])
 
 
 def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
@@ -62,13 +63,7 @@ def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
     return width * times, width, attention, horizontal, draw.integer(1, times), _random_head(draw)
 
 
-@recipe(
-    "deepspeed_dense",
-    example=((8,), 64),
-    typical=_TYPICAL,
-    random=_drawn(lambda draw, blocks: ()),
-    fixes_lengths=True,
-)
+@_configuration("dense", (8,), lambda draw, blocks: ())
 def dense(block: Positive = 16) -> Pattern:
     """All blocks (``DenseSparsityConfig``).
 
@@ -80,22 +75,11 @@ def dense(block: Positive = 16) -> Pattern:
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `block` is not an integer, or less than 1.
     """
     return LengthLayout(block, lambda n, head: np.ones((n, n), dtype=bool))
 
 
-@recipe(
-    "deepspeed_fixed",
-    example=((4, 4, 1, "unidirectional"), 64),
-    typical=_TYPICAL,
-    random=_drawn(_random_fixed),
-    fixes_lengths=True,
-)
+@_configuration("fixed", (4, 4, 1, "unidirectional"), _random_fixed)
 def fixed(
     block: Positive = 16,
     num_local_blocks: Positive = 4,
@@ -105,34 +89,25 @@ def fixed(
     num_different_global_patterns: Positive = 1,
     head: Word | None = None,
 ) -> Pattern:
-    """Local windows of blocks and, as global columns, the last blocks of each (``FixedSparsityConfig``).
+    """Local windows, and the last blocks of each as global columns (``FixedSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
         Tokens of a block.
-    num_local_blocks : int, optional
-        Blocks of a local window.
-    num_global_blocks : int, optional
-        Blocks of each local window that are global; a divisor of `num_local_blocks`.
+    num_local_blocks, num_global_blocks : int, optional
+        Blocks of a local window, and how many of them are global: a divisor.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block; bidirectional only.
     num_different_global_patterns : int, optional
-        Head h takes the global blocks of version ``h % num_different_global_patterns``, counted from the window's end.
+        Head h uses version ``h % num_different_global_patterns`` of the global blocks, counted from the window's end.
     head : int or None, optional
-        The head whose version all heads have.
+        Use this head's version for all heads.
 
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        If a number is out of range, or horizontal attention is asked for with unidirectional.
     """
     size, width, versions = num_local_blocks, num_global_blocks, num_different_global_patterns
     one_way = attention == "unidirectional"
@@ -162,25 +137,11 @@ def fixed(
 
 def _random_variable(draw: Any, blocks: int) -> tuple[Any, ...]:
     windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
-    ranges = _random_ranges(draw, blocks)
-    return (
-        draw.size(0, min(3, blocks)),
-        windows,
-        *ranges,
-        draw.choice(_DIRECTIONS),
-        draw.flag(),
-        draw.integer(0, 99),
-        _random_head(draw),
-    )
+    ranges, flags = _random_ranges(draw, blocks), (draw.choice(_DIRECTIONS), draw.flag())
+    return draw.size(0, min(3, blocks)), windows, *ranges, *flags, draw.integer(0, 99), _random_head(draw)
 
 
-@recipe(
-    "deepspeed_variable",
-    example=((4, 0, (2, 4), (0, 7)), 64),
-    typical=_TYPICAL,
-    random=_drawn(_random_variable),
-    fixes_lengths=True,
-)
+@_configuration("variable", (4, 0, (2, 4), (0, 7)), _random_variable)
 def variable(
     block: Positive = 16,
     num_random_blocks: Count = 0,
@@ -192,38 +153,27 @@ def variable(
     seed: Word = 0,
     head: Word | None = None,
 ) -> Pattern:
-    """Local windows of listed sizes, chosen global blocks and random blocks (``VariableSparsityConfig``).
+    """Local windows of listed sizes, selected global blocks and random blocks (``VariableSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
         Tokens of a block.
     num_random_blocks : int, optional
-        Random blocks of each row, drawn from all.
+        Random blocks per block row, drawn from all blocks.
     local_window_blocks : tuple of int, optional
-        Blocks of the local windows, one after another; the last size repeats to the end.
-    global_block_indices : tuple of int, optional
-        Global blocks, or the starts of ranges of them; those past the sequence's end do not count.
-    global_block_end_indices : tuple of int or None, optional
-        Ends of the ranges.
+        Blocks of consecutive local windows; the last size repeats to the end.
+    global_block_indices, global_block_end_indices : tuple of int, optional
+        Global blocks, or starts and ends of ranges of them; blocks past the end of the sequence are ignored.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block.
-    seed : int, optional
-        Key of the generator.
-    head : int or None, optional
-        The head whose random blocks all heads have; None gives each head its own.
+    seed, head : int, optional
+        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
 
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        If a number is out of range, `local_window_blocks` is empty, or a range ends before it starts or has no end.
     """
     if not local_window_blocks:
         raise ValueError("local_window_blocks: expected at least one window, got ()")
@@ -249,13 +199,7 @@ def _random_bigbird(draw: Any, blocks: int) -> tuple[Any, ...]:
     return *numbers, draw.choice(_DIRECTIONS), draw.integer(0, 99), _random_head(draw)
 
 
-@recipe(
-    "deepspeed_bigbird",
-    example=((4,), 64),
-    typical=_TYPICAL,
-    random=_drawn(_random_bigbird),
-    fixes_lengths=True,
-)
+@_configuration("bigbird", (4,), _random_bigbird)
 def bigbird(
     block: Positive = 16,
     num_random_blocks: Count = 1,
@@ -272,25 +216,18 @@ def bigbird(
     block : int, optional
         Tokens of a block.
     num_random_blocks : int, optional
-        Random blocks of each row, drawn from all or, when unidirectional, from its own and the earlier ones.
+        Random blocks per block row, drawn from all blocks or, if unidirectional, from its own and earlier ones.
     num_sliding_window_blocks : int, optional
-        Blocks of the window, the query's own included.
+        Blocks of the window, including the query's own.
     num_global_blocks : int, optional
-        The first so many rows and columns are global.
+        Leading block rows and columns that are global.
     attention : {"bidirectional", "unidirectional"}, optional
-    seed : int, optional
-        Key of the generator.
-    head : int or None, optional
-        The head whose random blocks all heads have; None gives each head its own.
+    seed, head : int, optional
+        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
 
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of the type above, or out of range.
     """
 
     def layout(n: int, head: int) -> np.ndarray:
@@ -305,12 +242,10 @@ def bigbird(
     return LengthLayout(block, layout, 0 if num_random_blocks else 1, head)
 
 
-@recipe(
-    "deepspeed_bslongformer",
-    example=((4, 3, (0, 9)), 64),
-    typical=_TYPICAL,
-    random=_drawn(lambda draw, blocks: (draw.size(1, 5), *_random_ranges(draw, blocks), draw.choice(_DIRECTIONS))),
-    fixes_lengths=True,
+@_configuration(
+    "bslongformer",
+    (4, 3, (0, 9)),
+    lambda draw, blocks: (draw.size(1, 5), *_random_ranges(draw, blocks), draw.choice(_DIRECTIONS)),
 )
 def bslongformer(
     block: Positive = 16,
@@ -319,28 +254,21 @@ def bslongformer(
     global_block_end_indices: tuple[Count, ...] | None = None,
     attention: Direction = "bidirectional",
 ) -> Pattern:
-    """Window and chosen global blocks (``BSLongformerSparsityConfig``).
+    """A window and selected global blocks (``BSLongformerSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
         Tokens of a block.
     num_sliding_window_blocks : int, optional
-        Blocks of the window, the query's own included.
-    global_block_indices : tuple of int, optional
-        Global blocks, or the starts of ranges of them.
-    global_block_end_indices : tuple of int or None, optional
-        Ends of the ranges.
+        Blocks of the window, including the query's own.
+    global_block_indices, global_block_end_indices : tuple of int, optional
+        Global blocks, or starts and ends of ranges of them.
     attention : {"bidirectional", "unidirectional"}, optional
 
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of the type above, or out of range; if a range ends before it starts or has no end.
     """
     check_ranges(global_block_indices, global_block_end_indices)
 
@@ -354,13 +282,7 @@ def bslongformer(
     return LengthLayout(block, layout)
 
 
-@recipe(
-    "deepspeed_local_sliding_window",
-    example=((4,), 64),
-    typical=_TYPICAL,
-    random=_drawn(lambda draw, blocks: (draw.size(1, 5), draw.choice(_DIRECTIONS))),
-    fixes_lengths=True,
-)
+@_configuration("local_sliding_window", (4,), lambda draw, blocks: (draw.size(1, 5), draw.choice(_DIRECTIONS)))
 def local_sliding_window(
     block: Positive = 16, num_sliding_window_blocks: Positive = 3, attention: Direction = "unidirectional"
 ) -> Pattern:
@@ -371,17 +293,12 @@ def local_sliding_window(
     block : int, optional
         Tokens of a block.
     num_sliding_window_blocks : int, optional
-        Blocks of the window, the query's own included; ``num_sliding_window_blocks // 2`` on either side.
+        Blocks of the window, including the query's own; ``num_sliding_window_blocks // 2`` on either side.
     attention : {"bidirectional", "unidirectional"}, optional
-        Unidirectional has the earlier side only.
+        Unidirectional keeps the earlier side only.
 
     Returns
     -------
     Pattern
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is not of the type above, or less than 1.
     """
     return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))

@@ -1,13 +1,14 @@
-"""Dynamic masks: patterns of indices that live on a GPU, read there by each call.
+"""Dynamic masks: patterns of device arrays that each call reads on the GPU.
 
-A model that chooses keys anew in every call has its choice in device memory. To plan it as a pattern the host would
-copy it and wait; instead kernels select the tiles of a plan by the mask, in the order of the stream. The arrays are not
-copied: a call, or a replayed graph, sees what they hold at that time. Where PyTorch records a gradient, a call keeps a
-copy, from which the backward makes the pattern.
+A model that selects keys in every call holds the indices in device memory; planning from them would copy to the host
+and synchronize. Instead, kernels filter a plan's tiles by the mask in stream order. The arrays are not copied: a call,
+or a replayed graph, reads their current values. If PyTorch records a gradient, the call keeps a copy, from which the
+backward makes the pattern.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -16,6 +17,7 @@ import numpy as np
 from .._util.index_checks import LONGEST
 from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
+from .base.composition import per_entry
 from .base.pattern import Pattern
 from .base.registry import pattern_class
 
@@ -31,73 +33,55 @@ __all__ = [
 ]
 
 
-_HOST = (
-    "a pattern of device arrays supports & with a pattern only; use .to_host(kv_len), which waits for the device, "
-    "for |, - and ~"
-)
+_HOST = "a dynamic mask supports & with a pattern only; for |, - and ~ use .to_host(kv_len), which synchronizes"
+
+
+class _HostOnly:
+    """Rejects the operators that need the host."""
+
+    def __or__(self, other: Any) -> NoReturn:
+        raise TypeError(_HOST)
+
+    __ror__ = __sub__ = __rsub__ = __or__
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(_HOST)
 
 
 class Form(NamedTuple):
-    """What of a selection is known without its numbers, as kernels and bounds need it.
+    """The statically known properties of a mask, for kernels and bounds."""
 
-    Attributes
-    ----------
-    name : {"blocks", "lengths", "documents", "lines"}
-    batch, heads : int
-        That are told apart.
-    counts : tuple of int
-        Numbers in a row of each array.
-    rows : int
-        Rows of an array of one batch entry and head.
-    block_q, block_kv : int
-        Tokens of a block, 1 where there are none.
-    left : bool
-        Whether padding stands before the keys.
-    """
-
-    name: str
+    name: str  # "blocks", "lengths", "documents" or "lines"
     batch: int
     heads: int
-    counts: tuple[int, ...]
-    rows: int = 1
-    block_q: int = 1
+    counts: tuple[int, ...]  # numbers per row of each array
+    rows: int = 1  # rows of an array per batch entry and head
+    block_q: int = 1  # tokens per block, 1 without blocks
     block_kv: int = 1
-    left: bool = False
+    left: bool = False  # whether padding precedes the keys
 
 
-class DynamicMask:
-    """What is allowed by indices on a GPU; see the module's text.
+class DynamicMask(_HostOnly):
+    """Base of dynamic masks: ``pattern & mask`` allows the pairs of both; a mask alone means ``Full() & mask``.
 
-    ``pattern & mask`` allows what both do, and a mask alone stands for ``Full() & mask``. Unions and complements need
-    the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
+    Unions and complements need the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
     """
 
     name: ClassVar[str]
 
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays, each (batch or 1, heads or 1, rows, n), or without the first axes where nothing is told apart."""
+        """Return the arrays, (batch or 1, heads or 1, rows, n), or without the leading axes if shared."""
         raise NotImplementedError
 
     def form(self) -> Form:
-        """What is known of it without its numbers."""
+        """Return the statically known properties."""
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """Whether it is made for so many keys.
-
-        Parameters
-        ----------
-        kv_len : int
-            Keys of the sequence.
-
-        Raises
-        ------
-        ValueError
-            If it is not.
-        """
+        """Raise ValueError unless the mask supports this number of keys."""
 
     def to_host(self, kv_len: int) -> Pattern:
-        """The pattern that the numbers make now; waits for them.
+        """Return the pattern of the current values; synchronizes with the device.
 
         Parameters
         ----------
@@ -111,12 +95,7 @@ class DynamicMask:
         raise NotImplementedError
 
     def copied(self) -> DynamicMask:
-        """The same with arrays of its own, which nobody changes.
-
-        Returns
-        -------
-        DynamicMask
-        """
+        """Return the mask with copies of its arrays."""
         fields = {name: value for name, value in vars(self).items() if namespace_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
@@ -125,14 +104,6 @@ class DynamicMask:
         return MaskedPattern(other, self) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
-
-    def __or__(self, other: Any) -> NoReturn:
-        raise TypeError(_HOST)
-
-    __ror__ = __sub__ = __rsub__ = __or__
-
-    def __invert__(self) -> NoReturn:
-        raise TypeError(_HOST)
 
     def __repr__(self) -> str:
         found = []
@@ -143,18 +114,13 @@ class DynamicMask:
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedPattern:
-    """What a pattern and a selection both allow, as ``pattern & selection`` says.
+class MaskedPattern(_HostOnly):
+    """The intersection of a pattern and a dynamic mask, made by ``pattern & mask``.
 
     Parameters
     ----------
     pattern : Pattern
     selection : DynamicMask
-
-    Raises
-    ------
-    TypeError
-        If they are not that.
     """
 
     pattern: Pattern
@@ -167,17 +133,7 @@ class MaskedPattern:
             raise TypeError(f"selection: expected a DynamicMask, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """The pattern that allows the same now; waits for the numbers.
-
-        Parameters
-        ----------
-        kv_len : int
-            Keys of the sequence.
-
-        Returns
-        -------
-        Pattern
-        """
+        """Return the pattern of the current values; see :meth:`DynamicMask.to_host`."""
         return self.pattern & self.selection.to_host(kv_len)
 
     def __and__(self, other: Any) -> MaskedPattern:
@@ -185,24 +141,20 @@ class MaskedPattern:
 
     __rand__ = __and__
 
-    def __or__(self, other: Any) -> NoReturn:
-        raise TypeError(_HOST)
-
-    __ror__ = __sub__ = __rsub__ = __or__
-
-    def __invert__(self) -> NoReturn:
-        raise TypeError(_HOST)
-
 
 def selected(pattern: Any) -> MaskedPattern | None:
-    """What a selection, or one of a pattern, allows; None for anything else."""
+    """Return a dynamic mask, or its intersection with a pattern, as a MaskedPattern; None for anything else."""
     if isinstance(pattern, DynamicMask):
         return MaskedPattern(pattern_class("full")(), pattern)
     return pattern if isinstance(pattern, MaskedPattern) else None
 
 
+def _class(name: str) -> Callable[..., Pattern]:
+    return pattern_class(name)  # by name: the modules of these classes import this one late
+
+
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
-    """A device array of int32 or int64 with so many axes."""
+    """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
     kind = namespace_of(value)
     if kind is None or kind.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
@@ -217,30 +169,22 @@ def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _leading(value: Any, own: int) -> tuple[int, int]:
-    """Batch entries and heads that an array with so many axes of its own tells apart."""
+    """Return the batch entries and heads of an array with `own` trailing axes."""
     batch, heads = (1, 1, *value.shape[: value.ndim - own])[-2:]
     return int(batch), int(heads)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicKeyBlocks(DynamicMask):
-    """Lists of key blocks for each block of queries: :class:`spattn.patterns.KeyBlocks` of numbers on a GPU.
+    """A list of key blocks per query block: :class:`spattn.patterns.KeyBlocks` with indices on a GPU.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n) on a GPU
-        Numbers of key blocks, in any order; others than those that there are stand for none. The leading axes may be
-        left out. A query's row is ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+        Key block indices, in any order; indices out of range are ignored. The leading axes are optional. There are
+        ``ceil(kv_len / block_q)`` query blocks, which each call checks: a query's row is ``p // block_q``.
     block_q, block_kv : int
-        Tokens of a query block and of a key block.
-
-    Raises
-    ------
-    TypeError
-        If `blocks` is not of int32 or int64 on a GPU, or a size not an integer.
-    ValueError
-        If `blocks` has not two to four axes, or a size is less than 1; from the call, if its rows do not cover
-        `kv_len`.
+        Tokens per query block and per key block.
 
     References
     ----------
@@ -276,27 +220,19 @@ class DynamicKeyBlocks(DynamicMask):
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
         there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        made: Pattern = pattern_class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
-        return made
+        return _class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicKeyPadding(DynamicMask):
-    """The keys of sequences of different lengths: :class:`spattn.patterns.KeyPadding` of lengths on a GPU.
+    """Key padding of sequences of different lengths: :class:`spattn.patterns.KeyPadding` with lengths on a GPU.
 
     Parameters
     ----------
     lengths : int array (batch,) on a GPU
-        Keys that are no padding; fewer than none are none, and more than there are all.
+        Keys that are not padding, clipped to [0, kv_len].
     left : bool, optional
-        Whether the padding stands before the keys instead of behind them.
-
-    Raises
-    ------
-    TypeError
-        If `lengths` is not of int32 or int64 on a GPU, or `left` not a bool.
-    ValueError
-        If `lengths` has not one axis.
+        Whether the padding precedes the keys instead of following them.
     """
 
     lengths: Any
@@ -321,24 +257,17 @@ class DynamicKeyPadding(DynamicMask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicDocuments(DynamicMask):
-    """Keys of the query's own document: :class:`spattn.patterns.Documents` of cumulative lengths on a GPU.
+    """Keys of the query's own document: :class:`spattn.patterns.Documents` with cumulative lengths on a GPU.
 
     Parameters
     ----------
     cu_seqlens : int array (documents + 1,) or (batch, documents + 1) on a GPU
-        Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``. They must not fall.
-        Documents without tokens may stand anywhere, at the end to have the same number of them in every call.
-
-    Raises
-    ------
-    TypeError
-        If `cu_seqlens` is not of int32 or int64 on a GPU.
-    ValueError
-        If it has neither one nor two axes, or no number.
+        Start of each document, and the end of the last: ``0, n_0, n_0 + n_1, ...``; non-decreasing. Empty documents may
+        occur anywhere, for instance at the end, to keep the number of documents constant between calls.
 
     Notes
     -----
-    Tokens in front of the first document and past the last one attend to nothing and are seen by nobody.
+    Tokens before the first and past the last document neither attend nor are attended to.
     """
 
     cu_seqlens: Any
@@ -364,21 +293,14 @@ class DynamicDocuments(DynamicMask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicVerticalSlash(DynamicMask):
-    """Chosen key columns and diagonals, causal: :class:`spattn.patterns.VerticalSlash` of numbers on a GPU.
+    """Causal key columns and diagonals: :class:`spattn.patterns.VerticalSlash` with indices on a GPU.
 
     Parameters
     ----------
     columns : int array (batch, heads, n) on a GPU
-        Key positions; others than those that there are stand for none. The leading axes may be left out.
+        Key positions; positions out of range are ignored. The leading axes are optional.
     diagonals : int array (batch, heads, m) on a GPU
         Distances ``p - j >= 0`` in tokens, likewise.
-
-    Raises
-    ------
-    TypeError
-        If an array is not of int32 or int64 on a GPU.
-    ValueError
-        If one has not one to three axes, or their leading axes differ.
 
     References
     ----------
@@ -411,12 +333,7 @@ class DynamicVerticalSlash(DynamicMask):
 
         def one(batch: int, head: int) -> Pattern:
             own = (x[batch, head] for x in (columns, diagonals))
-            made: Pattern = pattern_class("vertical_slash")(
-                *(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own)
-            )
-            return made
+            return _class("vertical_slash")(*(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own))
 
-        per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
-        entries = tuple(per_head(tuple(one(b, h) for h in range(columns.shape[1]))) for b in range(columns.shape[0]))
-        made: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
-        return made
+        batch, heads = columns.shape[:2]
+        return per_entry([[one(b, h) for h in range(heads)] for b in range(batch)])

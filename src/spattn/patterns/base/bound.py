@@ -1,4 +1,4 @@
-"""Patterns of rows: what a bound one has of the one that was given."""
+"""Base class for per-row patterns after bind()."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ __all__ = ["Bound"]
 
 @dataclass(frozen=True)
 class Bound(Pattern):
-    """A pattern that knows rows, at known lengths: its first row stands at position `first`. Batch entries, heads and
-    the description are those of the given one."""
+    """A per-row pattern at known lengths; row 0 stands at position `first`."""
 
     given: Any
     first: int

@@ -1,4 +1,4 @@
-"""Patterns as dicts of JSON, and back."""
+"""Encode patterns as JSON-compatible dicts, and decode them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,15 @@ import numpy as np
 from .check import integers
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["DEEPEST_DATA", "decode", "encode"]
+__all__ = ["decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
-_DTYPES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
-DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds a level
 
 
 def encode(value: Any) -> Any:
-    """What :func:`decode` reads back, of a parameter: integers, text, lists and dicts."""
+    """Encode a parameter as numbers, strings, lists and dicts for :func:`decode`."""
     if hasattr(value, "_description"):
         return value._description()
     if isinstance(value, np.ndarray):
@@ -45,6 +32,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any, depth: int = 0) -> Any:
+    """Decode a pattern; safe on untrusted data."""
     if not isinstance(data, dict) or not isinstance(data.get("pattern"), str):
         raise ValueError(f"data: expected a dict with a 'pattern' name, got {reprlib.repr(data)}")
     _check_depth(depth)
@@ -71,8 +59,8 @@ def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Any:
 
 
 def _check_depth(depth: int) -> None:
-    if depth > DEEPEST_DATA:
-        raise ValueError(f"data: expected lists and dicts nested at most {DEEPEST_DATA} deep, got more")
+    if depth > _DEEPEST_DATA:
+        raise ValueError(f"data: expected lists and dicts nested at most {_DEEPEST_DATA} deep, got more")
 
 
 def _decode(value: Any, depth: int) -> Any:
@@ -83,7 +71,7 @@ def _decode(value: Any, depth: int) -> Any:
         return tuple(_decode(v, depth + 1) for v in value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    raise ValueError(f"data: expected integers, text, lists or patterns, got {reprlib.repr(value)}")
+    raise ValueError(f"data: expected integers, strings, lists or patterns, got {reprlib.repr(value)}")
 
 
 def _decode_array(value: dict[str, Any]) -> np.ndarray:
@@ -97,7 +85,7 @@ def _decode_array(value: dict[str, Any]) -> np.ndarray:
         raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
         raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
-    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would make up missing bits
+    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would pad missing bits
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
     if raw.dtype != dtype or raw.size != math.prod(shape):
         raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")

@@ -1,11 +1,11 @@
-"""What ``&``, ``|``, ``-`` and ``~`` make of patterns: patterns of any number of operands."""
+"""The operators ``&``, ``|`` and ``~``: n-ary compositions of patterns."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,19 +16,18 @@ from ..hints.bands import Bands, either
 from ..hints.lattice import Ends
 from ..hints.parts import whole_part
 from .check import assign
-from .evaluate import pair_count
 from .pattern import Ordered, Part, Pattern
-from .predicate import allowed
+from .predicate import allowed, pair_count
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["And", "Not", "Or", "nesting"]
+__all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
-_MOST_TERMS = 1 << 16  # one object used twice counts twice: 40 doublings would take for ever
-_MOST_PARTS = 32  # each part of a union excludes all operands before it: more of them cost more than their views save
+_MOST_TERMS = 1 << 16  # counts repeated operands: p = p & q | p doubles the work each time
+_MOST_PARTS = 32  # each part of a union excludes all earlier operands; beyond this the views do not pay off
 
 
 def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
-    """The fields that tell how deep a pattern made of `patterns` nests and of how many it is made, all counted."""
+    """Return `_depth` and `_terms` of a pattern made of `patterns`, checked against their limits."""
     depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
     if depth > DEEPEST:
         raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
@@ -38,40 +37,46 @@ def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
 
 
 def _joint_size(sizes: Iterable[int]) -> int:
-    """The size that serves every operand: 1 gives way to all, a smaller divisor to its multiple."""
+    """Broadcast sizes: 1 yields to any size, a divisor to its multiple, 0 means any number."""
     different = set(sizes)
     largest = max(different)
     if 0 in different and largest <= 1:
         return 0
     if any(size and largest % size for size in different):
-        made_for = sorted(different)
-        raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
+        raise ValueError(
+            f"pattern: expected one number of heads or batch entries in all operands, got {sorted(different)}"
+        )
     return largest
 
 
 def _each_head(pattern: Pattern, heads: int) -> Pattern:
-    """What each of so many heads attends to; batch entries are told apart as ever."""
-    per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
-    entries = tuple(per_head(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
-    joined: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
+    """Expand a pattern to one pattern per head, keeping its batch entries."""
+    return per_entry([[pattern.at(b, h) for h in range(heads)] for b in range(pattern.sizes()[0] or 1)])
+
+
+def per_entry(entries: list[list[Pattern]]) -> Pattern:
+    """Combine patterns per batch entry and head."""
+    found = tuple(pattern_class("per_head")(tuple(heads)) for heads in entries)
+    joined: Pattern = found[0] if len(found) == 1 else pattern_class("per_batch")(found)
     return joined
 
 
 @dataclass(frozen=True, repr=False)
 class Composite(Pattern):
-    """Shared by the operators: everything but the predicate goes through to the operands."""
+    """Base of the operators: forwards everything but the predicate to the operands."""
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
-    _hash: ClassVar[int]  # of each object, and no field
+    _between: ClassVar[Any]  # combines Ends.between of the operands
+    _hash: ClassVar[int]  # per instance; not a dataclass field
 
     def __post_init__(self) -> None:
-        # The hash is kept: it is asked for at every call and by every larger composition.
+        # Cached: every call and every enclosing composition hashes the pattern.
         assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
-        """The patterns joined, each once in order of first appearance; operands of the same operator are taken in."""
+        """Join patterns: flatten operands of the same operator and drop repeats, keeping the order."""
         flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
         return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
 
@@ -79,10 +84,10 @@ class Composite(Pattern):
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.operands,)  # not the hash: it differs from process to process
+        return type(self), (self.operands,)  # without the hash, which differs between processes
 
     def _with(self, operands: Iterable[Pattern]) -> Pattern:
-        """The same operator over other operands."""
+        """Apply the same operator to other operands."""
         operands = tuple(operands)
         unchanged = all(new is old for new, old in zip(operands, self.operands, strict=True))
         return self if unchanged else self.of(*operands)
@@ -112,16 +117,15 @@ class Composite(Pattern):
             own = [p if size else _each_head(p, heads) for p, size in zip(own, sizes, strict=True)]
         return self._with(own)
 
-    def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
-        """The ends of all operands; `between` says what their keys between them are together."""
+    def ends(self, q_len: int) -> Ends | None:
         found = [p.ends(q_len) for p in self.operands]
         if None in found:
             return None
         first, last, middle = zip(*found, strict=True)
-        return Ends(max(first), max(last), between(middle))
+        return Ends(max(first), max(last), type(self)._between(middle))
 
     def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
-        """The conjuncts of each operand; None where one has none."""
+        """Return the interval conjuncts of each operand, or None if one has none."""
         found = []
         for p in self.operands:
             own = p._bands(first, stop)
@@ -131,7 +135,7 @@ class Composite(Pattern):
         return found
 
     @property
-    def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return all(p.translation_invariant for p in self.operands)
 
     def _description(self) -> dict[str, Any]:
@@ -142,13 +146,14 @@ class Or(Composite):
     """Pairs allowed by any operand."""
 
     symbol = "|"
+    _between = any
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         pieces: list[tuple[Part, ...]] = []
-        # Listed pairs come last: of them the others are cheaply excluded, not they of the others.
+        # Listed pairs last: filtering a list by the other operands is cheaper than the reverse.
         operands = sorted(self.operands, key=lambda p: p._lists_pairs)
         for p in operands:
             pieces.append(p.parts(q_len, kv_len))
@@ -162,9 +167,6 @@ class Or(Composite):
             others = ~Or.of(*operands[:number])
             parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
         return parts
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, any)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         found = self._bands_of_all(first, stop)
@@ -187,12 +189,13 @@ class And(Composite):
     """Pairs allowed by all operands."""
 
     symbol = "&"
+    _between = all
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
 
     @property
-    def _lists_pairs(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # per instance
         return any(p._lists_pairs for p in self.operands)
 
     @property
@@ -200,7 +203,7 @@ class And(Composite):
         return any(p._has_order for p in self.operands)
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """In the order of the first operand that has one."""
+        """Permute by the first operand that has a permutation."""
         more = () if also is None else (also,)
         for p in self.operands:
             others = (other for other in self.operands if other is not p)
@@ -229,7 +232,7 @@ class And(Composite):
         return (Part(self),)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Where each operand allows one span of keys, what their spans share."""
+        """The intersection, if every operand allows a single interval of keys."""
         start, stop = np.zeros_like(q), np.full_like(q, kv_len)
         for p in self.operands:
             own = p.runs(q, kv_len)
@@ -237,9 +240,6 @@ class And(Composite):
                 return None
             start, stop = np.maximum(start, own.start[:, 0]), np.minimum(stop, (own.start + own.count)[:, 0])
         return Runs.span(start, stop, kv_len)
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, all)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         found = self._bands_of_all(first, stop)
@@ -258,19 +258,17 @@ class Not(Composite):
     """Pairs that its operand does not allow."""
 
     symbol = "~"
+    _between = staticmethod(lambda flags: not all(flags))
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
-        """The complement of one pattern; that of a complement is what it was made of."""
+        """Complement one pattern; a double complement cancels."""
         (pattern,) = patterns
         return pattern.operands[0] if isinstance(pattern, Not) else cls((pattern,))
 
     def allows(self, q: Any, k: Any) -> Any:
         result = allowed(self.operands[0], q, k)
-        return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, lambda middle: not all(middle))
+        return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
 
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"
@@ -284,8 +282,8 @@ def _whole(parts: tuple[Part, ...]) -> bool:
 
 
 def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
-    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart: those
-    that move queries and keys equally far, for others that look at distances alone."""
+    """Intersect a part with `others`; shifts stay grouped only if they preserve distances and `others` depend on
+    distances alone."""
     pattern = And.of(part.pattern, *others)
     if len(part.shifts) == 1:
         return (part._replace(pattern=pattern, spans=None),)

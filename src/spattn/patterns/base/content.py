@@ -1,4 +1,4 @@
-"""Patterns whose fields are arrays: read-only copies, compared by what they hold."""
+"""ByContent: patterns with array fields, copied read-only and compared by value."""
 
 from __future__ import annotations
 
@@ -18,16 +18,7 @@ __all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
-    """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
-    can change them.
-
-    Raises
-    ------
-    TypeError
-        If `value` is a masked array or has another kind of dtype: bool for `dtype` bool, integers otherwise.
-    ValueError
-        If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
-    """
+    """Convert `value` from any framework to a read-only, C-contiguous array; a read-only input is not copied."""
     value = on_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
@@ -38,36 +29,37 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 
 def on_device(value: Any) -> bool:
-    """Whether a value is an array in device memory that a dynamic mask can read."""
+    """Whether `value` is a device array that a dynamic mask can read."""
     kind = namespace_of(value)
     return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
 
 
 def on_host(value: Any) -> Any:
-    """An array of another framework as NumPy's; anything else, masked arrays among it, as it is."""
+    """Convert an array of another framework to NumPy; return anything else, masked arrays included, unchanged."""
     return value if namespace_of(value) in (None, NUMPY) else to_host(value)
 
 
 class ByContent:
-    """What a pattern with array fields derives from first: arrays are copied, and compared by what they hold.
+    """Mixin for patterns with array fields: arrays are copied read-only and compared by value.
 
-    The dataclass must leave equality, hash and repr to this class: ``@dataclass(frozen=True, eq=False, repr=False)``.
-    Fields that hold an array of any framework become read-only NumPy arrays; two patterns are equal, and have one plan,
-    where all elements are equal.
+    List it before :class:`Pattern`, and declare the dataclass with ``@dataclass(frozen=True, eq=False, repr=False)``:
+    equality, hash and repr come from this class. Arrays of any framework become NumPy arrays. Equal patterns share
+    their plans.
 
     Raises
     ------
     TypeError
-        If an array is masked, which would lose its mask.
+        If an array is a masked array.
 
     Examples
     --------
     >>> from dataclasses import dataclass
     >>> import numpy as np
-    >>> from spattn.patterns import ByContent, Pattern, apply
+    >>> from spattn.patterns import Pattern
+    >>> from spattn.patterns.authoring import ByContent, apply
     >>> @dataclass(frozen=True, eq=False, repr=False)
     ... class Speakers(ByContent, Pattern):
-    ...     '''What the query's speaker said.'''
+    ...     '''Keys of the query's speaker.'''
     ...     speaker: np.ndarray
     ...     def allows(self, q, k):
     ...         return apply(lambda t: self.speaker[t], q) == apply(lambda t: self.speaker[t], k)
@@ -78,7 +70,7 @@ class ByContent:
     (True, array([1, 3]))
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -88,8 +80,7 @@ class ByContent:
         super().__post_init__()  # type: ignore[misc]
 
     @cached_property
-    def _hash(self) -> int:
-        """Asked for at every call and by every larger composition, and kept: an array takes time."""
+    def _hash(self) -> int:  # cached: every call and every enclosing composition hashes the pattern
         return hash((type(self).__qualname__, *map(_hash_of, self._fields())))
 
     def __eq__(self, other: object) -> bool:
@@ -101,8 +92,7 @@ class ByContent:
             return False
         return all(map(_same, self._fields(), other._fields()))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the hash, which differs from process to process."""
+    def __getstate__(self) -> dict[str, Any]:  # without the hash, which differs between processes
         return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     def _fields(self) -> list[Any]:
@@ -122,13 +112,12 @@ class ByContent:
 def _hash_of(value: Any) -> int:
     if not isinstance(value, np.ndarray):
         return hash(repr(value))
-    bits = np.packbits(value) if value.dtype == bool else value  # an eighth of it to go through
+    bits = np.packbits(value) if value.dtype == bool else value  # hashes an eighth of the bytes
     return hash((value.dtype.str, value.shape, content(bits)))
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Arrays bit by bit; of what is no array, a pattern among it may hold more than it is written as, and 1 is no
-    True."""
+    """Compare arrays bitwise, and other fields by value and repr: the repr tells 1 from True."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return bool(one == other) and repr(one) == repr(other)
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)

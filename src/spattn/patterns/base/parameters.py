@@ -1,4 +1,4 @@
-"""What the annotations of a pattern's fields declare: the checks of its parameters, and values to try it with."""
+"""Field annotations of patterns: parameter checks and example values."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = [
 ]
 
 Check = Callable[[str, Any], Any]
-_USUAL = 4  # what an integer is in an example, where its range allows it
+_USUAL = 4  # example value of an integer, if in range
 
 
 class Range(NamedTuple):
-    """The integers that a parameter may be: ``left: Annotated[int, Range(0)]``.
+    """The valid range of an integer parameter: ``left: Annotated[int, Range(0)]``.
 
     Parameters
     ----------
     least, most : int or None, optional
-        The smallest and the largest one; None = there is no such limit.
+        Inclusive bounds; None = unbounded.
     """
 
     least: int | None = None
@@ -51,7 +51,7 @@ Word = Annotated[int, Range(0, 2**64 - 1)]
 
 @functools.cache
 def parameters(cls: type) -> dict[str, Any]:
-    """What a dataclass is made with: by name each annotation, None for one whose names mean nothing at run time."""
+    """Map each init field of a dataclass to its annotation, or to None if that cannot be evaluated."""
     return {field.name: _annotation(cls, field) for field in dataclasses.fields(cls) if field.init}
 
 
@@ -60,23 +60,21 @@ def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
         return field.type
     owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
     holder = types.FunctionType((lambda: None).__code__, vars(sys.modules[owner.__module__]))
-    holder.__annotations__ = {field.name: field.type}  # alone, because another one may name what is not there
+    holder.__annotations__ = {field.name: field.type}  # alone: other annotations may not be evaluable
     try:
         return inspect.get_annotations(holder, eval_str=True)[field.name]
-    except NameError:  # of a class in a function, or imported for type checkers only
+    except NameError:  # of a local class, or imported under TYPE_CHECKING
         return None
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """What a union joins; anything else alone."""
+    """Return the members of a union, or the annotation itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def check_parameters(pattern: object) -> None:
-    """Replaces each parameter by what its annotation makes of it; TypeError or ValueError where that is nothing.
-
-    TypeError also for a parameter that cannot be hashed, unless the pattern can: plans are found by their pattern.
-    """
+    """Check and convert each field by its annotation; unannotated fields must be hashable, as plans are cached by
+    pattern."""
     cls: type = type(pattern)
     for name, check in _checks(cls):
         value = getattr(pattern, name)
@@ -98,13 +96,13 @@ def _check_hash(pattern: Any, name: str, value: Any) -> None:
         hash(pattern)
     except TypeError as error:
         raise TypeError(
-            f"{name}: expected a parameter that can be hashed, such as a tuple, got {type(value).__name__}; for an "
-            "array derive from ByContent and Pattern, with @dataclass(frozen=True, eq=False, repr=False)"
+            f"{name}: expected a hashable value, such as a tuple, got {type(value).__name__}; for array fields derive "
+            "from ByContent and Pattern, with @dataclass(frozen=True, eq=False, repr=False)"
         ) from error
 
 
 def _check(kind: Any) -> Check | None:
-    """The check that an annotation declares, None where it declares none."""
+    """Return the check that an annotation declares, or None."""
     kinds = alternatives(kind)
     if len(kinds) > 1:
         return _check_union(kinds)
@@ -125,7 +123,7 @@ def _check(kind: Any) -> Check | None:
 
 
 def _check_union(kinds: tuple[Any, ...]) -> Check | None:
-    """None, a word and a sequence are told apart from the rest, which is checked as the first of its alternatives."""
+    """Check None, literals and sequences by type; check anything else as the first remaining member."""
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     several: list[Any] = [_check(kind) for kind in kinds if get_origin(kind) is tuple]
     others = [kind for kind in kinds if get_origin(kind) not in (Literal, tuple) and kind is not types.NoneType]
@@ -143,12 +141,12 @@ def _check_union(kinds: tuple[Any, ...]) -> Check | None:
 
 
 def limits(kind: Any) -> Range | None:
-    """The range that an annotation declares."""
+    """Return the Range in an annotation, or None."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Range)), None)
 
 
 def default_value(cls: type, name: str) -> Any:
-    """A plain value for a parameter without a default; TypeError where its annotation does not tell one."""
+    """Return an example value for a parameter without a default."""
     kind = alternatives(parameters(cls)[name])[0]
     if kind is bool:
         return False
@@ -158,8 +156,7 @@ def default_value(cls: type, name: str) -> Any:
     within = Range() if one is int else limits(one)
     if within is None:
         raise TypeError(
-            f"{name}: expected a default, or an annotation that tells a value for it; or define "
-            f"{cls.__name__}.example(), got {kind}"
+            f"{name}: expected a default or an annotated range, got {kind}; or define {cls.__name__}.example()"
         )
     value = _USUAL if within.least is None else max(_USUAL, within.least)
     value = value if within.most is None else min(value, within.most)

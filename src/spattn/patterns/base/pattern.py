@@ -1,4 +1,4 @@
-"""What a pattern is: a predicate over positions, closed under ``| & - ~``, with optional hints."""
+"""The Pattern class: a predicate over positions, closed under ``| & - ~``, with optional hints."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
 from ..hints.lattice import Ends, Lattice, Span
 from .codec import decode, encode
-from .evaluate import evaluate
 from .parameters import check_parameters, default_value
+from .predicate import evaluate
 from .registry import OPERATORS, pattern_class
 
 __all__ = ["Ordered", "Part", "Pattern"]
 
-# What must agree with a predicate.
+# Hints must agree with the predicate; a subclass with its own allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
 
 class Part(NamedTuple):
-    """A piece of a pattern and the views in which it is dense.
+    """A piece of a pattern, with the views in which it is dense.
 
     Parameters
     ----------
     pattern : Pattern
-        What is allowed in this piece; only pairs of the two lattices count.
+        The predicate of this piece; only pairs of the two lattices count.
     query, key : Lattice or None
         Absolute positions of the queries and of the keys; None is the whole sequence.
     shifts : tuple of (int, int)
-        The piece repeats with both lattices moved by each of these (query, key) offsets, and it is *the same* piece:
-        in lattice coordinates the allowed pairs do not depend on the shift.
+        (query, key) offsets at which the piece repeats. In lattice coordinates, the allowed pairs must not depend on
+        the shift.
     spans : tuple of Span or None
-        Where the keys of every query are a box of the key lattice: what that is along each axis. Plans may then have
-        views of keys for each box of queries.
+        The interval of keys of each query along each axis, if the keys of every query form a box of the key lattice.
+        Plans may then use a key view per box of queries.
     """
 
     pattern: Pattern
@@ -51,17 +51,9 @@ class Part(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """A pattern of places, and what is at each place.
+    """A bound pattern over permuted tokens: query i is row ``q_order[i]``, key j is ``kv_order[j]``.
 
-    Attributes
-    ----------
-    pattern : Pattern
-        Bound to the same lengths: the query at place p stands at position ``p + kv_len - q_len``, the key at place p at
-        position p.
-    q_order : (q_len,) int64 array
-        The query row at each place.
-    kv_order : (kv_len,) int64 array
-        The key at each place.
+    Query i stands at position ``i + kv_len - q_len``.
     """
 
     pattern: Pattern
@@ -72,31 +64,33 @@ class Ordered(NamedTuple):
 class Pattern:
     """A set of allowed (query, key) position pairs.
 
-    Subclasses are frozen dataclasses. They define :meth:`allows`; everything else is a hint that must agree with it. A
-    class that replaces the predicate of another one inherits none of its hints.
-    Annotations declare what their parameters may be: ``Annotated[int, Range(0)]``, ``bool``, ``Literal["one", "two"]``,
-    tuples and unions of these. Those with arrays among their fields derive from :class:`ByContent` too.
+    Subclasses are frozen dataclasses that define :meth:`allows`; every other method is a hint that must agree with it.
+    A subclass that overrides the predicate of another pattern inherits none of its hints. Annotations declare valid
+    parameters: ``Annotated[int, Range(0)]``, ``bool``, ``Literal["one", "two"]``, tuples and unions of these. Classes
+    with array fields derive from :class:`ByContent` first.
 
     Raises
     ------
     TypeError
-        If a parameter is not of the type that its annotation declares, or cannot be hashed.
+        If a parameter does not have its documented type or cannot be hashed. Masked arrays are never accepted.
     ValueError
-        If it is out of the range that its annotation declares.
+        If a parameter is out of range, arrays differ from the documented shapes, or patterns nest more than 64 deep.
+        These errors apply to every pattern; subclasses document only further ones.
     """
 
     name: ClassVar[str] = ""
     translation_invariant: ClassVar[bool] = False
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
-    """True when the parameters leave only some lengths, as a grid does."""
+    """True if the parameters restrict the lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
-    """Whether :meth:`_pairs` lists the allowed pairs, of which plans and index sets are made then."""
+    """Whether :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
     _has_order: ClassVar[bool] = False
-    """Whether there may be an order of the tokens in which its pairs lie together: :meth:`_in_order` of some head."""
+    """Whether :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
+    _instances: ClassVar[dict[str, Any]] = {}  # the registered example and typical instance
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -112,26 +106,31 @@ class Pattern:
     def allows(self, q: Any, k: Any) -> Any:
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
-        Uses only operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply`, so that the planner can evaluate
-        it on whole tiles at once.
+        May use operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply` only, so that the planner can
+        evaluate it on whole tiles.
 
         Parameters
         ----------
         q, k : int or int array
-            Positions, at least 0; while planning, an object with the same operators.
+            Positions, at least 0; during planning, an object with the same operators.
 
         Returns
         -------
         bool or bool array
-            Of the broadcast shape of `q` and `k`, or of one that broadcasts to it. Numbers are no truth values: index
-            sets, plans and compositions raise TypeError for them.
+            Broadcastable to the common shape of `q` and `k`. Integers raise TypeError in index sets, plans and
+            compositions.
+
+        Raises
+        ------
+        ValueError
+            If :meth:`bind` must fix the lengths, or :meth:`at` the batch entry and head, first.
         """
         raise NotImplementedError
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Hint: the allowed keys of query positions `q`, in closed form; None where there is none.
+        """Hint: the allowed keys of query positions `q` in closed form, or None.
 
-        Index sets are made of them, and plans where every row has one run.
+        Index sets are built from it, and plans where every row has one run.
 
         Parameters
         ----------
@@ -143,7 +142,7 @@ class Pattern:
         Returns
         -------
         Runs or None
-            One row for each query; every key lies in ``[0, kv_len)``.
+            One row per query; every key lies in ``[0, kv_len)``.
         """
         return None
 
@@ -162,14 +161,14 @@ class Pattern:
         return (Part(self),)
 
     def ends(self, q_len: int) -> Ends | None:
-        """Hint: where the keys of the last queries lie, the same for all long sequences; None where there is none.
+        """Hint: which keys the last queries of any long sequence attend to, or None.
 
-        Only a pattern that suits every length has it. Steps of generation at all lengths share one plan then.
+        Only for patterns of any length: decode steps of all lengths then share one plan.
 
         Parameters
         ----------
         q_len : int
-            Queries, the last so many positions of the sequence.
+            Queries, at the last positions of the sequence.
 
         Returns
         -------
@@ -178,7 +177,7 @@ class Pattern:
         return None
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
-        """This pattern at these lengths: checks that they fit and fixes whatever depends on them.
+        """Check the lengths and fix what depends on them.
 
         Parameters
         ----------
@@ -192,12 +191,12 @@ class Pattern:
         Raises
         ------
         ValueError
-            If the pattern is not made for these lengths.
+            If the pattern does not support these lengths.
         """
         return self
 
     def sizes(self) -> tuple[int, int]:
-        """How many (batch entries, heads) the pattern tells apart: 1 = none, 0 = as many as there are.
+        """Return the batch entries and heads with patterns of their own: 1 = shared, 0 = any number.
 
         Returns
         -------
@@ -206,42 +205,51 @@ class Pattern:
         return 1, 1
 
     def grids(self) -> frozenset[tuple[int, ...]]:
-        """The grids that the tokens form, each as its tokens along each axis; none for tokens in a row.
+        """Return the grids of tokens, each as tokens per axis; empty for plain sequences.
 
         Returns
         -------
         frozenset of tuple of int
-            One where arrays may have its axes in place of the length.
+            With one grid, arrays may have its axes in place of the length axis.
         """
         return frozenset()
 
     def at(self, batch: int, head: int) -> Pattern:
-        """The pattern of one batch entry and one head, numbered as in :meth:`sizes`.
+        """Return the pattern of one batch entry and one head, numbered as in :meth:`sizes`.
 
         Parameters
         ----------
         batch, head : int
-            Numbers of the batch entry and the head.
+            Indices of the batch entry and the head.
 
         Returns
         -------
         Pattern
-            One whose :meth:`sizes` are (1, 1).
+            With :meth:`sizes` (1, 1).
 
         Raises
         ------
         ValueError
-            If there is no batch entry or head of this number.
+            If an index is out of range.
         """
         return self
 
-    # -- to try it with ----------------------------------------------------------------------------------------------
+    # -- instances for tests, benchmarks and the gallery ---------------------------------------------------------------
+
+    @classmethod
+    def _instance(cls, kind: str) -> tuple[Pattern, int] | None:
+        given = cls._instances.get(kind)
+        if given is None:
+            return None
+        values, length = given() if callable(given) else given
+        return cls(*values), length
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:
-        """A small instance for tests, benchmarks and pictures, and a length that suits it.
+        """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
 
-        By default parameters have their own defaults, or else plain values that their annotations declare.
+        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else one with the parameters'
+        defaults and values in their annotated ranges.
 
         Returns
         -------
@@ -252,16 +260,17 @@ class Pattern:
         Raises
         ------
         TypeError
-            If the annotation of a parameter without a default does not tell a value.
+            If a parameter has neither a default nor an annotated range.
         """
-        required = [f.name for f in dataclasses.fields(cls) if _is_required(f)]
-        return cls(**{name: default_value(cls, name) for name in required}), 32
+        required = (f.name for f in dataclasses.fields(cls) if _is_required(f))
+        return cls._instance("example") or (cls(**{name: default_value(cls, name) for name in required}), 32)
 
     @classmethod
     def typical(cls) -> tuple[Pattern, int]:
-        """An instance as large as people use it, at a length where its plan says something about its cost.
+        """Return an instance of realistic size, at a length at which its plan shows its cost.
 
-        By default the example, at 64 times its length unless it refuses that.
+        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else the example, at 64 times
+        its length if it supports that.
 
         Returns
         -------
@@ -269,6 +278,8 @@ class Pattern:
         length : int
             Tokens, of queries and of keys.
         """
+        if found := cls._instance("typical"):
+            return found
         pattern, length = cls.example()
         try:
             pattern.at(0, 0).bind(64 * length, 64 * length)
@@ -278,57 +289,41 @@ class Pattern:
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        """A random instance for property tests, and sizes that suit it.
+        """Draw a random instance for property tests, and sizes that suit it.
 
-        By default each parameter is drawn as its annotation declares. Classes whose parameters depend on each other, or
-        on the lengths, override this.
+        By default each parameter is drawn from its annotation. Override it if parameters depend on each other or on
+        the lengths.
 
         Parameters
         ----------
         draw : spattn.testing.strategies.Draw
             Draws numbers and choices: ``draw.integer(1, 9)``.
         sizes : spattn.testing.strategies.Sizes
-            batch, heads_q, heads_kv, q_len and kv_len at hand.
+            Proposed batch, heads_q, heads_kv, q_len and kv_len.
 
         Returns
         -------
         pattern : Pattern
         sizes : Sizes
-            The same, or ``sizes._replace(q_len=..., kv_len=...)`` where :attr:`fixes_lengths` is True.
+            Unchanged, or ``sizes._replace(q_len=..., kv_len=...)`` if :attr:`fixes_lengths` is True.
         """
         return draw.instance(cls, sizes)
 
     # -- derived -----------------------------------------------------------------------------------------------------
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
-        """The different patterns of a batch and which one each (batch entry, head) has.
-
-        Parameters
-        ----------
-        batch, heads : int
-            Batch entries and query heads of the call.
-
-        Returns
-        -------
-        patterns : list of Pattern
-        index : int32 array (batch or 1, heads or 1)
-
-        Raises
-        ------
-        ValueError
-            If the pattern is made for another number of batch entries or heads.
-        """
+        """Return the distinct patterns of a batch and, per (batch entry, head), the int32 index into them."""
         own_batch, own_heads = self.sizes()
         if own_batch not in (0, 1, batch):
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
         if own_heads > 1 and heads % own_heads:
             raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
-        per_head = self._for_heads(heads)
-        own_heads = per_head.sizes()[1]
+        expanded = self._for_heads(heads)
+        own_heads = expanded.sizes()[1]
         number: dict[Pattern, int] = {}
         index = np.array(
             [
-                [number.setdefault(per_head.at(b, h), len(number)) for h in range(own_heads or heads)]
+                [number.setdefault(expanded.at(b, h), len(number)) for h in range(own_heads or heads)]
                 for b in range(own_batch or batch)
             ],
             dtype=np.int32,
@@ -338,10 +333,9 @@ class Pattern:
         return list(number), index
 
     def _for_heads(self, heads: int) -> Pattern:
-        """The same for so many query heads: where a part that tells each head apart meets one for groups of heads, it
-        says what each of its heads attends to."""
+        """Expand operands for groups of heads to one pattern per head, where another operand is per-head."""
         changed: dict[str, Any] = {}
-        for name in getattr(self, "__dataclass_fields__", ()):  # which not every user's class has
+        for name in getattr(self, "__dataclass_fields__", ()):  # a user's class may not be a dataclass
             value = getattr(self, name)
             several = type(value) is tuple
             inner = [p for p in (value if several else (value,)) if isinstance(p, Pattern)]
@@ -351,14 +345,14 @@ class Pattern:
         return dataclasses.replace(self, **changed) if changed else self
 
     def index_set(self, q_len: int, kv_len: int, *, batch: int = 0, head: int = 0) -> AffineRows:
-        """The exact index set: query row i stands at position ``i + kv_len - q_len``.
+        """Return the exact index set: query row i stands at position ``i + kv_len - q_len``.
 
         Parameters
         ----------
         q_len, kv_len : int
             Lengths in tokens.
         batch, head : int, optional
-            Which batch entry and head, for patterns that tell them apart.
+            Batch entry and head, for patterns that differ between them.
 
         Returns
         -------
@@ -367,10 +361,9 @@ class Pattern:
         Raises
         ------
         ValueError
-            If a length is no integer, negative or 2^31 or more, or the pattern does not fit the lengths, batch entry or
-            head.
+            If a length is not an integer in [0, 2^31), or the pattern does not fit the lengths, batch entry or head.
         TypeError
-            If :meth:`allows` returns anything but truth values of the shape of its arguments.
+            If :meth:`allows` returns anything but bools of the shape of its arguments.
         """
         q_len, kv_len = check_lengths(q_len, kv_len)
         bound = self.at(batch, head).bind(q_len, kv_len)
@@ -382,34 +375,33 @@ class Pattern:
         return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
     def to_json(self) -> str:
-        """Serialize this pattern; :func:`spattn.patterns.from_json` reads it back, in any process.
+        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
 
         Returns
         -------
         str
-            JSON.
 
         Raises
         ------
         ValueError
-            If the pattern's class is not registered, or JSON cannot hold a parameter.
+            If the pattern's class is not registered, or a parameter is not JSON-serializable.
         """
         text = self._serialized()
         if text is None:
-            raise ValueError(f"pattern: expected a registered class with parameters that JSON can hold, got {self!r}")
+            raise ValueError(f"pattern: expected a registered class with JSON-serializable parameters, got {self!r}")
         return text
 
     def _description(self) -> dict[str, Any]:
-        """What JSON holds: integers, text, lists and dicts only."""
+        """Return the pattern as JSON-compatible data."""
         return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def _serialized(self) -> str | None:
-        """The JSON, None where it cannot say all of the pattern."""
-        with whole_imports:  # late: `import spattn` takes little time
+        """Return the JSON, or None if it does not round-trip."""
+        with whole_imports:  # late: keeps `import spattn` fast
             import json
 
         try:
-            # An object that is made while torch.compile is tracing lacks its fields, but for their defaults.
+            # Under torch.compile's tracing a new object has only those fields that have defaults.
             if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
                 return None
             text = json.dumps(self._description(), separators=(",", ":"))
@@ -418,21 +410,20 @@ class Pattern:
             return None
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
-        """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
+        """Return runs that together contain every allowed pair; None = any pair is possible."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
-        """Hint: conjuncts that together allow each allowed pair of the queries at ``[first, stop)``, or None."""
+        """Hint: interval conjuncts whose intersection is the pattern, for queries at ``[first, stop)``; or None."""
         return None
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """Hint: the pairs of this pattern, bound to its lengths, in an order of the tokens in which they lie together;
-        None where there is none. With `also`, those pairs that this pattern allows, too."""
+        """Hint: this bound pattern (and `also`) under a token permutation that clusters its pairs, or None."""
         return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the query in `q`, key) of every allowed pair, sorted; asked only where :attr:`_lists_pairs`."""
+        """Return (index into `q`, key) of every allowed pair, sorted; only called if :attr:`_lists_pairs`."""
         raise NotImplementedError
 
     def __and__(self, other: Any) -> Pattern:
@@ -466,14 +457,13 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _operand(value: Any) -> Pattern | None:
-    """What stands beside an operator, as a pattern: a bool array of any framework is a Mask. None if it is neither."""
+    """Return an operand as a pattern (a bool array of any framework is a Mask), or None."""
     if isinstance(value, Pattern):
         return value
     if namespace_of(value) is None:
         return None
-    if dtype_name(value) != "bool":
-        got = dtype_name(value)
-        raise TypeError(f"operand: expected a pattern or a bool array, to wrap in Mask(...), got an array of {got}")
+    if (got := dtype_name(value)) != "bool":
+        raise TypeError(f"operand: expected a pattern or a bool array (a Mask), got an array of {got}")
     mask: Callable[[Any], Pattern] = pattern_class("mask")
     return mask(value)
 

@@ -1,8 +1,8 @@
-"""Positions of whole tiles, as predicates are given them: an array of NumPy's whose ``gcd`` is looked up.
+"""Position arrays of whole tiles with a fast ``np.gcd``.
 
-Euclid's algorithm in every cell costs twenty times what other operations cost. Consecutive queries and keys that are
-near each other have few distances d, and gcd(q, k) = gcd(d, q mod d) is in a small table; along a row of the table q
-goes on by one, so that a cell costs a sum and a look-up.
+Euclid's algorithm per cell costs twenty times any other operation. Consecutive queries and keys within a tile have few
+distances d, and gcd(q, k) = gcd(d, q mod d) comes from a small table; q advances by one along a table row, so a cell
+costs one addition and one lookup.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 __all__ = ["Positions"]
 
-_NEAR = 1024  # distances that the table has
+_NEAR = 1024  # rows of the table: distances below this
 
 
 class Positions(np.ndarray[Any, Any]):
-    """Positions on one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); all results are plain arrays."""
+    """Positions of one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); results are plain arrays."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         both = len(inputs) == 2 and all(isinstance(x, Positions) for x in inputs)
@@ -29,7 +29,7 @@ class Positions(np.ndarray[Any, Any]):
 
 
 def _gcd(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """``np.gcd(q, k)`` of tiles."""
+    """Compute ``np.gcd(q, k)`` on tiles."""
     if k.shape[2] == 1:
         return _gcd(k, q) if q.shape[1] == 1 else np.gcd(q, k)
     apart = np.maximum(abs(q[:, 0, 0] - k[:, 0, -1]), abs(q[:, -1, 0] - k[:, 0, 0]))
@@ -42,10 +42,10 @@ def _gcd(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The same of consecutive positions at distances below `_NEAR`."""
+    """Compute the gcd of consecutive positions at distances below `_NEAR`."""
     rows, columns = q.shape[1], k.shape[2]
     table = _gcds(_NEAR, _NEAR + rows)
-    distance = abs(q[:, :1, 0] - k[:, 0, :1] + np.arange(1 - columns, rows))  # on each diagonal of each tile
+    distance = abs(q[:, :1, 0] - k[:, 0, :1] + np.arange(1 - columns, rows))  # per diagonal of each tile
     place = distance * table.shape[1] + q[:, :1, 0] % np.maximum(distance, 1)
     of_cells = np.lib.stride_tricks.sliding_window_view(place, columns, axis=1)[:, :, ::-1]
     found = table.take(of_cells + np.arange(rows)[:, None]).astype(np.int64)
@@ -56,7 +56,7 @@ def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _gcds(rows: int, columns: int) -> np.ndarray:
-    """The greatest common divisor of each row and column but (0, 0): the last number that divides both."""
+    """Tabulate the gcd of row and column except at (0, 0): the last common divisor written remains."""
     table = np.zeros((rows, columns), np.uint16)
     for divisor in range(1, columns):
         table[::divisor, ::divisor] = divisor

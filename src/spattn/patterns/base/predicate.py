@@ -1,4 +1,4 @@
-"""Predicates: how everybody calls ``allows``, and what it may use beside operators and ufuncs."""
+"""Predicates: checked evaluation, index sets, and the functions that ``allows`` may call."""
 
 from __future__ import annotations
 
@@ -8,47 +8,42 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..._util.imports import whole_imports
+from ...index_set import AffineRows, Runs
 
-__all__ = ["NO_TRUTH_VALUE", "Predicate", "allowed", "apply", "member", "rank"]
+__all__ = ["NO_TRUTH_VALUE", "Predicate", "allowed", "apply", "evaluate", "member", "pair_count", "rank"]
+
+_PAIRS_AT_ONCE = 1 << 20
+_SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
 
 NO_TRUTH_VALUE = (
-    "allows(): expected &, | and ~, np.minimum and np.maximum of arrays of positions, got 'and', 'or', 'not', 'if', "
-    "min() or max(), which ask an array for a single truth value"
+    "allows(): expected &, |, ~, np.minimum and np.maximum on arrays of positions, got 'and', 'or', 'not', 'if', "
+    "min() or max(), which need the truth value of a whole array"
 )
-_NO_TRUTH = "truth value of an array"  # how NumPy begins to say so
+_NO_TRUTH = "truth value of an array"  # from NumPy's message
 
 
 class Predicate(Protocol):
-    """What evaluation needs of a pattern."""
+    """The part of a pattern that evaluation needs."""
 
     def allows(self, q: Any, k: Any) -> Any: ...
 
 
 def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
-    """``pattern.allows(q, k)``, TypeError unless it returns what it promises: every caller comes through here.
+    """Evaluate ``pattern.allows(q, k)`` and check the result; every caller uses this function.
 
-    A predicate that can do nothing with the planner's symbols is undecided on all tiles, also as an operand of another.
-
-    Parameters
-    ----------
-    pattern : Pattern
-    q, k : int, int array or the planner's symbolic positions
-
-    Returns
-    -------
-    bool, bool array that broadcasts to the shape of `q` and `k`, or the planner's symbolic truth value
+    On the planner's symbols, a predicate that does not support them leaves all tiles undecided, also as an operand.
     """
     leave_open = getattr(q, "leave_open", None)
     if leave_open is None:
         return _checked(pattern, q, k)
     try:
         return _checked(pattern, q, k)
-    except (TypeError, AttributeError, IndexError) as error:  # of an operator, a method, an array that is looked up in
+    except (TypeError, AttributeError, IndexError) as error:  # an unsupported operator, method or array index
         return leave_open(pattern, k, error)
 
 
 def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
-    """The predicate's result; TypeError where it is none."""
+    """Evaluate the predicate; TypeError if the result is not boolean or has another shape."""
     try:
         result = pattern.allows(*_of_tiles(q, k))
     except ValueError as error:
@@ -68,31 +63,29 @@ def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
 
 
 def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
-    """The positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`; others as they are."""
+    """View the positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
     if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
         return q, k
-    with whole_imports:  # which planning alone needs
+    with whole_imports:  # only planning needs it
         from .positions import Positions
 
     return q.view(Positions), k.view(Positions)
 
 
 def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
-    """``function(positions)`` for a function that NumPy has no operator for (a table look-up, a search).
-
-    `function` maps an integer array of positions elementwise to an array of the same shape.
+    """Evaluate ``function(positions)`` for a function that is not a ufunc, such as a table lookup or a search.
 
     Parameters
     ----------
     function : callable
-        Maps an int64 array of positions to an array of the same shape, elementwise.
+        Maps an int64 array of positions elementwise to an array of the same shape.
     positions : int or int array
-        What :meth:`Pattern.allows` was given, or computed from one side of it.
+        An argument of :meth:`Pattern.allows`, or a value computed from one of them.
 
     Returns
     -------
     array
-        While planning, an object with the same operators.
+        During planning, an object with the same operators.
     """
     each = getattr(positions, "map", None)
     return each(function) if each is not None else function(positions)
@@ -106,20 +99,19 @@ def member(table: np.ndarray, positions: Any) -> Any:
     table : (n,) int64 array
         Sorted, without repeats.
     positions : int or int array
-        What :meth:`Pattern.allows` was given, or a difference of both.
+        An argument of :meth:`Pattern.allows`, or the difference of both.
 
     Returns
     -------
     bool array
-        While planning, an object with the same operators.
+        During planning, an object with the same operators.
     """
     decide = getattr(positions, "member", None)
     return decide(table) if decide is not None else _is_in(np.asarray(positions), table)
 
 
 def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """``np.isin(positions, table)``; of tiles in which each diagonal is one number, as differences have it, the
-    diagonals alone are looked up."""
+    """Evaluate ``np.isin(positions, table)``; for tiles of differences, look up each diagonal once."""
     if positions.ndim != 3 or not positions.size or (positions[:, 1:, 1:] != positions[:, :-1, :-1]).any():
         return np.isin(positions, table)
     diagonals = np.concatenate([positions[:, 0, ::-1], positions[:, 1:, 0]], axis=1)
@@ -128,19 +120,45 @@ def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def rank(table: np.ndarray, positions: Any) -> Any:
-    """How many numbers of the sorted integer array `table` each position, or difference of positions, has reached.
-
-    Parameters
-    ----------
-    table : (n,) int64 array
-        Sorted.
-    positions : int or int array
-        As for :func:`member`.
-
-    Returns
-    -------
-    int array
-        While planning, an object with the same operators.
-    """
+    """Return how many entries of the sorted integer array `table` are at most each position (searchsorted, right)."""
     count = getattr(positions, "rank", None)
     return count(table) if count is not None else np.searchsorted(table, positions, side="right")
+
+
+class Bounded(Predicate, Protocol):
+    """A predicate with candidate runs: a superset of the allowed pairs."""
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None: ...
+
+
+def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
+    """Evaluate the predicate strip by strip, on candidate pairs only if they are few."""
+    rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
+    counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
+    for first in range(0, len(q), rows):
+        strip = q[first : first + rows]
+        row, column = _allowed_pairs(pattern, strip, kv_len)
+        counts.append(np.bincount(row, minlength=len(strip)))
+        columns.append(column)
+    return AffineRows.from_csr(np.cumsum(np.concatenate(counts)), np.concatenate(columns), kv_len)
+
+
+def pair_count(candidates: list[Runs]) -> int:
+    """Count the pairs of several runs; overlaps count repeatedly."""
+    return sum(int(runs.count.sum()) for runs in candidates)
+
+
+def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, key) of the allowed pairs of queries `q`, sorted."""
+    shape = len(q), kv_len
+    candidates = pattern._candidates(q, kv_len)
+    if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
+        row, column = np.nonzero(np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape))
+        return row, column
+    selected = np.zeros(shape, dtype=bool)
+    for runs in candidates:
+        indptr, column = AffineRows.from_runs(runs, kv_len).to_csr()
+        selected[np.repeat(np.arange(len(q)), np.diff(indptr)), column] = True
+    row, column = np.nonzero(selected)
+    keep = np.broadcast_to(allowed(pattern, q[row], column), row.shape)
+    return row[keep], column[keep]

@@ -1,4 +1,4 @@
-"""Random blocks from a counter-based generator: any row can be drawn alone, and every machine draws the same."""
+"""Counter-based random blocks: any row can be drawn alone, reproducibly on every machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ _LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 
 def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` words of ``np.random.Philox(key=seed, counter=[0, 0, head, row])``, for many rows at once.
-
-    NumPy makes one generator object a row; this evaluates the same function on whole arrays.
-
-    Returns
-    -------
-    words : (rows, count) uint64 array
-    """
+    """Return the first `count` words of ``np.random.Philox(key=seed, counter=[0, 0, head, row])``, vectorized over
+    rows: (rows, count) uint64."""
     blocks = -(-count // 4)
     shape = (len(rows), blocks)
     counter = [
@@ -38,7 +32,7 @@ def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarr
 
 
 def _product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """High and low word of the 128-bit product."""
+    """Return the high and low words of the 128-bit product."""
     a0, a1, b0, b1 = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
     middle = a1 * b0 + (a0 * b0 >> _HALF)
     other = a0 * b1 + (middle & _LOW)
@@ -46,34 +40,21 @@ def _product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, size: int) -> np.ndarray:
-    """For each row `size` different numbers below its number of candidates; all of them where there are no more.
+    """Draw `size` distinct numbers below ``candidates[i]`` for each row, or all of them if there are no more.
 
-    Parameters
-    ----------
-    seed, head : int
-    rows : (rows,) int64 array
-        Numbers of the rows: row, head and seed alone determine the words drawn.
-    candidates : (rows,) int64 array
-
-    Returns
-    -------
-    ranks : (rows, size) int64 array
-        -1 where a row has fewer candidates.
-
-    Notes
-    -----
-    Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987), one word a draw: word t modulo the draw's range,
-    whose bias of 2^-44 at a million blocks is immaterial.
+    Returns (rows, size) int64, -1 where a row has fewer candidates. Seed, head and row number alone determine a row.
+    Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987) with one word per draw, word t modulo the draw's
+    range: a bias of 2^-44 at a million blocks.
     """
     everyone = np.arange(size)
     ranks = np.where(everyone < candidates[:, None], everyone, -1)
-    choosy = candidates > size  # the others take all that there are, and draw nothing
+    choosy = candidates > size  # the others take all candidates without drawing
     ranks[choosy] = _sample(random_words(seed, head, rows[choosy], size), candidates[choosy])
     return ranks
 
 
 def _sample(words: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """As many different numbers below each row's candidates as it has words; fewer words than candidates."""
+    """Draw one distinct number per word, below each row's candidates; needs fewer words than candidates."""
     size = words.shape[1]
     ranks = np.empty(words.shape, dtype=np.int64)
     for t in range(size):

@@ -1,4 +1,4 @@
-"""Recipes: functions that compose patterns, registered under names of their own."""
+"""Recipes: registered functions that compose patterns."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from ...index_set import Runs
 from ..hints.lattice import Ends
 from .check import assign
 from .pattern import Part, Pattern
-from .registry import register
+from .registry import Instance, register
 
 __all__ = ["Recipe", "recipe"]
 
 _P = ParamSpec("_P")
-Instance = tuple[tuple[Any, ...], int]
 
 
 class Recipe(Pattern):
-    """A composition with a name: its repr and its serialized form are the recipe's; bound, it is what the recipe makes.
+    """A named composition: repr and JSON show the recipe's call, bind() returns the composition.
 
-    Classes derive from it by the decorator :func:`recipe` alone.
+    Only the decorator :func:`recipe` derives classes from it.
     """
 
     function: ClassVar[Callable[..., Pattern]]
     public: ClassVar[Callable[..., Pattern]]
-    instances: ClassVar[tuple[Instance, Instance | None]]
-    drawn: ClassVar[Callable[[Any, Any], tuple[tuple[Any, ...], Any]] | None] = None
-    made: ClassVar[Pattern]  # of each object, and no field
+    made: ClassVar[Pattern]  # per instance; not a dataclass field
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +43,7 @@ class Recipe(Pattern):
         return type(self).public, self._values()
 
     @property
-    def translation_invariant(self) -> bool:  # type: ignore[override]  # of the composition
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return self.made.translation_invariant
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -76,25 +73,6 @@ class Recipe(Pattern):
     def _for_heads(self, heads: int) -> Pattern:
         return self.made._for_heads(heads)
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        values, length = cls.instances[0]
-        return cls(*values), length
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        if cls.instances[1] is None:
-            return super().typical()
-        values, length = cls.instances[1]
-        return cls(*values), length
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        if cls.drawn is None:
-            return super().random(draw, sizes)
-        values, sizes = cls.drawn(draw, sizes)
-        return cls(*values), sizes
-
 
 def recipe(
     name: str,
@@ -104,21 +82,21 @@ def recipe(
     random: Callable[[Any, Any], tuple[tuple[Any, ...], Any]] | None = None,
     fixes_lengths: bool = False,
 ) -> Callable[[Callable[_P, Pattern]], Callable[_P, Pattern]]:
-    """Decorator: registers the composition that a function makes under `name`.
+    """Decorator: register the composition that a function returns under `name`.
 
-    The function's annotations declare the parameters, as the fields of a pattern do. What it returns then is a
-    :class:`Recipe`, whose repr and serialized form are the call, ``longformer(window=256, ...)``.
+    The function's annotations declare the parameters, as the fields of a pattern do. A call returns a :class:`Recipe`,
+    whose repr and JSON are the call, ``longformer(window=256, ...)``.
 
     Parameters
     ----------
     name : str
         The registered name.
     example, typical : (tuple, int)
-        Arguments and a length in tokens, see :meth:`Pattern.example` and :meth:`Pattern.typical`.
+        Arguments and a length in tokens, for :meth:`Pattern.example` and :meth:`Pattern.typical`.
     random : callable, optional
         Draws arguments and sizes as :meth:`Pattern.random` does, for parameters that depend on each other.
     fixes_lengths : bool, optional
-        Whether the parameters leave only some lengths.
+        Whether the parameters restrict the lengths.
 
     Returns
     -------
@@ -135,18 +113,22 @@ def recipe(
             "__doc__": function.__doc__,
             "function": staticmethod(function),
             "public": staticmethod(make),
-            "instances": (example, typical),
             "fixes_lengths": fixes_lengths,
         }
         if random is not None:
-            body["drawn"] = staticmethod(random)
+
+            def drawn(cls: type[Recipe], draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+                values, sizes = random(draw, sizes)
+                return cls(*values), sizes
+
+            body["random"] = classmethod(drawn)
         fields = []
         for parameter in inspect.signature(function).parameters.values():
             default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             fields.append((parameter.name, parameter.annotation, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(function.__name__, fields, bases=(Recipe,), namespace=body, frozen=True)
-        made.__module__ = function.__module__  # where its annotations are looked up
-        cls: type[Recipe] = register(name)(made)
+        made.__module__ = function.__module__  # resolves its annotations
+        cls: type[Recipe] = register(name, example, typical)(made)
         return make
 
     return decorate

@@ -1,4 +1,4 @@
-"""Patterns by name, operators by symbol."""
+"""The registry of pattern classes by name, and of operators by symbol."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from typing import Any, TypeVar
 
 from ..._util.imports import whole_imports
 
-__all__ = ["DEEPEST", "OPERATORS", "names", "pattern_class", "register"]
+__all__ = ["DEEPEST", "OPERATORS", "Instance", "names", "pattern_class", "register"]
 
 PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
-DEEPEST = 64  # how deep patterns nest: they are walked by recursion
-# "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too.
-OPERATORS: dict[str, type[Any]] = {}
+Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length in tokens
+DEEPEST = 64  # nesting limit: patterns are traversed recursively
+OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
 
 
-def register(name: str) -> Callable[[PatternClass], PatternClass]:
-    """Class decorator: makes a pattern known by `name` to :func:`get`, the tests, the benchmarks and the gallery.
+def register(
+    name: str,
+    example: Instance | Callable[[], Instance] | None = None,
+    typical: Instance | Callable[[], Instance] | None = None,
+) -> Callable[[PatternClass], PatternClass]:
+    """Class decorator: register a pattern under `name` for :func:`get`, the tests, the benchmarks and the gallery.
 
     Parameters
     ----------
     name : str
-        What :func:`get` finds it under.
+        The registered name.
+    example, typical : (tuple, int) or callable, optional
+        Arguments and a length in tokens, or a function that returns them, for :meth:`Pattern.example` and
+        :meth:`Pattern.typical`.
 
     Returns
     -------
@@ -40,6 +47,8 @@ def register(name: str) -> Callable[[PatternClass], PatternClass]:
         if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
         cls.name = name
+        if example is not None or typical is not None:
+            cls._instances = {"example": example, "typical": typical}
         _REGISTRY[name] = cls
         return cls
 
@@ -47,7 +56,7 @@ def register(name: str) -> Callable[[PatternClass], PatternClass]:
 
 
 def names() -> list[str]:
-    """Registered names, sorted.
+    """Return the registered names, sorted.
 
     Returns
     -------
@@ -57,15 +66,15 @@ def names() -> list[str]:
 
 
 def pattern_class(name: str) -> type[Any]:
-    """The class registered under `name`."""
+    """Return the class registered under `name`."""
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]
 
 
 def _meant(name: object) -> str:
-    """The registered name that is most like an unknown one, as the end of a message."""
-    with whole_imports:  # only where a name is wrong
+    """Suggest the closest registered name, as the end of a message."""
+    with whole_imports:  # only for an unknown name
         import difflib
 
     close = difflib.get_close_matches(str(name), names(), n=1)

@@ -1,7 +1,6 @@
-"""From bits or pairs to structure: which regular patterns a mask is made of.
+"""Discover regular patterns in masks and listed pairs.
 
-Nothing is assumed: whatever a candidate's parameters were read from, it is compared with every pair before it is taken,
-and what no candidate covers is listed.
+Every candidate is verified against all pairs before it is accepted; pairs that no candidate covers are listed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...index_set import AffineRows
 from ..base.content import on_host
 from ..base.pattern import Pattern
 from ..grids.per import PerBatch, PerHead
-from ..grids.windowed import grid_shape
+from ..hints.grid import lengths
 from ..listed.masks import Mask
 from ..listed.pairs import CSR
 from ..listed.sparse import from_scipy, from_torch_sparse
@@ -29,42 +28,40 @@ __all__ = ["discover"]
 
 
 def discover(mask: Any, grid: Any = None) -> Pattern:
-    """The pattern of exactly these pairs, made of regular patterns as far as there are any.
+    """Express exactly these pairs by regular patterns, as far as possible.
 
-    A mask is planned in tiles of consecutive tokens, most of which are nearly empty where its pairs are strided,
-    dilated, or near each other on a grid. What this function finds in it has views of its own.
+    The planner tiles a mask by consecutive tokens; if pairs are strided, dilated or local on a grid, most tiles are
+    nearly empty. The discovered patterns bring denser views.
 
     Parameters
     ----------
     mask : array of bool, index set, Mask, CSR or sparse matrix
         An array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len) of any framework, an
-        :class:`~spattn.index_set.AffineRows`, or a matrix of SciPy or PyTorch, whose pairs are the entries that are not
-        zero.
+        :class:`~spattn.index_set.AffineRows`, or the non-zero entries of a sparse SciPy or PyTorch matrix.
     grid : int or tuple of int, optional
-        Tokens along each axis, where the tokens form a grid in row-major order: boxes of keys are looked for too.
+        Tokens along each axis of a row-major grid; enables the search for boxes of keys.
 
     Returns
     -------
     Pattern
-        A union of registered patterns, less a list of the pairs that they have and the mask has not, and a list of the
-        pairs that are left. Lists fit the lengths of `mask` alone; a pattern without them may fit others. Different
-        heads and batch entries have their own.
+        A union of registered patterns, minus listed pairs that the mask lacks, plus the remaining pairs as a list.
+        Lists fix the lengths to those of `mask`; a pattern without lists may fit others. Differing heads and batch
+        entries have separate patterns.
 
     Raises
     ------
     TypeError
-        If `mask` is none of these, an array of another dtype, or a masked array, or `grid` not of integers.
+        If `mask` is none of these, or an array of another dtype.
     ValueError
-        If an array has not two to four axes or a leading one without entries, or `grid` has no axis, an axis without
-        tokens, or another number of tokens than there are keys.
+        If an array has not two to four axes or an empty leading one, or the tokens of `grid` differ from `kv_len`.
 
     Notes
     -----
-    Looks for windows, dilated windows, strides, any other diagonals, columns in every period, global tokens and sinks,
-    rows, documents and blocks of equal length, layouts of square blocks, boxes on a grid, and one interval of keys a
-    row. The one that covers most is taken, until the rest is short or irregular; where noise has taken up to a
-    twentieth of a pattern's pairs away, it is found all the same. Costs O(nnz) time and memory for each pattern that is
-    taken, and a visit of each element of an array.
+    Searches for windows, dilated windows, strides, other diagonals, periodic columns, global tokens and sinks, rows,
+    documents and blocks of equal length, layouts of square blocks, boxes on a grid, and one interval of keys per row.
+    Greedily takes the candidate that covers most pairs until the rest is short or irregular; tolerates noise that
+    removes up to a twentieth of a pattern's pairs. Costs O(nnz) time and memory per accepted pattern, and one pass over
+    an array.
 
     Examples
     --------
@@ -94,8 +91,8 @@ def _kind(value: Any) -> str:
 
 
 def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Compressed sparse rows of what lists its pairs, None where an array is expected."""
-    sparse = sys.modules.get("scipy.sparse")  # there is no such matrix without it
+    """Return the CSR arrays of listed pairs, or None for an array."""
+    sparse = sys.modules.get("scipy.sparse")  # imported, if `mask` is a sparse array
     if sparse is not None and sparse.issparse(mask):
         mask = from_scipy(mask)
     elif (kind := namespace_of(mask)) is not None and kind.name == "torch" and str(mask.layout) != "torch.strided":
@@ -109,7 +106,7 @@ def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
 
 
 def _of_array(mask: np.ndarray, grid: Any) -> Pattern:
-    """That of each batch entry and head, once where they are all alike."""
+    """Discover each batch entry and head; identical results are merged."""
     if mask.ndim == 2:
         return _discovered(Pairs.of_mask(mask), grid)
     found = tuple(_of_array(each, grid) for each in mask)
@@ -119,7 +116,7 @@ def _of_array(mask: np.ndarray, grid: Any) -> Pattern:
 
 
 def _discovered(pairs: Pairs, grid: Any) -> Pattern:
-    shape = None if grid is None else grid_shape(grid)
+    shape = None if grid is None else lengths(grid)
     if shape is not None and math.prod(shape) != pairs.kv_len:
         by = " × ".join(map(str, shape))
         raise ValueError(f"grid: expected a grid of {pairs.kv_len} tokens (kv_len), got {by}")

@@ -1,4 +1,4 @@
-"""Candidates made of squares: documents on the diagonal, and blocks anywhere."""
+"""Block candidates: documents on the diagonal, and layouts of square blocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ._pairs import KeyRuns, Pairs
 
 __all__ = ["documents", "layouts", "scattered_layouts"]
 
-_SIDE = 64  # of the square beyond a document's first token that tells it from the one before
+_SIDE = 64  # side of the square that tests a document boundary
 _BLOCKS = range(8, 1025)  # tokens
 _NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20
 
 
 def documents(evidence: Evidence) -> Iterator[Candidate]:
-    """Documents of any lengths, causal or not."""
+    """Propose documents of any lengths, causal or not."""
     starts, pairs = _boundaries(evidence), evidence.pairs
     if not 0 < len(starts) <= pairs.kv_len // 2:
         return
@@ -42,7 +42,7 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Pairs of each document."""
+    """Count the pairs of each document."""
     keep = runs.q >= 0
     runs = runs if keep.all() else KeyRuns(*(each[keep] for each in runs))
     own = document[runs.q]
@@ -51,7 +51,7 @@ def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndar
 
 
 def _boundaries(evidence: Evidence) -> np.ndarray:
-    """Positions t where the square of queries from t on and keys before t is empty, or nearly and most so."""
+    """Return positions t where the square of queries from t on and keys before t is (nearly) empty: local minima."""
     kv_len = evidence.pairs.kv_len
     total, left = evidence.of_both(lambda each: _in_squares(each.runs(0), kv_len))
     t = np.arange(kv_len + 1)
@@ -63,7 +63,7 @@ def _boundaries(evidence: Evidence) -> np.ndarray:
 
 
 def _in_squares(runs: KeyRuns, kv_len: int) -> np.ndarray:
-    """Pairs of each square on either side of a position: so many queries from it on, so many keys before it."""
+    """Count, per position, the pairs of _SIDE queries from it on and _SIDE keys before it."""
     near = runs.cut(runs.q - 2 * _SIDE + 1, runs.q)
     count = near.stop - near.start
     q, k = np.repeat(near.q, count), np.repeat(near.start, count) + ramp(count)
@@ -72,7 +72,7 @@ def _in_squares(runs: KeyRuns, kv_len: int) -> np.ndarray:
 
 
 def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
-    """Documents of these lengths; blocks where all but the last have one length."""
+    """Name documents of these lengths: blocks if all but the last have one length."""
     length = int(lengths[0])
     if (lengths[:-1] == length).all() and lengths[-1] <= length and lengths.sum() == kv_len:
         return BlockLocal(length)
@@ -80,14 +80,14 @@ def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
 
 
 def layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """Square blocks at any places, those on the diagonal causal or not; cells of tiles that they leave empty count."""
+    """Propose square blocks, causal or not on the diagonal; empty cells of their tiles add to the cost."""
     for found in scattered_layouts(evidence):
         if isinstance(found.base, BlockLayout):
             yield found._replace(cost=found.cost + max(_cells(found.base) - found.new, 0) // 2)
 
 
 def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """The same, however little of their tiles they fill."""
+    """Propose square blocks, regardless of the fill of their tiles."""
     pairs, low, block = evidence.pairs, evidence.low, _block(evidence)
     blocks = -(-pairs.kv_len // block) if block else 0
     if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
@@ -100,7 +100,7 @@ def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _cells(pattern: BlockLayout) -> int:
-    """Cells of all tiles that hold a block."""
+    """Count the cells of all tiles with a block."""
     layout = pattern.layout
     rows, columns = (min(-(-side // block), len(layout)) for side, block in zip(TILE, pattern._tokens(), strict=True))
     padded = np.pad(layout, [(0, -len(layout) % side) for side in (rows, columns)])
@@ -109,7 +109,7 @@ def _cells(pattern: BlockLayout) -> int:
 
 
 def _block(evidence: Evidence) -> int:
-    """The greatest block at whose multiples nearly all runs of keys start that are more than noise; 0 = none."""
+    """Return the largest block whose multiples start nearly all runs above the noise; 0 = none."""
     starts = np.bincount(evidence.total.runs(None).start, minlength=evidence.pairs.kv_len)[1:]
     unusual = np.maximum(starts - 4 * np.median(starts), 0) if len(starts) else starts
     enough = max(_NEARLY * unusual.sum(), 1)
@@ -117,7 +117,7 @@ def _block(evidence: Evidence) -> int:
 
 
 def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
-    """Pairs of each block, of queries from position 0 on."""
+    """Count the pairs of each block, for queries from position 0 on."""
     q, start, stop = runs.split(block)
     cell = q // block * blocks + start // block
     inside = cell >= 0
@@ -126,14 +126,14 @@ def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
 
 
 def _room(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
-    """Pairs of queries from position 0 on that each block has room for, all or the causal ones."""
+    """Return the capacity of each block in pairs, all or the causal ones, for queries from position 0 on."""
     first = max(pairs.first, 0)
     edges = np.minimum(block * np.arange(blocks + 1), pairs.kv_len)
     queries, keys = np.diff(np.maximum(edges, first)), np.diff(edges)
     room = np.outer(queries, keys)
     if low is not None:
         room = np.tril(room)
-        above = np.maximum(edges[:-1], first) - edges[:-1]  # queries of the block that come before the first one
+        above = np.maximum(edges[:-1], first) - edges[:-1]  # queries of the block before the first one
         np.fill_diagonal(room, (keys * (keys + 1) - above * (above + 1)) // 2)
         room[queries == 0] = 0
     return room

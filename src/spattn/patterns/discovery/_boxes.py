@@ -1,4 +1,4 @@
-"""Candidates of a grid of tokens: boxes of keys, given by what is allowed along each axis."""
+"""Grid candidates: boxes of keys, given by a table per axis."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ._pairs import KeyRuns
 
 __all__ = ["boxes"]
 
-_NOISY_SHARE = 0.5  # of the usual count that a pair of coordinates has to have where a mask has noise
+_NOISY_SHARE = 0.5  # of the usual count: least count of a pair of coordinates in a noisy mask
 _LONGEST_AXIS = 1 << 11
 _MOST_RUNS = 1 << 22  # in the closed form of boxes
 _MOST_AXES = 3  # of a Neighborhood
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
-    """Boxes on some axes of the grid, of keys that share the other coordinates with the query."""
+    """Propose boxes along some axes, of keys that share the query's coordinates along the other axes."""
     grid, pairs = evidence.grid, evidence.pairs
-    if grid is None or max(grid) > _LONGEST_AXIS or pairs.first < 0:  # queries before the first token are in no grid
+    if grid is None or max(grid) > _LONGEST_AXIS or pairs.first < 0:  # negative positions are outside the grid
         return
     total, left = evidence.of_both(lambda each: each.all_runs.split(grid[-1]))
     for free in (free for count in range(len(grid)) for free in itertools.combinations(range(len(grid)), count + 1)):
@@ -46,7 +46,7 @@ def boxes(evidence: Evidence) -> Iterator[Candidate]:
 def _candidate(
     evidence: Evidence, grid: tuple[int, ...], tables: list[np.ndarray], total: KeyRuns, left: KeyRuns
 ) -> Candidate:
-    """The boxes of these tables, by the name of their family."""
+    """Name the boxes of these tables and count their pairs."""
     base = _named(grid, tables)
     x = coordinates(evidence.pairs.q, grid)
     sides = [table.sum(axis=1)[c] for table, c in zip(tables, x, strict=True)]
@@ -56,13 +56,13 @@ def _candidate(
 
 
 def _runs_of_row(tables: list[np.ndarray]) -> int:
-    """Runs of keys that a row has at most in the boxes of these tables."""
+    """Return the most runs of keys per row in the boxes of these tables."""
     starts = np.diff(tables[-1].astype(np.int8), prepend=0, axis=1) == 1
     return math.prod(int(each.sum(axis=1).max()) for each in (*tables[:-1], starts))
 
 
 def _sharing(runs: KeyRuns, grid: tuple[int, ...], axes: list[int]) -> KeyRuns:
-    """The keys that have the query's coordinates on some axes."""
+    """Keep the keys that share the query's coordinates along `axes`."""
     for axis in axes:
         if axis == len(grid) - 1:
             own = runs.start // grid[-1] * grid[-1] + runs.q % grid[-1]
@@ -74,15 +74,15 @@ def _sharing(runs: KeyRuns, grid: tuple[int, ...], axes: list[int]) -> KeyRuns:
 
 
 def _table(total: KeyRuns, left: KeyRuns, grid: tuple[int, ...], axis: int, fill: float) -> np.ndarray:
-    """Which coordinates of keys along an axis there are for each of queries: of the pairs that are left more often than
-    by noise, or of all pairs as often as any of those."""
+    """Return which (query, key) coordinates occur along an axis: among the remaining pairs more often than noise, or
+    among all pairs as often as any of the remaining."""
     times, times_left = (_times(runs, grid, axis) for runs in (total, left))
     most = times_left.max(initial=0)
     return (times_left > (0 if fill == 1 else _NOISY_SHARE * most)) | (times >= max(fill * most, 1))
 
 
 def _times(runs: KeyRuns, grid: tuple[int, ...], axis: int) -> np.ndarray:
-    """How many pairs there are by the coordinates of query and key along an axis."""
+    """Count the pairs by query and key coordinate along an axis."""
     n, x, y = grid[axis], coordinates(runs.q, grid)[axis], coordinates(runs.start, grid)[axis]
     count = runs.stop - runs.start
     if axis < len(grid) - 1:
@@ -92,7 +92,7 @@ def _times(runs: KeyRuns, grid: tuple[int, ...], axis: int) -> np.ndarray:
 
 
 def _in_box(runs: KeyRuns, grid: tuple[int, ...], tables: list[np.ndarray]) -> int:
-    """How many of the pairs all tables allow."""
+    """Count the pairs that all tables allow."""
     *outer, last = zip(coordinates(runs.q, grid), coordinates(runs.start, grid), tables, strict=True)
     inside = np.ones(len(runs.q), dtype=bool)
     for x, y, table in outer:
@@ -103,7 +103,7 @@ def _in_box(runs: KeyRuns, grid: tuple[int, ...], tables: list[np.ndarray]) -> i
 
 
 def _named(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
-    """These boxes as the family of patterns that they are of, or by a pattern for each axis if there is none."""
+    """Name the boxes: axial, windowed, Neighborhood, or else PerAxis."""
     full = [axis for axis, table in enumerate(tables) if table.all()]
     shared = [axis for axis, table in enumerate(tables) if np.array_equal(table, np.eye(len(table), dtype=bool))]
     if len(full) == 1 and len(full) + len(shared) == len(grid):
@@ -120,7 +120,7 @@ def _named(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
 
 
 def _along(table: np.ndarray) -> Pattern:
-    """The pattern along one axis: a window, dilated or not, or else a mask."""
+    """Name the pattern along one axis: a window, dilated or not, or else a mask."""
     distances = np.subtract(*np.nonzero(table))
     n, step = len(table), int(np.gcd.reduce(distances)) or len(table)
     low, high = (int(d) if abs(d) + step < n else None for d in (distances.min(), distances.max()))
@@ -129,7 +129,7 @@ def _along(table: np.ndarray) -> Pattern:
 
 
 def _window(table: np.ndarray) -> tuple[int, int] | None:
-    """(window, shift) along an axis whose tokens see the tokens of their own window, None where they do not."""
+    """Return (window, shift) if tokens see exactly their own window, else None."""
     n, window = len(table), int(table.sum(axis=1).max(initial=1))
     shift = int(table[0].sum()) % window
     same = np.array_equal(windowed(n, window, shift).index_set(n, n).to_dense(), table)
@@ -137,7 +137,7 @@ def _window(table: np.ndarray) -> tuple[int, int] | None:
 
 
 def _neighbors(table: np.ndarray) -> tuple[int, int, bool] | None:
-    """(kernel, dilation, causal) along an axis whose tokens see their nearest ones, None where they do not."""
+    """Return (kernel, dilation, causal) if tokens see their nearest neighbours, else None."""
     n, keys = len(table), np.flatnonzero(table[table.sum(axis=1).argmax()])
     kernel, dilation = len(keys), int(keys[1] - keys[0]) if len(keys) > 1 else 1
     for causal in (False, True) if kernel * dilation <= n else ():

@@ -1,4 +1,4 @@
-"""What discovery proposes: a registered pattern, cut to a band of diagonals."""
+"""Discovery candidates: a registered pattern intersected with a band of diagonals."""
 
 from __future__ import annotations
 
@@ -13,40 +13,25 @@ from ..sequence.windows import DilatedWindow, SlidingWindow
 
 __all__ = ["TILE", "Candidate", "band"]
 
-TILE = 128, 64  # by which views are weighed against contiguous tiles; those of other sizes weigh alike
+TILE = 128, 64  # compares views with contiguous tiles; other tile sizes give similar ratios
 
 
 class Candidate(NamedTuple):
-    """The pairs of `base` whose query stands `low` to `high` tokens behind their key.
-
-    Parameters
-    ----------
-    base : Pattern
-        One with closed forms.
-    low, high : int or None
-        Distances ``q - k`` of positions, both included; None = unbounded. Causal is 0 to None.
-    new : int
-        How many pairs it covers that nothing covered before.
-    missing : int
-        How many of its pairs are not there.
-    cost : int
-        How many pairs it has to cover to be worth it: numbers that it takes to write it down, and cells of tiles that
-        it leaves empty.
-    """
+    """The pairs of `base`, which has closed forms, at distances ``low <= q - k <= high``."""
 
     base: Pattern
-    low: int | None
+    low: int | None  # None = unbounded; causal is 0 to None
     high: int | None
-    new: int
-    missing: int
-    cost: int = 0
+    new: int  # pairs that nothing covered before
+    missing: int  # its pairs that the mask lacks
+    cost: int = 0  # pairs that it must cover to pay off: its serialized numbers and the empty cells of its tiles
 
     def is_there(self, fill: float) -> bool:
-        """Whether at least such a share of its new pairs is not missing."""
+        """Whether at least this share of its new pairs is present."""
         return self.missing <= (1 - fill) * (self.new + self.missing)
 
     def pattern(self) -> Pattern:
-        """The same pairs, as people write them."""
+        """Return the idiomatic pattern of these pairs."""
         low, high, base = self.low, self.high, self.base
         if isinstance(base, Full):
             return band(low, high)
@@ -55,7 +40,7 @@ class Candidate(NamedTuple):
         return base if (low, high) == (None, None) else band(low, high) & base
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        """Closed form of the keys of queries at `q`; `base` is bound to the lengths."""
+        """Return the closed form; `base` must be bound to the lengths."""
         runs = self.base.runs(q, kv_len)
         if runs is None:
             raise ValueError(f"base: expected a pattern with closed forms, got {self.base!r}")
@@ -68,7 +53,7 @@ class Candidate(NamedTuple):
 
 
 def band(low: int | None, high: int | None) -> Pattern:
-    """Queries that stand `low` to `high` tokens behind their key."""
+    """Return the pattern of distances ``low <= q - k <= high``."""
     if (low, high) == (None, None):
         return Full()
     if (low, high) == (0, None):

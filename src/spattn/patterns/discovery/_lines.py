@@ -1,4 +1,4 @@
-"""Candidates that fill columns or rows: keys that every query sees, and queries that see every key."""
+"""Line candidates: diagonals, columns, rows, and the longest run of each row."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..base.check import MOST_RUNS
 from ..base.pattern import Pattern
-from ..sequence.basic import Columns, Sinks
+from ..sequence.basic import Columns, Full, Sinks, Stride
+from ..sequence.intervals import RowIntervals
 from ..sequence.tokens import GlobalTokens
-from ._candidate import Candidate
+from ..sequence.vertical_slash import VerticalSlash
+from ._candidate import TILE, Candidate
 from ._counts import Counts, Evidence, covered, intervals, usual_spacing
+from ._pairs import Pairs
 
-__all__ = ["columns", "global_tokens", "rows"]
+__all__ = ["columns", "diagonals_without_order", "global_tokens", "longest_runs", "rows", "strides", "windows"]
 
 _MOST_TOKENS = 1 << 12
-_SHORT = 8  # a line that is shorter by this factor than the longest tells nothing: any window fills it
+_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
+_LEAST_RUN = 16  # keys; shorter runs are listed as pairs
+_LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
+_SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be told from noise
+_AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
+_FEW = 4  # most groups of diagonals, and the width of a narrow group
 
 
 class _Lines:
-    """The columns, or the rows, of which enough is there, among all pairs (`low` is None) or the causal ones."""
+    """Columns or rows and whether they are filled, among all pairs (`low` is None) or the causal ones."""
 
     def __init__(self, evidence: Evidence, axis: str, low: int | None):
         self.low = low
@@ -28,12 +37,12 @@ class _Lines:
         self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
 
     def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
-        """That of some lines."""
+        """Make the candidate of some lines."""
         new, missing = (int(each[members].sum()) for each in (self.left, self.missing))
         return Candidate(base, self.low, None, new, missing, cost)
 
     def members(self) -> np.ndarray:
-        """The chosen lines that have a pair left, and covered ones beside them: fewer groups are simpler."""
+        """Return the groups of filled lines that contain an uncovered pair; whole groups are simpler."""
         starts, stops = intervals(self.chosen)
         sums = np.append(0, np.cumsum(self.left))
         some_left = np.flatnonzero(sums[stops] > sums[starts])
@@ -42,7 +51,7 @@ class _Lines:
 
 
 def columns(evidence: Evidence) -> Iterator[Candidate]:
-    """Keys that all queries see, or all from theirs on: in every period, or at any places."""
+    """Propose keys that all (later) queries see, periodic or not."""
     for low in (None, 0):
         lines = _Lines(evidence, "keys", low)
         periodic = _period(lines.chosen)
@@ -51,7 +60,7 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
             found = lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
             if found.new and found.is_there(evidence.fill):
                 yield found
-                continue  # keys at other places are what is left then
+                continue  # other keys remain for the next round
         key = lines.members()
         if 0 < len(key) <= _MOST_TOKENS:
             tokens = _tokens(key)
@@ -60,7 +69,7 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def rows(evidence: Evidence) -> Iterator[Candidate]:
-    """Queries that see all keys, or all up to theirs."""
+    """Propose queries that see all keys, or all earlier ones."""
     for low in (None, 0):
         lines = _Lines(evidence, "rows", low)
         lines.chosen &= evidence.pairs.q >= 0
@@ -70,7 +79,7 @@ def rows(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
-    """Tokens that all queries see and that see all keys."""
+    """Propose tokens that all queries see and that see all keys."""
     pairs, q = evidence.pairs, evidence.pairs.q
     seen, seeing = _Lines(evidence, "keys", None), _Lines(evidence, "rows", None)
     row = np.flatnonzero(seeing.chosen & (q >= 0))
@@ -79,7 +88,7 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
         return
 
     def count(each: Counts) -> int:
-        """Pairs in these rows, and in these columns of the other rows."""
+        """Count the pairs in these rows, and in these columns of the other rows."""
         runs = each.runs(None)
         others = np.flatnonzero(~np.isin(runs.q, key))
         of_columns = covered(runs.start[others], runs.stop[others], pairs.kv_len)
@@ -89,8 +98,99 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
     yield Candidate(GlobalTokens(_tokens(key)), None, None, count(evidence.left), missing, len(key))
 
 
+class _Diagonals:
+    """Diagonals and whether they are filled, numbered from the least distance on."""
+
+    def __init__(self, evidence: Evidence):
+        room, total, self.left = (each.diagonals for each in (evidence.room, evidence.total, evidence.left))
+        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(room)
+        self.missing = room - total
+        self.filled = evidence.filled(room, total, self.left)
+        long = np.flatnonzero(_SHORT_DIAGONAL * room >= room.max(initial=0))
+        if evidence.fill < 1 and len(long):  # short diagonals copy the nearest long one
+            self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
+
+    def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
+        """Make the candidate of diagonals spaced as the keys of `base`."""
+        step = base.stride if isinstance(base, Stride) else 1
+        low = None if numbers[0] < step else int(numbers[0]) + self.least
+        high = None if numbers[-1] + step >= self.count else int(numbers[-1]) + self.least
+        return Candidate(base, low, high, int(self.left[numbers].sum()), int(self.missing[numbers].sum()))
+
+    def fullest(self, base: Full | Stride, numbers: np.ndarray) -> Candidate | None:
+        """Return the run of filled diagonals among `numbers` that has most uncovered pairs."""
+        starts, stops = intervals(self.filled[numbers])
+        if not len(starts):
+            return None
+        sums = np.append(0, np.cumsum(self.left[numbers]))
+        best = (sums[stops] - sums[starts]).argmax()
+        return self.candidate(base, numbers[starts[best] : stops[best]])
+
+
+def windows(evidence: Evidence) -> Iterator[Candidate]:
+    """Propose adjacent diagonals; ignore narrow groups if there are many groups."""
+    diagonals = _Diagonals(evidence)
+    starts, stops = intervals(diagonals.filled)
+    if len(starts) > _FEW:
+        for start, stop in zip(starts, stops, strict=True):
+            diagonals.filled[start:stop] &= stop - start > _FEW
+    found = diagonals.fullest(Full(), np.arange(diagonals.count))
+    if found is not None:
+        yield found
+
+
+def strides(evidence: Evidence) -> Iterator[Candidate]:
+    """Propose evenly spaced diagonals if residue classes need fewer tiles than token order."""
+    diagonals = _Diagonals(evidence)
+    spacing = usual_spacing(intervals(diagonals.filled)[0])
+    if spacing is None:
+        return
+    step, first = spacing
+    found = diagonals.fullest(Stride(step, (first + diagonals.least) % step), np.arange(first, diagonals.count, step))
+    if found is not None and found.new > 2 * evidence.pairs.q_len and _views_pay(found.new, step, evidence.pairs):
+        yield found
+
+
+def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
+    """Whether `new` pairs on diagonals `step` apart intersect fewer tiles in residue classes than in token order."""
+    block_q, block_kv = TILE
+    queries, keys, diagonals = -(-pairs.q_len // step), -(-pairs.kv_len // step), -(-new // max(pairs.q_len, 1))
+
+    def tiles(queries: int, keys: int, reach: int) -> int:
+        """Count the tiles of a band of `reach` diagonals."""
+        return -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + reach) // block_kv) + 1)
+
+    in_order = min(tiles(pairs.q_len, pairs.kv_len, diagonals * step), diagonals * tiles(pairs.q_len, pairs.kv_len, 1))
+    return step * tiles(queries, keys, diagonals) <= _AS_GOOD * in_order
+
+
+def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
+    """Propose unordered causal diagonals, if their closed form fits into one array."""
+    diagonals = _Diagonals(evidence)
+    numbers = np.flatnonzero(diagonals.filled & (diagonals.left > 0))
+    numbers = numbers[numbers + diagonals.least >= 0]
+    if 0 < len(numbers) <= MOST_RUNS // max(evidence.pairs.q_len, 1):
+        base = VerticalSlash((), tuple((numbers + diagonals.least).tolist()))
+        new, missing = (int(each[numbers].sum()) for each in (diagonals.left, diagonals.missing))
+        yield Candidate(base, None, None, new, missing, len(numbers))
+
+
+def longest_runs(evidence: Evidence) -> Iterator[Candidate]:
+    """Propose the longest uncovered run of each row."""
+    runs, rows = evidence.left.runs(None), evidence.pairs.q_len
+    length = runs.stop - runs.start
+    order = np.argsort(length, kind="stable")
+    order = order[length[order] >= _LEAST_RUN]
+    start, stop = np.zeros((2, rows), np.int64)
+    row = runs.q[order] - evidence.pairs.first
+    start[row], stop[row] = runs.start[order], runs.stop[order]  # the last assignment wins: the longest run
+    new = int((stop - start).sum())
+    if _LEAST_SHARE * new >= evidence.left.nnz:
+        yield Candidate(RowIntervals(start, stop), None, None, new, 0, 2 * rows)
+
+
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
-    """(period, start, stop) of groups of equal width at equal distances, which most of the chosen keys form."""
+    """Return (period, start, stop) of evenly spaced groups of equal width that most chosen keys form."""
     starts, stops = intervals(chosen)
     spacing = usual_spacing(starts)
     if spacing is None:
@@ -101,6 +201,6 @@ def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
 
 
 def _tokens(positions: np.ndarray) -> int | tuple[int, ...]:
-    """How many of the first tokens these are, or which they are."""
+    """Return the number of tokens if they are the first ones, else the tokens."""
     prefix = positions[-1] == len(positions) - 1
     return len(positions) if prefix else tuple(positions.tolist())

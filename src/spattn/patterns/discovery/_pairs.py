@@ -1,4 +1,4 @@
-"""Pairs row by row: what discovery counts, as runs of consecutive keys, and crosses off, pair by pair."""
+"""Pairs by row: runs of consecutive keys for counting, and a cover count per pair."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ..base.predicate import allowed
 
 __all__ = ["KeyRuns", "Pairs"]
 
-_PAIRS_AT_ONCE = 1 << 16  # as many as stay in a core's cache
-_CELLS_AT_ONCE = 1 << 18  # of a mask, or of a pattern that is compared with it
+_PAIRS_AT_ONCE = 1 << 16  # fits into a core's cache
+_CELLS_AT_ONCE = 1 << 18  # cells of a mask, or of a pattern compared with it
 
 
 class KeyRuns(NamedTuple):
-    """Runs of consecutive keys, ``start <= k < stop`` of the query at `q`, sorted: int32 arrays of one length."""
+    """Sorted runs of consecutive keys, ``start <= k < stop`` of the query at `q`: int32 arrays of one length."""
 
     q: np.ndarray
     start: np.ndarray
     stop: np.ndarray
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> KeyRuns:
-        """The keys of each run from `start` on and before `stop`."""
+        """Clip each run to ``[start, stop)``."""
         start, stop = np.maximum(self.start, start, dtype=np.int32), np.minimum(self.stop, stop, dtype=np.int32)
         keep = np.flatnonzero(start < stop)
         return KeyRuns(self.q[keep], start[keep], stop[keep])
 
     def shares(self, at_least: int) -> Iterator[KeyRuns]:
-        """Some of the runs at a time."""
+        """Yield the runs in chunks."""
         at_once = max(_PAIRS_AT_ONCE, at_least)
         for first in range(0, len(self.q), at_once):
             yield KeyRuns(*(each[first : first + at_once] for each in self))
 
     def causal(self) -> KeyRuns:
-        """The keys up to each query's own."""
+        """Keep the keys up to each query's own."""
         return self.cut(self.start, self.q + 1)
 
     def split(self, width: int) -> KeyRuns:
-        """The same keys in runs that end where a multiple of `width` is."""
+        """Split the runs at multiples of `width`."""
         pieces = (self.stop - 1) // width - self.start // width + 1
         q, start, stop = (np.repeat(each, pieces) for each in self)
         edge = (start // width + ramp(pieces)) * width
@@ -51,24 +51,14 @@ class KeyRuns(NamedTuple):
 
 
 class Pairs:
-    """The pairs of an index set, sorted, each marked as covered or left.
-
-    Parameters
-    ----------
-    indptr : (q_len + 1,) int64 array
-        Where the keys of each row start.
-    keys : (nnz,) int32 array
-        Keys, row by row.
-    kv_len : int
-        Keys of the sequence.
-    """
+    """The sorted pairs of an index set as CSR arrays, with the number of patterns that cover each pair."""
 
     def __init__(self, indptr: np.ndarray, keys: np.ndarray, kv_len: int):
         self.indptr, self.keys = indptr, keys
         self.q_len, self.kv_len = len(indptr) - 1, kv_len
         self.first = q_offset(self.q_len, kv_len)
-        self.covered = np.zeros(len(keys), dtype=np.int8)  # by how many patterns
-        self._apart = np.ones(len(keys) + 1, dtype=bool)  # from the pair before
+        self.covered = np.zeros(len(keys), dtype=np.int8)  # number of covering patterns
+        self._apart = np.ones(len(keys) + 1, dtype=bool)  # not adjacent to the previous pair
         for start in range(1, len(keys), _PAIRS_AT_ONCE):
             some = slice(start, min(start + _PAIRS_AT_ONCE, len(keys)))
             np.not_equal(np.diff(keys[some.start - 1 : some.stop]), 1, out=self._apart[some])
@@ -76,7 +66,7 @@ class Pairs:
 
     @classmethod
     def of_mask(cls, mask: np.ndarray) -> Pairs:
-        """The pairs of a boolean array (q_len, kv_len); they take six bytes each."""
+        """Convert a boolean array (q_len, kv_len), at six bytes per pair."""
         q_len, kv_len = mask.shape
         indptr, keys = np.zeros(q_len + 1, np.int64), np.zeros(np.count_nonzero(mask), np.int32)
         rows = max(1, _CELLS_AT_ONCE // max(kv_len, 1))
@@ -91,17 +81,16 @@ class Pairs:
 
     @property
     def q(self) -> np.ndarray:
-        """Position of each row's query."""
-        return np.arange(self.first, self.kv_len, dtype=np.int64)
+        return np.arange(self.first, self.kv_len, dtype=np.int64)  # position of each row's query
 
     def _strips(self) -> Iterator[tuple[slice, slice]]:
-        """Some rows at a time, and their pairs."""
+        """Yield slices of rows and of their pairs."""
         cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE)).tolist()
         for start, stop in zip(cuts, [*cuts[1:], self.q_len], strict=True):
             yield slice(start, stop), slice(int(self.indptr[start]), int(self.indptr[stop]))
 
     def runs_left(self) -> KeyRuns:
-        """The pairs that nothing covers."""
+        """Return the uncovered pairs."""
         found = [(np.zeros(0, np.int32),) * 3]
         for rows, some in self._strips():
             keys, covered = self.keys[some], self.covered[some] > 0
@@ -115,15 +104,7 @@ class Pairs:
         return KeyRuns(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def cover(self, pattern: Pattern, runs: Runs) -> np.ndarray:
-        """Marks the pairs that a pattern allows; returns (row, key) of those that it allows and that are not here.
-
-        Parameters
-        ----------
-        pattern : Pattern
-            Asked pair by pair.
-        runs : Runs
-            The same pattern in closed form.
-        """
+        """Count a pattern, also given in closed form, as covering its pairs; return (row, key) of its missing pairs."""
         found = 0
         for some, here in self._allowed(pattern):
             found += int(np.count_nonzero(here))
@@ -131,7 +112,7 @@ class Pairs:
         return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
 
     def uncover(self, pattern: Pattern) -> bool:
-        """Takes the marks of a pattern back if others cover all of its pairs; whether they do."""
+        """Undo cover() if other patterns cover all pairs of a pattern; return whether they do."""
         if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
             return False
         for some, here in self._allowed(pattern):
@@ -139,13 +120,13 @@ class Pairs:
         return True
 
     def _allowed(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
-        """Which pairs a pattern allows, some rows at a time."""
+        """Evaluate a pattern on the pairs, in chunks of rows."""
         for rows, some in self._strips():
             q = np.repeat(self.q[rows], np.diff(self.indptr[rows.start : rows.stop + 1]))
             yield some, np.broadcast_to(allowed(pattern, q, self.keys[some].astype(np.int64)), q.shape)
 
     def _missing(self, runs: Runs) -> np.ndarray:
-        """(row, key) of the pairs of `runs` that are not here, sorted; searched for some rows at a time."""
+        """Return (row, key) of the pairs of `runs` that the index set lacks, sorted."""
         found = [np.zeros((2, 0), np.int64)]
         ends = np.cumsum(runs.count.sum(axis=1))
         cuts = np.searchsorted(ends, np.arange(_CELLS_AT_ONCE, ends[-1], _CELLS_AT_ONCE))
@@ -160,7 +141,7 @@ class Pairs:
         return np.concatenate(found, axis=1)
 
     def listed_left(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compressed sparse rows of the pairs that nothing covers."""
+        """Return the uncovered pairs as CSR arrays."""
         left = self.covered == 0
         indptr = np.zeros_like(self.indptr)
         for rows, some in self._strips():

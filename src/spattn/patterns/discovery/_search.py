@@ -1,4 +1,4 @@
-"""Takes one candidate after the other, the one that covers most, and joins what it has taken."""
+"""Greedy search: repeatedly accept the candidate that covers most pairs, then join them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ._blocks import documents, layouts, scattered_layouts
 from ._boxes import boxes
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, room
-from ._diagonals import diagonals_without_order, strides, windows
-from ._irregular import longest_runs
-from ._lines import columns, global_tokens, rows
+from ._lines import columns, diagonals_without_order, global_tokens, longest_runs, rows, strides, windows
 from ._pairs import Pairs
 
 __all__ = ["discovered"]
@@ -28,16 +26,16 @@ Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
 _LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
 _REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
 _IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
-_NOISY = 0.95  # of a pattern's pairs have to be there where a mask has noise
+_NOISY = 0.95  # least share of a pattern's pairs in a noisy mask
 _PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
 _MOST_TAKEN = 24
-_COST_OF_MISSING = 4  # pairs that a pattern has to cover for each that is not there, which is listed
+_COST_OF_MISSING = 4  # covered pairs that offset one missing pair, which must be listed
 
 
 def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
-    """The pattern of these pairs: regular ones joined, less what is missing, and what is left as a list."""
+    """Join regular patterns, subtract the missing pairs and list the remaining ones."""
     taken = _taken(pairs, grid)
-    # Where candidates that came later cover all of an earlier one, it is not needed.
+    # Drop earlier candidates that later ones cover entirely.
     needed = [each for each in taken[:-1] if not pairs.uncover(each.pattern)] + taken[-1:]
     found = [_joined([each.candidate for each in needed], pairs)] if needed else []
     row, key = np.concatenate([np.zeros((2, 0), np.int64), *(each.missing for each in needed)], axis=1)
@@ -50,15 +48,15 @@ def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
 
 
 class _Taken(NamedTuple):
-    """A candidate, its pattern bound to the lengths, and (row, key) of its pairs that are not there."""
+    """An accepted candidate."""
 
     candidate: Candidate
-    pattern: Pattern
-    missing: np.ndarray
+    pattern: Pattern  # bound to the lengths
+    missing: np.ndarray  # (row, key) of its pairs that the mask lacks
 
 
 def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
-    """Candidates that together cover what is regular."""
+    """Accept candidates until the rest is irregular."""
     total = left = Counts.of(pairs.runs_left(), pairs)
     taken: list[_Taken] = []
     for fill, proposers in _PASSES:
@@ -74,7 +72,7 @@ def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
 
 
 def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
-    """The candidate that covers most; the later proposers are asked where none of the first ones covers all."""
+    """Return the candidate that covers most; later groups only run if earlier ones cannot cover all."""
     best, most = None, (evidence.pairs.q_len + evidence.pairs.kv_len) // 4
     for some in proposers:
         if evidence.left.nnz <= (most if best is None else best.new):
@@ -87,8 +85,7 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
 
 
 def _joined(taken: list[Candidate], pairs: Pairs) -> Pattern:
-    """The union of the candidates, with the band that all of them share written once, and those without views of their
-    own first: these are planned together."""
+    """Unite the candidates, with a common band factored out, and those without views first: they share a plan part."""
 
     def has_views(candidate: Candidate) -> bool:
         parts = candidate.pattern().bind(pairs.q_len, pairs.kv_len).parts(pairs.q_len, pairs.kv_len)

@@ -1,1 +1,1 @@
-"""Patterns of 1-, 2- and 3-D grids."""
+"""Patterns on 1-, 2- and 3-D grids."""

@@ -1,4 +1,4 @@
-"""Neighbourhood attention on grids of one to three axes."""
+"""Neighborhood attention on grids of one to three axes."""
 
 from __future__ import annotations
 
@@ -18,39 +18,30 @@ from ..hints.lattice import Lattice, Span
 __all__ = ["Neighborhood"]
 
 
-@register("neighborhood")
+@register("neighborhood", example=(((8, 8), 5), 64), typical=(((128, 128), 13), 16384))
 @dataclass(frozen=True)
 class Neighborhood(GridPattern):
-    """The `kernel` nearest keys on each axis of a grid of tokens; the window shifts at the edges.
+    """The `kernel` nearest keys along each axis of a token grid; windows shift at the edges.
 
-    For images and volumes where every token needs a whole neighbourhood, at the edges too.
+    For images and volumes where every token needs a full neighborhood, at the edges too.
 
     Parameters
     ----------
     grid : int or tuple of int
-        Tokens along each of one to three axes; token numbers are row-major.
+        Tokens along each of one to three axes, in row-major order.
     kernel : int or tuple of int
-        Keys along each axis.
+        Keys along each axis; ``kernel * dilation`` must not exceed the axis.
     dilation : int or tuple of int, optional
-        Distance of neighbouring keys along each axis.
+        Distance between neighbouring keys along each axis.
     stride : int or tuple of int, optional
-        Queries along each axis that share one neighbourhood, that of their leader.
+        Queries along each axis that share the neighborhood of their leader, at most `kernel`.
     causal : bool or tuple of bool, optional
-        Whether only coordinates up to the query's are allowed, by axis.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer, or `causal` not a bool.
-    ValueError
-        If `grid` has not one to three axes or more tokens than a sequence can have, ``kernel * dilation`` exceeds an
-        axis, `stride` exceeds `kernel`, one of them is less than 1, or the number of entries is not the number of axes;
-        from :meth:`bind`, if `kv_len` is not the number of tokens of the grid.
+        Whether coordinates after the query's are masked, per axis.
 
     Notes
     -----
-    A query that is not causal has exactly ``kernel`` keys on each axis. :class:`SlidingWindow` cuts the window off at
-    the edges, this pattern moves it.
+    A non-causal query has exactly ``kernel`` keys along each axis: windows shift at the edges, where
+    :class:`SlidingWindow` clips them.
 
     References
     ----------
@@ -80,7 +71,7 @@ class Neighborhood(GridPattern):
         assign(self, grid=grid, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
 
     def _span(self, axis: int, x: Any) -> tuple[Any, Any]:
-        """First and last key of query coordinate `x` among those of its dilation group (keys ``g, g + d, ...``)."""
+        """Return the first and last key of query coordinate `x`, in its dilation group (keys ``g, g + d, ...``)."""
         length, w, d, s = (by_axis(each)[axis] for each in (self.grid, self.kernel, self.dilation, self.stride))
         u = x // d
         in_group = length // d + 1 * (x % d < length % d)
@@ -125,7 +116,7 @@ class Neighborhood(GridPattern):
         return tuple(self._part(extents, strides, residues) for extents, residues in groups.items())
 
     def _part(self, extents: tuple[int, ...], strides: tuple[int, ...], residues: list[tuple[int, ...]]) -> Part:
-        """The piece of residue classes that have as many tokens along each axis."""
+        """Build the part of residue classes with equal extents."""
         stride, dilation = row_major(by_axis(self.grid)), by_axis(self.dilation)
         starts = [sum(r * s for r, s in zip(residue, stride, strict=True)) for residue in residues]
         lattice = Lattice(starts[0], strides, extents)
@@ -134,14 +125,6 @@ class Neighborhood(GridPattern):
             first, last = self._span(axis, r + d * np.arange(count))
             spans.append(Span(tuple(np.maximum(first, 0).tolist()), tuple(last.tolist())))
         return Part(self, lattice, lattice, tuple((s - starts[0], s - starts[0]) for s in starts), tuple(spans))
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((8, 8), 5), 64
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls((128, 128), 13), 16384
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

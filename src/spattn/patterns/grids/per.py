@@ -1,4 +1,4 @@
-"""A pattern of its own for each query head, for each batch entry, or for each axis of a grid."""
+"""A separate pattern per query head, per batch entry, or per axis of a grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ...index_set import Runs
-from ..base.check import assign, integer
+from ..base.check import MOST_RUNS, assign, integer
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed
@@ -27,12 +27,11 @@ __all__ = ["PerAxis", "PerBatch", "PerHead"]
 
 _AXES = ("batch entry", "head")
 _SEVERAL = ("batch entries", "heads")
-_MOST_CELLS = 1 << 24  # of the table of one axis
-_MOST_RUNS = 1 << 23
+_MOST_CELLS = 1 << 24  # of one axis's table
 
 
 def _checked(patterns: object) -> tuple[Pattern, ...]:
-    """Several patterns as a tuple; TypeError if they are anything else."""
+    """Check a sequence of patterns and return it as a tuple."""
     if isinstance(patterns, Pattern) or not isinstance(patterns, Iterable):
         raise TypeError(f"patterns: expected a sequence of patterns, got {patterns!r}")
     found = tuple(patterns)
@@ -44,7 +43,7 @@ def _checked(patterns: object) -> tuple[Pattern, ...]:
 
 @dataclass(frozen=True)
 class Chosen(Pattern):
-    """Shared by the two: patterns of which :meth:`at` chooses one along an axis, 0 of batch entries and 1 of heads."""
+    """Base of PerBatch and PerHead: :meth:`at` picks a pattern along `axis`, 0 = batch entries, 1 = heads."""
 
     patterns: tuple[Pattern, ...]
 
@@ -55,7 +54,7 @@ class Chosen(Pattern):
         for pattern in patterns:
             own = pattern.sizes()[self.axis]
             if own not in (0, 1, len(patterns)):
-                raise ValueError(f"patterns: expected patterns of one {one} or {len(patterns)}, got one of {own}")
+                raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
         if not patterns:
             raise ValueError("patterns: expected at least one pattern, got none")
         assign(self, patterns=patterns, **nesting(patterns))
@@ -87,7 +86,7 @@ class Chosen(Pattern):
         return self.patterns[0]
 
     @property
-    def _has_order(self) -> bool:  # type: ignore[override]  # of what it chooses among, not of its class
+    def _has_order(self) -> bool:  # type: ignore[override]  # per instance
         return any(p._has_order for p in self.patterns)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
@@ -100,27 +99,22 @@ class Chosen(Pattern):
         return self._only().ends(q_len)
 
 
-@register("per_head")
+@register(
+    "per_head",
+    example=lambda: (((Causal(), SlidingWindow(4, 0)),), 32),
+    typical=lambda: (((Causal(), SlidingWindow(511, 0)),), 4096),
+)
 @dataclass(frozen=True)
 class PerHead(Chosen):
-    """Head h attends as the h-th pattern says.
+    """A separate pattern for each query head.
 
-    For models with local heads beside global ones.
+    For models that mix local and global heads.
 
     Parameters
     ----------
     patterns : tuple of Pattern
-        One for each query head; fewer, when their number divides the number of heads, serve groups of
-        neighbouring heads.
-
-    Raises
-    ------
-    TypeError
-        If `patterns` is not a sequence of patterns.
-    ValueError
-        If it is empty, a pattern is made for another number of heads, or patterns nest more than 64 deep; from
-        :meth:`sizes`, if patterns are made for different numbers of batch entries; from :meth:`allows`, if :meth:`at`
-        has not chosen among several heads.
+        One per query head, or per group of neighbouring heads if their number divides the number of heads. All must
+        support the same number of batch entries.
     """
 
     axis = 1
@@ -129,40 +123,27 @@ class PerHead(Chosen):
         return self._only().allows(q, k)
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((Causal(), SlidingWindow(4, 0))), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls((Causal(), SlidingWindow(511, 0))), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
         own = sizes._replace(heads_q=1, heads_kv=1)
         return cls(tuple(draw.pattern(own) for _ in range(heads))), sizes
 
 
-@register("per_batch")
+@register(
+    "per_batch",
+    example=lambda: (((SlidingWindow(4, 0),),), 32),  # a single entry, to suit batch 1
+    typical=lambda: (((SlidingWindow(511, 0),),), 4096),
+)
 @dataclass(frozen=True)
 class PerBatch(Chosen):
-    """Batch entry b attends as the b-th pattern says.
+    """A separate pattern for each batch entry.
 
-    For batches whose entries have global tokens, windows or caches of their own.
+    For batches whose entries differ in global tokens, windows or cache lengths.
 
     Parameters
     ----------
     patterns : tuple of Pattern
-        One for each batch entry.
-
-    Raises
-    ------
-    TypeError
-        If `patterns` is not a sequence of patterns.
-    ValueError
-        If it is empty, a pattern is made for another number of batch entries, or patterns nest more than 64 deep; from
-        :meth:`sizes`, if patterns are made for different numbers of heads; from :meth:`allows`, if :meth:`at` has not
-        chosen among several batch entries.
+        One per batch entry. All must support the same number of heads.
 
     Examples
     --------
@@ -178,40 +159,32 @@ class PerBatch(Chosen):
         return self._only().allows(q, k)
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((SlidingWindow(4, 0),)), 32  # for one entry, as other examples are
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls((SlidingWindow(511, 0),)), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         own = sizes._replace(batch=1, heads_q=1, heads_kv=1)
         return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes
 
 
 class _Side(NamedTuple):
-    """A part of an axis, and the span of keys of each of its queries where each has one."""
+    """A part along one axis, and the span of its queries' keys, if each has one."""
 
     part: Part
     span: Span | None
 
     @property
     def is_point(self) -> bool:
-        """Whether it is one coordinate, shifted along the axis."""
+        """Whether it is a single coordinate, shifted along the axis."""
         return len(self.part.shifts) > 1 and self.part.query is not None and self.part.query.extents == (1,)
 
 
 def _without_points(lattice: Lattice) -> Lattice:
-    """The same lattice without axes of one point; at least one axis stays."""
+    """Drop axes of one point, keeping at least one axis."""
     axes = [axis for axis in zip(lattice.strides, lattice.extents, strict=True) if axis[1] > 1]
     strides, extents = zip(*(axes or [(1, 1)]), strict=True)
     return lattice._replace(strides=strides, extents=extents)
 
 
 def _span(pattern: Pattern, tokens: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The first key and the number of keys of every coordinate of an axis; None where keys are not one span."""
+    """Return the first key and the number of keys of each coordinate, or None if keys are not one span."""
     runs = pattern.runs(np.arange(tokens), tokens)
     if runs is None or runs.start.shape[1] != 1 or (runs.step != 1).any():
         return None
@@ -219,8 +192,8 @@ def _span(pattern: Pattern, tokens: int) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
-    """The parts along an axis. Where keys are spans that differ, an axis is cut behind a shorter first block, for the
-    others to start at the lattice's first token; blocks of one token are one part, shifted."""
+    """Return the parts along an axis. A shorter first block gets a part of its own, so that the other blocks align with
+    their lattice's first token; blocks of one token form one part with shifts."""
     parts = pattern.parts(tokens, tokens)
     if any(part.query is not None or part.key is not None for part in parts) or len(parts) != 1:
         return [_Side(part, None) for part in parts]
@@ -244,36 +217,31 @@ def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
 
 
 def _in_blocks(first: np.ndarray, count: np.ndarray) -> bool:
-    """Whether the spans cut an axis into blocks."""
+    """Whether the spans partition an axis into blocks."""
     return bool((first[first] == first).all() and (count[first] == count).all())
 
 
-@register("per_axis")
+@register(
+    "per_axis",
+    example=lambda: (((6, 6), (SlidingWindow(1), SlidingWindow(2))), 36),
+    typical=lambda: (((64, 64), (SlidingWindow(6), SlidingWindow(6))), 4096),
+)
 @dataclass(frozen=True)
 class PerAxis(GridPattern):
-    """Keys whose coordinate along each axis of a grid is allowed to the query's by the pattern of that axis.
+    """A pattern per axis of a token grid; a key is allowed if every axis allows its coordinate.
 
-    For boxes of keys: windows of an image that are cut off at its edges, or frames that see only earlier ones.
+    For boxes of keys: image windows that are clipped at the edges, or frames that see only earlier ones.
 
     Parameters
     ----------
     grid : int or tuple of int
-        Tokens along each axis; token numbers are row-major.
+        Tokens along each axis, in row-major order.
     patterns : tuple of Pattern
-        One for each axis, of the coordinates along it.
-
-    Raises
-    ------
-    TypeError
-        If `grid` is not of integers, or `patterns` not a sequence of patterns.
-    ValueError
-        If `grid` has no axis, an axis without tokens or more tokens than a sequence can have, there is not one pattern
-        for each axis, one tells heads or batch entries apart, or patterns nest more than 64 deep; from :meth:`bind`, if
-        `kv_len` is not the number of tokens of the grid, or a pattern does not fit its axis.
+        One per axis, over the coordinates along it; the same for all heads and batch entries.
 
     Notes
     -----
-    A plan has views on all axes, of which each is as its own pattern's: residue classes where that one is dilated.
+    A plan views each axis as the axis's own pattern does: by residue classes if that pattern is dilated.
 
     Examples
     --------
@@ -288,14 +256,12 @@ class PerAxis(GridPattern):
         for pattern in patterns:
             if pattern.sizes() != (1, 1):
                 raise ValueError(f"patterns: expected patterns of one batch entry and head, got {pattern!r}")
-        if not grid:
-            raise ValueError("grid: expected at least one axis, got ()")
         if len(patterns) != len(grid):
             raise ValueError(f"patterns: expected {len(grid)} (one per axis), got {len(patterns)}")
         assign(self, grid=grid, patterns=patterns, **nesting(patterns))
 
     def _axes(self) -> Iterable[tuple[int, int, Pattern]]:
-        """Tokens of each axis, distance of neighbours along it, and its pattern."""
+        """Return the tokens, the stride in tokens and the pattern of each axis."""
         return zip(by_axis(self.grid), row_major(by_axis(self.grid)), self.patterns, strict=True)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -319,10 +285,10 @@ class PerAxis(GridPattern):
         return table_runs([p.index_set(n, n).to_dense() for n, _, p in self._axes()], grid, q)
 
     def _boxes(self, spans: list[tuple[np.ndarray, np.ndarray]], q: np.ndarray, kv_len: int) -> Runs | None:
-        """The keys where each axis allows one span of coordinates."""
+        """Return the runs if each axis allows a single span of coordinates."""
         grid = by_axis(self.grid)
-        most = tuple(int(count.max(initial=1)) for _, count in spans)
-        if len(q) * math.prod(most[:-1]) > _MOST_RUNS:
+        most = tuple(int(count.max(initial=0)) for _, count in spans)
+        if len(q) * math.prod(most[:-1]) > MOST_RUNS:
             return None
         start, count = zip(
             *((first[x], own[x]) for (first, own), x in zip(spans, coordinates(q, grid), strict=True)), strict=True
@@ -334,13 +300,13 @@ class PerAxis(GridPattern):
             return (Part(self),)
         each = [_sides(p, n) for n, _, p in self._axes()]
         if all(side.part.query is None for side in each[-1]) and all(side.is_point for (side, *_) in each[:-1]):
-            return (Part(self),)  # lines of consecutive tokens, whose views would be many and short
+            return (Part(self),)  # lines of consecutive tokens: their views would be many and short
         parts = tuple(self._part(along) for along in itertools.product(*each))
         axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
         return parts if max(axes, default=0) <= 3 else (Part(self),)
 
     def _part(self, along: tuple[_Side, ...]) -> Part:
-        """The piece of the grid in which every axis has one of its sides."""
+        """Build the part of one side per axis."""
         grid, steps = by_axis(self.grid), row_major(by_axis(self.grid))
 
         def product(lattices: Iterable[Lattice | None]) -> Lattice:
@@ -357,14 +323,6 @@ class PerAxis(GridPattern):
         spans = [side.span for side in along if side.span is not None and not any(one.is_point for one in along)]
         pattern = replace(self, patterns=tuple(side.part.pattern for side in along))
         return Part(pattern, query, key, shifts, tuple(spans) if len(spans) == len(query.extents) else None)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((6, 6), (SlidingWindow(1), SlidingWindow(2))), 36
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls((64, 64), (SlidingWindow(6), SlidingWindow(6))), 4096
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

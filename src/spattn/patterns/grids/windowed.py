@@ -1,4 +1,4 @@
-"""Attention along one axis of a grid, and in windows of it."""
+"""Axial and windowed attention: recipes over PerAxis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..hints.grid import GridPattern, lengths
 from ..sequence.basic import BlockLocal, Full
 from .per import PerAxis
 
-__all__ = ["axial", "grid_shape", "windowed"]
+__all__ = ["axial", "windowed"]
 
 
 def _random_axial(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
@@ -21,14 +21,14 @@ def _random_axial(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 @recipe("axial", example=(((6, 6), 0), 36), typical=(((64, 64), 0), 4096), random=_random_axial, fixes_lengths=True)
 def axial(grid: int | tuple[int, ...], axis: int) -> Pattern:
-    """Keys that share every coordinate but one with the query.
+    """Keys that differ from the query in one coordinate only.
 
     For images and volumes, with another axis in each layer or head.
 
     Parameters
     ----------
     grid : tuple of int
-        Tokens along each axis; token numbers are row-major.
+        Tokens along each axis, in row-major order.
     axis : int
         The axis along which a query attends; negative counts from the last.
 
@@ -37,19 +37,11 @@ def axial(grid: int | tuple[int, ...], axis: int) -> Pattern:
     Pattern
         ``PerAxis(grid, patterns)`` with ``Full()`` along `axis` and ``BlockLocal(1)`` along all others.
 
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `grid` has no axis, an axis without tokens or more tokens than a sequence can have, or `axis` is none of its
-        axes; from :meth:`Pattern.bind`, if `kv_len` is not the number of tokens of the grid.
-
     References
     ----------
     Ho, Kalchbrenner, Weissenborn, Salimans. Axial Attention in Multidimensional Transformers. arXiv:1912.12180.
     """
-    shape = grid_shape(grid)
+    shape = lengths(grid)
     along = integer("axis", axis, -len(shape), len(shape) - 1) % len(shape)
     return PerAxis(shape, tuple(Full() if number == along else BlockLocal(1) for number in range(len(shape))))
 
@@ -71,37 +63,28 @@ def _random_windowed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: int | tuple[int, ...] = 0) -> Pattern:
     """Keys of the query's own window of a grid, after a cyclic shift of the windows.
 
-    For hierarchical vision models, whose layers with and without a shift alternate.
+    For hierarchical vision models, whose layers alternate between shifted and unshifted windows.
 
     Parameters
     ----------
     grid : tuple of int
-        Tokens along each axis; token numbers are row-major.
+        Tokens along each axis, in row-major order.
     window : int or tuple of int
         Tokens of a window along each axis.
     shift : int or tuple of int, optional
-        By how much the windows are shifted along each axis, less than `window`. Tokens that the shift brings together
-        from opposite edges of the grid do not attend to each other.
+        Cyclic shift of the windows along each axis, less than `window`. Tokens from opposite edges of the grid do not
+        attend to each other.
 
     Returns
     -------
     Pattern
         ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis.
 
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If an axis has no tokens or the grid more than a sequence can have, a window is larger than its axis or less
-        than 1, a shift is negative or not less than its window, or the number of entries is not the number of axes;
-        from :meth:`Pattern.bind`, if `kv_len` is not the number of tokens of the grid.
-
     References
     ----------
     Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
     """
-    shape = grid_shape(grid)
+    shape = lengths(grid)
     windows = per_axis("window", window, len(shape), least=1)
     shifts = per_axis("shift", shift, len(shape), least=0)
     for length, w, s in zip(shape, windows, shifts, strict=True):
@@ -110,11 +93,3 @@ def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: 
         if s >= w:
             raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
     return PerAxis(shape, tuple(BlockLocal(w, s) for w, s in zip(windows, shifts, strict=True)))
-
-
-def grid_shape(grid: Any) -> tuple[int, ...]:
-    """The tokens along each axis, at least one axis."""
-    shape = lengths(grid)
-    if not shape:
-        raise ValueError("grid: expected at least one axis, got ()")
-    return shape

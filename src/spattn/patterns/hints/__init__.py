@@ -1,1 +1,1 @@
-"""Optional structure of patterns: lattices, intervals of distances, permutations, grids."""
+"""Hints: lattices, interval conjuncts, permutations, grids and lookup tables."""

@@ -1,8 +1,8 @@
-"""Orders of queries and of keys in which listed pairs lie together: those that are alike are neighbours.
+"""Permute queries and keys so that similar rows of listed pairs become neighbours.
 
-Queries that have many keys in common are found by *minhashes*: the least of a hash of their keys is the same for two of
-them as often as a key of either one is one of both (Broder 1997, On the resemblance and containment of documents). Each
-key then goes where most of its queries are, and each query where most of its keys are.
+*Minhashes* find queries with many common keys: two rows share the minimum hash of their keys with the probability of
+their Jaccard similarity (Broder 1997, On the resemblance and containment of documents). Each key then moves to the
+majority of its queries, and each query to the majority of its keys.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from .order import inverse
 
 __all__ = ["alike_together"]
 
-_SAMPLE, _LEAST_ALIKE = 512, 0.1  # queries that are looked at first, and the share of them that must be like another
-_VOTES = 32  # keys of a query, or queries of a key, by which it is placed
-_BLOCK = 64  # tokens of the squares that are counted
-_GAIN = 0.5  # squares that must be left, of those there were
-_FULL = 0.3  # of the pairs of squares, from which on another order is not looked for
-_TABLE = 1 << 24  # squares that are marked in a table
+_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; share of them that must resemble another one
+_VOTES = 32  # keys per query, or queries per key, that vote
+_BLOCK = 64  # tokens of a counted square
+_GAIN = 0.5  # share of non-empty squares that may remain
+_FULL = 0.3  # mean fill of the squares that makes a permutation pointless
+_TABLE = 1 << 24  # most squares counted in a table
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd
 
 
 def alike_together(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """(rows, keys) in an order in which the pairs of compressed sparse rows fill at most half as many squares of
-    64 × 64 as they do; None where a look at a few rows, or at all squares, says that there is none."""
+    """Permute (rows, keys) of a CSR pattern so that its pairs fill at most half as many 64 × 64 squares.
+
+    None if a sample of rows, or the count of squares, shows no such permutation.
+    """
     count = np.diff(indptr)
     rows = np.flatnonzero(count)
     rng = np.random.default_rng(0)
@@ -43,14 +45,14 @@ def alike_together(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tupl
     of_key = _most(key, label[row], kv_len)
     of_row = _most(row, of_key[key], len(count))
     of_key = _most(key, of_row[row], kv_len)
-    # Those without a pair, whose label is -1, come first, and nothing of the rest lies beyond them.
+    # Empty rows and keys have label -1 and come first.
     q_order, kv_order = np.argsort(of_row, kind="stable"), np.argsort(of_key, kind="stable")
     after = _squares(inverse(q_order)[pairs[0]], inverse(kv_order)[pairs[1]], len(count), kv_len)
     return (q_order, kv_order) if after <= _GAIN * before else None
 
 
 def _minhashes(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """For each of some rows that are not empty, the least of two hashes of its keys, as one number."""
+    """Return two minhashes of each non-empty row, packed into one number."""
     count = indptr[rows + 1] - indptr[rows]
     start = offsets(count)[:-1]
     own = indices[np.repeat(indptr[rows], count) + ramp(count)].astype(np.uint32)
@@ -64,7 +66,7 @@ def _minhashes(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> np.
 
 
 def _votes(indptr: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Row and key of all pairs, or of so many of each row, any of them, where it has more."""
+    """Return row and key of all pairs, or of a random sample of each row that has more than _VOTES."""
     count = np.diff(indptr)
     taken = np.minimum(count, _VOTES)
     row = np.repeat(np.arange(len(count)), taken)
@@ -75,7 +77,7 @@ def _votes(indptr: np.ndarray, indices: np.ndarray, rng: np.random.Generator) ->
 
 
 def _most(voter: np.ndarray, label: np.ndarray, voters: int) -> np.ndarray:
-    """For each of so many voters the label that comes most often, -1 where none does."""
+    """Return each voter's most frequent label, or -1."""
     order = np.lexsort((label, voter))
     voter, label = voter[order], label[order]
     new = np.ones(len(voter), bool)
@@ -84,12 +86,12 @@ def _most(voter: np.ndarray, label: np.ndarray, voters: int) -> np.ndarray:
     count = np.diff(first, append=len(voter))
     rising = np.argsort(count, kind="stable")
     found = np.full(voters, -1, np.int64)
-    found[voter[first[rising]]] = label[first[rising]]  # of several the last one is kept
+    found[voter[first[rising]]] = label[first[rising]]  # the last assignment wins: the most frequent label
     return found
 
 
 def _squares(row: np.ndarray, key: np.ndarray, q_len: int, kv_len: int) -> int:
-    """How many squares hold a pair."""
+    """Count the non-empty squares."""
     down, across = -(-q_len // _BLOCK), -(-kv_len // _BLOCK)
     number = row // _BLOCK * across + key // _BLOCK
     if down * across > _TABLE:

@@ -1,4 +1,4 @@
-"""Patterns in closed form: bands of queries that have the same runs of keys, and ranges of distances."""
+"""Interval conjuncts: per-band key runs united with intervals of distances."""
 
 from __future__ import annotations
 
@@ -17,28 +17,16 @@ _MOST_CONJUNCTS = 8
 
 
 class Bands(NamedTuple):
-    """The pairs whose key lies in a run of the query's band, or whose distance lies in a range.
+    """Pairs whose key is in a run of the query's band, or whose distance is in an interval.
 
-    Runs of a band, and ranges, may come in any order, meet, and reach beyond the sequence.
-
-    Attributes
-    ----------
-    start : (bands + 1,) int64 array
-        Position of the first query of each band, and where the last one ends; never falling. Other queries have no
-        runs.
-    indptr : (bands + 1,) int64 array
-        Where the runs of each band start.
-    first, stop : (runs,) int64 arrays
-        First key of each run, and the one after its last.
-    near : (ranges, 2) int64 array
-        Ranges of distances ``q - k``: the least, and the one after the greatest.
+    Runs and intervals may be unsorted, overlap and exceed the sequence. All arrays are int64.
     """
 
-    start: np.ndarray
-    indptr: np.ndarray
-    first: np.ndarray
-    stop: np.ndarray
-    near: np.ndarray
+    start: np.ndarray  # (bands + 1,) first position of each band, and the end of the last; non-decreasing
+    indptr: np.ndarray  # (bands + 1,) offset of the first run of each band
+    first: np.ndarray  # (runs,) first key of each run
+    stop: np.ndarray  # (runs,) the key after its last
+    near: np.ndarray  # (intervals, 2) half-open intervals of distances q - k
 
 
 _NOTHING = np.zeros(0, np.int64)
@@ -48,7 +36,7 @@ _AT_ZERO = np.zeros(1, np.int64)
 
 
 def nearby(ranges: npt.ArrayLike) -> Bands:
-    """The pairs whose distance ``q - k`` lies in one of ``(n, 2)`` ranges."""
+    """Pairs whose distance ``q - k`` is in one of ``(n, 2)`` half-open intervals."""
     return Bands(_AT_ZERO, _AT_ZERO, _NOTHING, _NOTHING, np.ascontiguousarray(ranges, np.int64).reshape(-1, 2))
 
 
@@ -56,12 +44,12 @@ NO_KEY_AHEAD = nearby([0, REACH])
 
 
 def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES) -> Bands:
-    """Runs of keys that all queries have, and pairs whose distance lies in a range."""
+    """The same key runs for all queries, united with intervals of distances."""
     return Bands(_EVERYWHERE, np.array([0, len(first)]), first, stop, near)
 
 
 def either(operands: list[tuple[Bands, ...]]) -> tuple[Bands, ...] | None:
-    """What any of several patterns allows; None where that takes too many conjuncts."""
+    """Distribute a union of conjunctions; None if that takes too many conjuncts."""
     found = operands[0]
     for more in operands[1:]:
         if len(found) * len(more) > _MOST_CONJUNCTS:
@@ -71,7 +59,7 @@ def either(operands: list[tuple[Bands, ...]]) -> tuple[Bands, ...] | None:
 
 
 def _joined(one: Bands, other: Bands) -> Bands:
-    """The pairs that one of two conjuncts allows."""
+    """Unite two conjuncts."""
     near = np.concatenate([one.near, other.near])
     sides = [side for side in (one, other) if len(side.start) > 1]
     if len(sides) < 2:

@@ -1,4 +1,4 @@
-"""Affine lattices of positions."""
+"""Affine lattices of positions, spans and ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from typing import NamedTuple
 
 from ..._util.index_checks import q_offset
 
-__all__ = [
-    "Ends",
-    "Lattice",
-    "Span",
-    "column_lattices",
-    "lattice_product",
-    "whole_lattices",
-]
+__all__ = ["Ends", "Lattice", "Span", "column_lattices", "lattice_product", "whole_lattices"]
 
 
 class Lattice(NamedTuple):
@@ -24,7 +17,7 @@ class Lattice(NamedTuple):
     offset : int
         Position of the first point.
     strides : tuple of int
-        Distance in tokens of neighbours along each axis.
+        Distance in tokens between neighbours along each axis.
     extents : tuple of int
         Points along each axis.
     """
@@ -34,12 +27,12 @@ class Lattice(NamedTuple):
     extents: tuple[int, ...]
 
     def moved(self, by: int) -> Lattice:
-        """The same lattice at other positions.
+        """Return the lattice, translated.
 
         Parameters
         ----------
         by : int
-            Distance in tokens, negative towards the first.
+            Translation in tokens.
 
         Returns
         -------
@@ -49,12 +42,12 @@ class Lattice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys of each query along an axis, in coordinates of the part's lattices.
+    """The interval of keys of each query along an axis, in coordinates of the part's lattices.
 
     Parameters
     ----------
     first, last : tuple of int
-        By coordinate of the query: the first and the last coordinate of its keys.
+        First and last key coordinate, indexed by the coordinate of the query.
     """
 
     first: tuple[int, ...]
@@ -62,16 +55,16 @@ class Span(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where the last queries of any long sequence find their keys, at more than ``first + last`` keys.
+    """The keys of the last queries of any sequence longer than ``first + last``.
 
     Parameters
     ----------
     first : int
-        Of the first so many keys, each is allowed or not as its number says.
+        Leading keys, whose access depends on their position alone.
     last : int
-        Of the last so many keys, each is allowed or not as its distance from the end says.
+        Trailing keys, whose access depends on their distance from the end alone.
     between : bool, optional
-        Whether the keys between them are allowed, all or none.
+        Whether the keys in the middle are allowed, all or none.
     """
 
     first: int
@@ -80,12 +73,12 @@ class Ends(NamedTuple):
 
 
 def whole_lattices(q_len: int, kv_len: int) -> tuple[Lattice, Lattice]:
-    """All queries, and all keys."""
+    """Return the lattices of all queries and all keys."""
     return Lattice(q_offset(q_len, kv_len), (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
 
 
 def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[Lattice, ...]:
-    """The keys j < kv_len with ``start <= j % period < stop``: complete periods, then what the last one has left."""
+    """Cover the keys ``start <= j % period < stop`` below kv_len: complete periods, then the incomplete one."""
     complete = max((kv_len - stop) // period + 1, 0)
     lattices = []
     if complete and stop - start == 1:
@@ -99,7 +92,7 @@ def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[La
 
 
 def lattice_product(lattices: list[Lattice], steps: tuple[int, ...]) -> Lattice:
-    """The tokens of a grid, `steps` apart along its axes, whose coordinate along each is in the lattice of its axis."""
+    """Combine one lattice per axis of a grid with strides `steps` into a lattice of tokens."""
     axes = list(zip(lattices, steps, strict=True))
     strides = tuple(stride * step for lattice, step in axes for stride in lattice.strides)
     extents = tuple(extent for lattice, _ in axes for extent in lattice.extents)

@@ -1,4 +1,4 @@
-"""Patterns in another order of the tokens, in which pairs that are allowed lie together."""
+"""Patterns under a token permutation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["InOrder", "inverse"]
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
-    """The place of each row, of the row at each place."""
+    """Invert a permutation."""
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
@@ -23,28 +23,26 @@ def inverse(order: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class InOrder(Pattern):
-    """A bound pattern, asked for places: `first` is the position of the first query, and of the query at place 0."""
+    """A bound pattern under a permutation of queries and keys; `first` is the position of the first query."""
 
     inner: Pattern
     q_order: np.ndarray
     kv_order: np.ndarray
     first: int
 
-    def __post_init__(self) -> None:
-        """Nothing is checked: planning alone makes these."""
+    def __post_init__(self) -> None:  # no checks: only the planner creates these
+        pass
 
     @cached_property
     def _positions(self) -> np.ndarray:
-        """Of the query at each place."""
         return self.q_order + self.first
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """Of each key."""
         return inverse(self.kv_order)
 
     @property
-    def _lists_pairs(self) -> bool:  # type: ignore[override]  # of what it asks, not of its class
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # per instance
         return self.inner._lists_pairs
 
     def allows(self, q: Any, k: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Parts that several patterns share: the whole sequence, and residue classes."""
+"""Parts shared by several patterns: the whole sequence, and residue classes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["residue_parts", "whole_part"]
 
 
 def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
-    """A pattern as one part with views of its own: in a union it is planned apart from the others."""
+    """Return one part with explicit lattices, so that a union plans it separately."""
     return (Part(pattern, *whole_lattices(q_len, kv_len)),)
 
 
 def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:
-    """Pairs each residue class of queries modulo `stride` with the class of keys that lies `offset` before it.
+    """Pair each residue class of queries modulo `stride` with the class of keys `offset` before it.
 
-    Classes with equal extents and equal distance between their first query and first key share their shifts: a pattern
-    of differences looks the same in all of them. There are at most four such groups. Classes of one key need no views.
+    Classes of equal extents and equal distance between first query and first key share one part with shifts, as the
+    pattern depends on distances alone: at most four parts. Classes of one key need no views.
     """
     if stride >= kv_len:
         return (Part(pattern),)

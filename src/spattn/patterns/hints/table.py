@@ -1,8 +1,10 @@
-"""MaskClass-ups by query and key at once."""
+"""Boolean lookup tables by query and key, dense or sparse."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,16 @@ import numpy as np
 from ..._util.cached import cached_property
 from ..base.content import ByContent, frozen_array
 
-__all__ = ["BlockTable"]
+__all__ = ["BlockTable", "ListedCells", "SortedCells"]
 
-_FALLBACK_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
+_FALLBACK_CELLS = 1 << 24  # larger tables have integral images of coarse cells
 _COARSE = 64
+_MOST_BITS = (1 << 27) - 39  # a prime; larger bitmaps wrap around
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockTable(ByContent):
-    """A read-only boolean table over (rows, columns), False outside, that also answers for whole rectangles.
-
-    Parameters
-    ----------
-    cells : (rows, columns) bool array
-        Copied, unless nobody can change it.
-    """
+    """A read-only boolean table, False out of range, that also answers for whole rectangles."""
 
     cells: np.ndarray
 
@@ -32,7 +29,7 @@ class BlockTable(ByContent):
         object.__setattr__(self, "cells", frozen_array("cells", self.cells, bool, (2,)))
 
     def contains(self, a: Any, b: Any) -> Any:
-        """``cells[a, b]``; False out of range. `a` and `b` may be the planner's symbolic positions."""
+        """Return ``cells[a, b]``; False out of range. Accepts the planner's symbolic positions."""
         for side in (a, b):
             dispatch = getattr(side, "contains", None)
             if dispatch is not None:
@@ -42,22 +39,22 @@ class BlockTable(ByContent):
         row_exists, column_exists = (0 <= a) & (a < rows), (0 <= b) & (b < columns)
         if not self.cells.size:
             return row_exists & column_exists
-        # Each side is clipped before the two are broadcast: a tile has far fewer rows and columns than cells.
+        # Clip before broadcasting: a tile has far fewer rows and columns than cells.
         cell = np.clip(a, 0, rows - 1) * columns + np.clip(b, 0, columns - 1)
         found = self.cells.reshape(-1).take(cell)
         return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
-        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major."""
+        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
         bits = np.zeros(len(a), np.int64)
         for row, column in np.ndindex(height, width):
             bits = 2 * bits + self.contains(a + row, b + column)
         return bits
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
+        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
 
-        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say True too often.
+        Exact up to 2^24 cells; coarse cells of larger tables err towards True.
         """
         rows, columns = self.cells.shape
         a_lo, b_lo = np.maximum(a_lo, 0), np.maximum(b_lo, 0)
@@ -65,9 +62,9 @@ class BlockTable(ByContent):
         return _rectangle(self._images[0], self._coarse, a_lo, a_hi, b_lo, b_hi) > 0
 
     def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether every cell of each rectangle (inclusive) is known to be set; cells out of range are not.
+        """Whether each inclusive rectangle is known to be full; cells out of range are unset.
 
-        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say False too often.
+        Exact up to 2^24 cells; coarse cells of larger tables err towards False.
         """
         rows, columns = self.cells.shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
@@ -82,7 +79,7 @@ class BlockTable(ByContent):
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray]:
-        """Integral images of the cells with a set entry, and of those with one missing."""
+        """Integral images of the set cells and of the unset cells."""
         if self._coarse == 1:
             some = _integral(self.cells)
             every = np.multiply.outer(*(np.arange(n, dtype=np.int32) for n in some.shape))
@@ -91,7 +88,7 @@ class BlockTable(ByContent):
 
 
 def _coarsened(cells: np.ndarray) -> np.ndarray:
-    """Whether any entry of each square of 64 × 64 is set."""
+    """Whether any cell of each 64 × 64 square is set."""
     by_row = np.logical_or.reduceat(cells, np.arange(0, cells.shape[0], _COARSE), axis=0)
     return np.logical_or.reduceat(by_row, np.arange(0, cells.shape[1], _COARSE), axis=1)
 
@@ -107,9 +104,102 @@ def _integral(cells: np.ndarray) -> np.ndarray:
 def _rectangle(
     image: np.ndarray, coarse: int, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray
 ) -> np.ndarray:
-    """Number of set (coarse) cells that each inclusive rectangle touches; 0 where it is empty."""
+    """Count the set (coarse) cells that each inclusive rectangle touches."""
     rows, columns = image.shape
     top, bottom = np.clip(a_lo // coarse, 0, rows - 1), np.clip(a_hi // coarse + 1, 0, rows - 1)
     left, right = np.clip(b_lo // coarse, 0, columns - 1), np.clip(b_hi // coarse + 1, 0, columns - 1)
     count = image[bottom, right] - image[top, right] - image[bottom, left] + image[top, left]
     return np.where((a_lo > a_hi) | (b_lo > b_hi), 0, count)
+
+
+class SortedCells:
+    """A sparse boolean table with the interface of :class:`BlockTable` for cells and small rectangles.
+
+    `codes` holds ``row * columns + column`` of each set cell, sorted and without repeats.
+    """
+
+    def __init__(self, codes: np.ndarray, shape: tuple[int, int]):
+        self._codes, self._shape = codes, shape
+
+    def contains(self, a: Any, b: Any) -> Any:
+        """Whether cell (a, b) is set; False out of range. Accepts the planner's symbolic positions."""
+        for side in (a, b):
+            dispatch = getattr(side, "contains", None)
+            if dispatch is not None:
+                return dispatch(self, a, b)
+        a, b = np.asarray(a), np.asarray(b)
+        inside = (0 <= a) & (a < self._shape[0]) & (0 <= b) & (b < self._shape[1])
+        if not len(self._codes):
+            return np.zeros_like(inside)
+        code = a * self._shape[1] + b
+        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return inside & (self._codes[place] == code)
+
+    def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
+        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
+        bits, columns = np.zeros(len(a), np.int64), self._shape[1]
+        if not len(self._codes):
+            return bits
+        for row in range(height):
+            code = (a + row) * columns + b
+            low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # excerpt columns inside the table
+            high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
+            first = np.searchsorted(self._codes, code + low)
+            for place in range(width):
+                at = first + place
+                column = self._codes[np.minimum(at, len(self._codes) - 1)] - code
+                inside = (at < len(self._codes)) & (column < high)
+                if not inside.any():
+                    break
+                bits[inside] |= 1 << (width * (height - row) - 1 - column[inside])
+        return bits
+
+
+class ListedCells(SortedCells):
+    """A sparse boolean table that also answers for large rectangles, from bitmaps of coarse blocks."""
+
+    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
+        super().__init__(np.unique(row * shape[1] + column), shape)
+        self._row, self._column = row, column
+        self._made: dict[tuple[int, ...], np.ndarray] = {}
+
+    def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
+        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
+
+        Tests blocks at least as large as any rectangle, at most four per rectangle. May err towards True: for cells
+        next to the rectangle, and for blocks that share a bit in a wrapped bitmap.
+        """
+        sides = (a_lo, a_hi), (b_lo, b_hi)
+        levels = [int((hi - lo).max(initial=0)).bit_length() for lo, hi in sides]
+        bits, (height, width) = self._bits(*levels), self._blocks(levels)
+        rows, columns = (
+            [np.clip(end >> level, 0, most - 1) for end in (ends if ((ends[0] ^ ends[1]) >> level).any() else ends[:1])]
+            for ends, level, most in zip(sides, levels, (height, width), strict=True)
+        )
+        found = np.zeros(np.broadcast(a_lo, b_lo).shape, bool)
+        for a, b in itertools.product(rows, columns):
+            code = (a * width + b) % _MOST_BITS
+            found |= (bits[code >> 3] >> (code & 7).astype(np.uint8) & 1).view(bool)
+        return found & (a_lo <= a_hi) & (b_lo <= b_hi)
+
+    def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
+        """Whether each inclusive rectangle is known to be full: single cells and empty rectangles only."""
+        a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
+        found = (a_lo > a_hi) | (b_lo > b_hi)
+        single = np.nonzero((a_lo == a_hi) & (b_lo == b_hi))[0]
+        found[single] = self.contains(a_lo[single], b_lo[single])
+        return found
+
+    def _blocks(self, levels: Sequence[int]) -> list[int]:
+        """Return the number of blocks per side at these power-of-two levels."""
+        return [max(0, n - 1 >> level) + 1 for n, level in zip(self._shape, levels, strict=True)]
+
+    def _bits(self, *levels: int) -> np.ndarray:
+        """Return the bitmap of non-empty blocks, wrapped at `_MOST_BITS`."""
+        if levels not in self._made:
+            height, width = self._blocks(levels)
+            bits = np.zeros(-(-min(height * width, _MOST_BITS) // 8), np.uint8)
+            code = ((self._row >> levels[0]) * width + (self._column >> levels[1])) % _MOST_BITS
+            np.bitwise_or.at(bits, code >> 3, (1 << (code & 7)).astype(np.uint8))
+            self._made[levels] = bits
+        return self._made[levels]

@@ -1,4 +1,4 @@
-"""Importers of other libraries' masks."""
+"""Import masks from other libraries."""
 
 from ..listed.sparse import from_pairs, from_scipy, from_torch_sparse
 from .flex_attention import from_block_mask, from_mask_mod

@@ -1,4 +1,4 @@
-"""Masks of PyTorch's FlexAttention, taken as they are."""
+"""Import masks of PyTorch's FlexAttention."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["from_block_mask", "from_mask_mod"]
 
-_BATCH, _HEAD, _QUERY, _KEY = range(4)  # what a mask_mod is called with
-_PAIR = np.int64(LONGEST + 1)  # a pair as one number: row * _PAIR + key
+_BATCH, _HEAD, _QUERY, _KEY = range(4)  # arguments of a mask_mod
+_PAIR = np.int64(LONGEST + 1)  # encodes a pair as row * _PAIR + key
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaskMod(ByContent, Pattern):
-    """What a mask_mod allows, by the row of the query; `batch` and `heads` are its sizes."""
+    """A traced mask_mod over query rows, with its sizes `batch` and `heads`."""
 
     trace: Trace
     batch: int
@@ -52,7 +52,7 @@ class MaskMod(ByContent, Pattern):
 
         trace, known = self.trace, {_QUERY: q, _KEY: k}
         if not trace.used <= {_QUERY, _KEY}:
-            raise ValueError("MaskMod: it tells batch entries or heads apart; use .at(batch, head)")
+            raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
 
         def value(operand: Any) -> Any:
             if not isinstance(operand, Ref):
@@ -69,7 +69,7 @@ class MaskMod(ByContent, Pattern):
         return value(trace.result)
 
     def _look_up(self, wanted: Ref, q: Any, k: Any) -> Any:
-        """What PyTorch gives at each position of one side; or at each pair, which no tile can be asked for."""
+        """Evaluate with PyTorch at each position of one side, or at each pair if both sides matter."""
         sides = self.trace.depends[wanted.number]
 
         def found(positions: np.ndarray) -> np.ndarray:
@@ -83,46 +83,45 @@ class MaskMod(ByContent, Pattern):
         return f"MaskMod(<{len(self.trace.steps)} operations>)"
 
     def _description(self) -> dict[str, Any]:
-        raise TypeError("to_json(): expected a pattern made of parameters, got a mask_mod, which is a function")
+        raise TypeError("to_json(): expected a pattern of parameters, got a mask_mod, which is a function")
 
 
 def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> Pattern:
-    """The pairs that a ``mask_mod(b, h, q_idx, kv_idx)`` of FlexAttention allows.
+    """Create a pattern from a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)``.
 
-    The function is traced once, now. What it refers to is copied: a tensor that changes later does not change the
-    pattern, as with a mask. Called again, this makes a pattern that is equal to the first one, and has its plan, where
-    the same operations are done on equal tensors.
+    Traces the function once and copies the tensors it refers to, so later changes have no effect. Tracing the same
+    operations on equal tensors again gives an equal pattern, which shares its plan.
 
     Parameters
     ----------
     mask_mod : callable
-        Takes tensors of one integer each, batch entry, query head, row of the query and key, and returns a bool tensor
-        without axes. It may look its arguments up in tensors, ``document[q_idx] == document[kv_idx]``.
+        Maps scalar integer tensors (batch entry, query head, query row, key) to a scalar bool tensor. May index other
+        tensors, ``document[q_idx] == document[kv_idx]``.
     batch, heads : int, optional
-        Batch entries and query heads that the pattern is made for; any, where they are left out.
+        Required batch entries and query heads; any by default.
 
     Returns
     -------
     Pattern
-        Query indices are rows, as in FlexAttention: with fewer queries than keys row 0 is still the first.
+        Over query rows, as in FlexAttention: row 0 is the first, also with fewer queries than keys.
 
     Raises
     ------
     BackendUnavailableError
         If PyTorch is not installed.
     TypeError
-        If `mask_mod` is not callable or returns anything else, asks an index for its number (``if``, ``int()``),
-        changes a tensor, draws random numbers with PyTorch, refers to a tensor that has no values of its own, or does
-        what :func:`torch.vmap` does not know; if `batch` or `heads` is not an integer.
+        If `mask_mod` returns anything else, uses the value of an index (``if``, ``int()``), changes a tensor, draws
+        random numbers with PyTorch, refers to a tensor without values, or uses what :func:`torch.vmap` does not
+        support.
     ValueError
-        If `batch` or `heads` is less than 1; when it is planned, if a tensor is looked up beyond its end.
+        During planning, if an index exceeds a tensor.
 
     Notes
     -----
-    Whatever depends on one of query and key is left to PyTorch, once for each position. What depends on both is
-    decided on whole tiles where it is made of sums, differences, comparisons, extrema, absolute values, ``//`` and
-    ``%`` by constants, and truth values; otherwise every pair of the tiles that nothing else excludes is evaluated,
-    with a warning.
+    PyTorch evaluates the terms of a query or a key alone, once per position. The planner evaluates terms of both on
+    whole tiles if they consist of sums, differences, comparisons, extrema, absolute values, ``//`` and ``%`` by
+    constants, and bools. Any other term is evaluated for every pair that the rest of the mask leaves undecided, with a
+    warning.
 
     References
     ----------
@@ -131,7 +130,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
     Examples
     --------
     >>> import torch
-    >>> from spattn.patterns import from_mask_mod
+    >>> from spattn.patterns.interop import from_mask_mod
     >>> document = torch.tensor([0, 0, 1, 1])
     >>> def mask_mod(b, h, q_idx, kv_idx):
     ...     return (document[q_idx] == document[kv_idx]) & (q_idx >= kv_idx)
@@ -152,39 +151,38 @@ def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int |
         with whole_imports:
             from ...trace.recorder import trace
     except ModuleNotFoundError as error:
-        raise BackendUnavailableError(
-            "mask_mod: expected PyTorch, whose tensors it takes; pip install torch"
-        ) from error
+        raise BackendUnavailableError("mask_mod: requires PyTorch; pip install torch") from error
     found = trace(mask_mod, 4)
     own = (0 if argument in found.used else 1 for argument in (_BATCH, _HEAD))
     return MaskMod(found, *(n or size for n, size in zip(given, own, strict=True)))
 
 
 def from_block_mask(block_mask: Any) -> Pattern:
-    """The pairs that a BlockMask of FlexAttention allows.
+    """Create a pattern from a FlexAttention BlockMask.
 
-    As FlexAttention's kernels read it: all pairs of its full blocks, and those pairs of its other blocks that its
-    mask_mod allows.
+    Allows all pairs of full blocks, and the pairs of partial blocks that the mask_mod allows, as in FlexAttention's
+    kernels.
 
     Parameters
     ----------
     block_mask : torch.nn.attention.flex_attention.BlockMask
-        Of ``create_block_mask`` or ``BlockMask.from_kv_blocks``; copied, with what its mask_mod refers to.
+        From ``create_block_mask`` or ``BlockMask.from_kv_blocks``; copied with its mask_mod's tensors.
 
     Returns
     -------
     Pattern
-        For so many blocks of keys as `block_mask` has, and at most its queries.
+        For exactly its number of key blocks, and at most its queries.
 
     Raises
     ------
     TypeError
-        If `block_mask` is no BlockMask, or as :func:`from_mask_mod` for its mask_mod.
+        If `block_mask` is not a BlockMask, or as for :func:`from_mask_mod`.
 
     Examples
     --------
     >>> from torch.nn.attention.flex_attention import create_block_mask
-    >>> from spattn.patterns import Causal, from_block_mask
+    >>> from spattn.patterns import Causal
+    >>> from spattn.patterns.interop import from_block_mask
     >>> block_mask = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 300, 300, device="cpu")
     >>> from_block_mask(block_mask).index_set(300, 300) == Causal().index_set(300, 300)
     True
@@ -203,7 +201,7 @@ def from_block_mask(block_mask: Any) -> Pattern:
 
 
 def _layout(counts: Any, listed: Any, shape: tuple[int, int]) -> np.ndarray:
-    """Lists of blocks, of which the first `counts` of each row count, as a layout of this shape."""
+    """Scatter block lists, with `counts` valid entries per row, into a layout of this shape."""
     counts, listed = on_host(counts), on_host(listed)
     rows, columns = listed.shape[-2:]
     layout = np.zeros((*listed.shape[:-2], rows, columns + 1), dtype=bool)

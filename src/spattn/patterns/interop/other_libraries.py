@@ -1,4 +1,4 @@
-"""Patterns from the parameters by which other libraries describe their masks, each counted as its library counts."""
+"""Import mask parameters of DeepSpeed, NATTEN, FlashMask and FlashAttention."""
 
 from __future__ import annotations
 
@@ -21,66 +21,45 @@ from ..sequence.windows import SlidingWindow
 
 __all__ = ["from_deepspeed", "from_flash_attention", "from_flashmask", "from_natten"]
 
-# Modes of DeepSpeed's configuration, and the keys that its reader knows beside "mode", "block" and _PER_HEAD.
+# DeepSpeed's modes, and the keys that its reader accepts besides "mode", "block" and _PER_HEAD.
+_GLOBAL = ("global_block_indices", "global_block_end_indices")
+_DIRECTION = ("attention", "horizontal_global_attention")
+_WINDOW = "num_sliding_window_blocks"
 _MODES: dict[str, tuple[Callable[..., Pattern], tuple[str, ...]]] = {
     "dense": (deepspeed.dense, ()),
-    "fixed": (
-        deepspeed.fixed,
-        (
-            "num_local_blocks",
-            "num_global_blocks",
-            "attention",
-            "horizontal_global_attention",
-            "num_different_global_patterns",
-        ),
-    ),
-    "variable": (
-        deepspeed.variable,
-        (
-            "num_random_blocks",
-            "local_window_blocks",
-            "global_block_indices",
-            "global_block_end_indices",
-            "attention",
-            "horizontal_global_attention",
-        ),
-    ),
-    "bigbird": (deepspeed.bigbird, ("num_random_blocks", "num_sliding_window_blocks", "num_global_blocks")),
-    "bslongformer": (
-        deepspeed.bslongformer,
-        ("num_sliding_window_blocks", "global_block_indices", "global_block_end_indices"),
-    ),
+    "fixed": (deepspeed.fixed, ("num_local_blocks", "num_global_blocks", *_DIRECTION, "num_different_global_patterns")),
+    "variable": (deepspeed.variable, ("num_random_blocks", "local_window_blocks", *_GLOBAL, *_DIRECTION)),
+    "bigbird": (deepspeed.bigbird, ("num_random_blocks", _WINDOW, "num_global_blocks")),
+    "bslongformer": (deepspeed.bslongformer, (_WINDOW, *_GLOBAL)),
 }
 _PER_HEAD = "different_layout_per_head"
 
 
 def from_deepspeed(config: dict[str, Any]) -> Pattern:
-    """The pattern that the section ``"sparse_attention"`` of a DeepSpeed configuration describes.
+    """Create the pattern of the ``"sparse_attention"`` section of a DeepSpeed configuration.
 
     Parameters
     ----------
     config : dict
-        The section, or a configuration that has it, as read from JSON; what is left out has the default of DeepSpeed's
-        reader, which is ``"fixed"`` for ``"mode"`` and 0 for the random blocks of every mode.
+        The section, or a configuration that contains it, as read from JSON. Defaults are those of DeepSpeed's reader:
+        mode ``"fixed"``, and no random blocks in any mode.
 
     Returns
     -------
     Pattern
-        One of :mod:`spattn.patterns.deepspeed`. Its random blocks are drawn by seed 0: DeepSpeed's differ from run to
-        run.
+        From :mod:`spattn.patterns.deepspeed`. Random blocks use seed 0, as DeepSpeed's differ from run to run.
 
     Raises
     ------
     TypeError
         If `config` is not a dict, or a value is of a wrong type.
     ValueError
-        If the mode is unknown, a key is one that DeepSpeed's reader does not know for this mode and leaves out, or a
-        value is out of range.
+        If the mode is unknown, a value is out of range, or DeepSpeed's reader ignores a key in this mode.
 
     Notes
     -----
-    ``"attention": "unidirectional"`` leaves out blocks above the diagonal, not the pairs above it in blocks on the
-    diagonal: ``& Causal()`` does.
+    ``"attention": "unidirectional"`` drops blocks above the diagonal but keeps all pairs of the diagonal blocks; add
+    ``& Causal()`` to mask them.
 
     Examples
     --------
@@ -100,7 +79,7 @@ attention='bidirectional')
     if unknown:
         raise ValueError(f"config: expected keys of mode {mode!r}, {', '.join(('block', *known))}; got {unknown}")
     if "num_random_blocks" in known:
-        section.setdefault("num_random_blocks", 0)  # which is not the default of DeepSpeed's class for it
+        section.setdefault("num_random_blocks", 0)  # the reader's default, not the class's
         section["head"] = None if per_head else 0
     if section.get("num_different_global_patterns", 1) != 1 and not per_head:
         raise ValueError(f"config: expected {_PER_HEAD} with num_different_global_patterns, got False")
@@ -116,27 +95,20 @@ def from_natten(
     dilation: int | tuple[int, ...] = 1,
     is_causal: bool | tuple[bool, ...] = False,
 ) -> Neighborhood:
-    """NATTEN's neighbourhood attention, as ``natten.na1d``, ``na2d`` and ``na3d`` take it.
+    """Create NATTEN's neighborhood attention from the arguments of ``natten.na1d``, ``na2d`` and ``na3d``.
 
     Parameters
     ----------
     grid : int or tuple of int
         Tokens along each axis, which NATTEN reads from its tensors.
     kernel_size, stride, dilation : int or tuple of int
-        By axis.
+        One for all axes, or one per axis.
     is_causal : bool or tuple of bool, optional
-        By axis.
+        One for all axes, or one per axis.
 
     Returns
     -------
     Neighborhood
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        As :class:`Neighborhood` does.
 
     Examples
     --------
@@ -147,28 +119,21 @@ def from_natten(
 
 
 def from_flashmask(startend_row_indices: npt.ArrayLike, causal: bool = True) -> Pattern:
-    """FlashMask's column-wise intervals, as ``flashmask_attention`` of PaddlePaddle takes them.
+    """Create the pattern of FlashMask's column intervals, the argument of PaddlePaddle's ``flashmask_attention``.
 
     Parameters
     ----------
     startend_row_indices : (batch, heads, kv_len, bounds) int array
-        Rows that do not attend to a key. With `causal` and one bound: those from it on; with two: those between.
-        Without `causal` and two bounds: those from the first on and those before the second; with four: those between
-        the first two and those between the last two.
+        Rows masked for each key. With `causal`: one bound, the rows from it on; or two, the rows between. Without
+        `causal`: two bounds, the rows from the first on and those before the second; or four, the rows between the
+        first two and between the last two.
     causal : bool, optional
-        Whether keys behind the query are hidden too.
+        Whether keys after the query are masked too.
 
     Returns
     -------
     Pattern
-        For as many queries as keys; fewer are the last ones.
-
-    Raises
-    ------
-    TypeError
-        If `startend_row_indices` is not of integers, or `causal` not a bool.
-    ValueError
-        If it has not four axes, or another number of bounds.
+        For as many queries as keys; fewer queries are the last ones.
 
     References
     ----------
@@ -202,30 +167,27 @@ def from_flash_attention(
     cu_seqlens_q: npt.ArrayLike | None = None,
     cu_seqlens_k: npt.ArrayLike | None = None,
 ) -> Pattern:
-    """FlashAttention's mask: the arguments of ``flash_attn_func`` and ``flash_attn_varlen_func``.
+    """Create FlashAttention's mask from arguments of ``flash_attn_func`` and ``flash_attn_varlen_func``.
 
     Parameters
     ----------
     window_size : (int, int), optional
-        Keys before and after the query's place; a negative number is no bound.
+        Keys before and after the query's position; negative = unbounded.
     causal : bool, optional
-        Whether keys after the query's place are hidden, whatever `window_size` says of them.
+        Whether keys after the query's position are masked, regardless of `window_size`.
     cu_seqlens_q, cu_seqlens_k : (sequences + 1,) int arrays, optional
-        Where sequences start that are packed one after another; `cu_seqlens_k` is as `cu_seqlens_q` where it is left
-        out. In each sequence the last query stands beside the last key, also where their numbers differ.
+        Cumulative lengths of packed sequences; `cu_seqlens_k` defaults to `cu_seqlens_q`. In each sequence the last
+        query is aligned to the last key, also if their numbers differ.
 
     Returns
     -------
     Pattern
-        With lengths: for as many queries and keys as the arrays end with, and no others.
+        With cumulative lengths: for exactly the total query and key lengths.
 
     Raises
     ------
-    TypeError
-        If `window_size` is not of two integers, `causal` not a bool, or the arrays are not of integers.
     ValueError
-        If there are not two numbers, the arrays are not cumulative lengths of equally many sequences, or there is
-        `cu_seqlens_k` alone.
+        If the arrays are not cumulative lengths of equally many sequences, or `cu_seqlens_k` is given alone.
 
     Examples
     --------
@@ -244,7 +206,7 @@ def from_flash_attention(
     right = 0 if flag("causal", causal) else right
     if cu_seqlens_q is None:
         if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_q: expected it beside cu_seqlens_k, got None")
+            raise ValueError("cu_seqlens_q: required with cu_seqlens_k, got None")
         return Causal() if (left, right) == (None, 0) else SlidingWindow(left, right)
     q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     k = q if cu_seqlens_k is None else check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
@@ -262,10 +224,10 @@ def windows_in_sequences(
     right: int | None = None,
     at_end: bool = True,
 ) -> RowIntervals:
-    """Packed sequences of so many `queries`, each with the `keys` keys from `start` on, of `kv_len` in all.
+    """Build windows inside packed sequences with `queries` queries and the `keys` keys from `start` on.
 
-    A query sees `left` keys before its place and `right` after it, without bound where they are None. Its place is
-    beside the key of the same number, counted from the end of the sequence, or from its start.
+    A query sees `left` keys before and `right` keys after its position; None = unbounded. Queries are aligned to the
+    last key of their sequence, or to the first.
     """
     sequence = np.repeat(np.arange(len(queries)), queries)
     first, end = start[sequence], (start + keys)[sequence]

@@ -1,4 +1,4 @@
-"""xFormers' attention biases that are masks, told by their class."""
+"""Import xFormers' masks, recognized by class name."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["from_xformers"]
 
 
 def from_xformers(attn_bias: Any) -> Pattern:
-    """The pairs that a mask of ``xformers.ops.fmha.attn_bias`` allows.
+    """Create the pattern of a mask of ``xformers.ops.fmha.attn_bias``.
 
     Parameters
     ----------
     attn_bias : object
-        An instance of one of its classes that are masks: ``LowerTriangularMask``, which is aligned to the top left
-        corner, ``LowerTriangularFromBottomRightMask``, ``LocalAttentionFromBottomRightMask``, ``BlockDiagonalMask``
-        and what is derived from these, with padded or gappy keys too.
+        An instance of ``LowerTriangularMask`` (aligned to the top left corner), ``LowerTriangularFromBottomRightMask``,
+        ``LocalAttentionFromBottomRightMask``, ``BlockDiagonalMask`` or a mask derived from these, including those with
+        padded or gappy keys.
 
     Returns
     -------
     Pattern
-        Of block diagonal masks one for the packed lengths that they are made for, and no others.
+        For block-diagonal masks: for exactly their packed lengths.
 
     Raises
     ------
     TypeError
-        If `attn_bias` is of another class: one with a tensor to add, or with pages.
+        If `attn_bias` is of another class, such as an additive bias or a paged mask.
 
     Examples
     --------
-    >>> class LowerTriangularMask:  # as xFormers' own, which is told by its name
+    >>> class LowerTriangularMask:  # stands in for xFormers' class
     ...     __module__ = "xformers.ops.fmha.attn_bias"
     >>> from_xformers(LowerTriangularMask()).index_set(2, 3).to_dense().astype(int)
     array([[1, 0, 0],
@@ -52,14 +52,14 @@ def from_xformers(attn_bias: Any) -> Pattern:
 
 
 def _window(bias: Any) -> tuple[int | None, int | None]:
-    """Keys before and after the query's place: a window of W keys ends with the query's own."""
+    """Return the keys before and after the query's position; a window of W keys includes the query's own."""
     if hasattr(bias, "window_left"):
         return bias.window_left, bias.window_right
     return bias._window_size - 1, 0
 
 
 def _in_blocks(window: Callable[[Any], tuple[int | None, int | None]], at_end: bool) -> Callable[[Any], Pattern]:
-    """Block diagonal masks with this window in each block, which is counted from its end or from its start."""
+    """Make block-diagonal masks with this window per block, aligned to the block's end or start."""
 
     def make(bias: Any) -> Pattern:
         (q_first, q_end), (first, end) = (

@@ -1,1 +1,1 @@
-"""Patterns given by their content: masks, blocks, pairs, clusters."""
+"""Explicitly listed patterns: masks, blocks, pairs, clusters."""

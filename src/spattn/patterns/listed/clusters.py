@@ -1,4 +1,4 @@
-"""Tokens that attend to each other because they are of one kind, wherever they stand."""
+"""Clusters: attention among tokens with equal labels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
 from ..base.bound import Bound
-from ..base.check import assign
 from ..base.composition import And
-from ..base.content import frozen_array
 from ..base.pattern import Part, Pattern
 from ..base.predicate import apply
 from ..base.registry import register
@@ -28,35 +26,27 @@ if TYPE_CHECKING:
 __all__ = ["Clusters"]
 
 
-@register("clusters")
+@register(
+    "clusters", example=lambda: ((np.arange(32) ** 2 % 7,), 32), typical=lambda: ((np.arange(4096) ** 2 % 61,), 4096)
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(ArrayPattern):
-    """Keys that are in the query's cluster, wherever they stand.
+    """Keys in the query's cluster, at any position.
 
-    For tokens that are grouped by content, by k-means or by a hash, another grouping for each head if need be; mostly
-    as ``Causal() & Clusters(...)``.
+    For tokens grouped by content, by k-means or hashing, optionally per head; mostly as ``Causal() & Clusters(...)``.
 
     Parameters
     ----------
     labels : int array (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
-        The cluster of each key; negative numbers are none. Copied.
+        Cluster of each key; negative = none. Copied.
     q_labels : int array (q_len,), (heads, q_len) or (batch, heads, q_len), optional
-        The cluster of each query, for as many heads and batch entries; left out, that of the key at its position.
-
-    Raises
-    ------
-    TypeError
-        If an array is not of integers or a masked array.
-    ValueError
-        If an array has not one to three axes, they differ in theirs but for the last, or a number does not fit into
-        int64; from :meth:`bind`, if there is not one label a key, or a query; from :meth:`allows`, if :meth:`bind` has
-        not fixed the lengths, or :meth:`at` not chosen among several batch entries and heads.
+        Cluster of each query, with the same leading axes; defaults to that of the key at its position.
 
     Notes
     -----
-    On the CPU tokens are taken cluster by cluster, so that their pairs fill tiles: a forward costs what the pairs of
-    all clusters cost. That stays so where they are joined by ``&`` with what allows one interval of keys for each
-    query, as :class:`Causal`, :class:`SlidingWindow` and :class:`Documents` do.
+    The CPU permutes tokens by cluster, so that pairs fill tiles and the forward's cost follows the number of pairs.
+    This also holds for intersections with patterns of one key interval per query, such as :class:`Causal`,
+    :class:`SlidingWindow` and :class:`Documents`.
 
     References
     ----------
@@ -78,9 +68,9 @@ class Clusters(ArrayPattern):
     _has_order = True
 
     def __post_init__(self) -> None:
-        for name in ("labels", "q_labels"):
-            if getattr(self, name) is not None:
-                assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
+        self._freeze(np.int64, "labels")
+        if self.q_labels is not None:
+            self._freeze(np.int64, "q_labels")
         if self.q_labels is not None and self.q_labels.shape[:-1] != self.labels.shape[:-1]:
             expected = (*self.labels.shape[:-1], "q_len")
             raise ValueError(f"q_labels: expected shape {expected}, got {self.q_labels.shape}")
@@ -96,14 +86,6 @@ class Clusters(ArrayPattern):
         raise ValueError("Clusters: its rows depend on the lengths; use .bind(q_len, kv_len)")
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(np.arange(32) ** 2 % 7), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(np.arange(4096) ** 2 % 61), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         leading, most = cls._leading(draw, sizes, sizes.heads_q), draw.integer(0, 4)
         labels = draw.integers((*leading, sizes.kv_len), -1, most)
@@ -112,8 +94,6 @@ class Clusters(ArrayPattern):
 
 @dataclass(frozen=True)
 class _BoundClusters(Bound):
-    """Clusters at known lengths."""
-
     given: Clusters
     _lists_pairs = True
     _has_order = True
@@ -127,7 +107,7 @@ class _BoundClusters(Bound):
 
     @cached_property
     def _labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of queries and of keys, and -1 for one more, which is none."""
+        """Return the labels of queries and keys, each with -1 appended for rows out of range."""
         keys, queries = self.given._only(self.given.labels), self.given.q_labels
         if queries is None:
             before = np.full(max(-self.first, 0), -1)
@@ -147,14 +127,14 @@ class _BoundClusters(Bound):
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The keys, cluster by cluster; the clusters that have any; and of each key a number that rises with both."""
+        """Return the keys sorted by cluster, the non-empty clusters, and each sorted key's (cluster, key) code."""
         labels = self._labels[1][:-1]
         order = np.argsort(labels, kind="stable")
         clusters, number = np.unique(labels[order], return_inverse=True)
         return order, clusters, number * (self._kv_len + 1) + order
 
     def _spans(self, row: np.ndarray, first: Any, stop: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The places, among sorted keys, of those of some rows' clusters that stand at ``[first, stop)``."""
+        """Return the intervals, among sorted keys, of the keys at ``[first, stop)`` in each row's cluster."""
         (_, clusters, code), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
         there = (label >= 0) & (np.append(clusters, -1)[own] == label)
@@ -171,7 +151,7 @@ class _BoundClusters(Bound):
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
-        with whole_imports:  # which few plans need
+        with whole_imports:  # few plans need them
             from ..base.pattern import Ordered
             from ..hints.order import InOrder
 

@@ -1,4 +1,4 @@
-"""Patterns given as arrays, over tokens or over blocks of tokens; leading axes tell batch entries and heads apart."""
+"""Masks and block layouts given as arrays, optionally per head and batch entry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen_part
@@ -24,28 +25,37 @@ __all__ = ["ArrayPattern", "BlockLayout", "KeyBlocks", "Mask"]
 
 
 class ArrayPattern(ByContent, Pattern):
-    """Shared by the patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
+    """Base of patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
 
     own_axes: ClassVar[int] = 2
 
     @staticmethod
     def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
-        """Random leading axes: none, heads, or batch and heads, each also of size 1."""
+        """Draw leading axes: none, heads, or batch and heads, each possibly of size 1."""
         return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
+
+    def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
+        """Freeze these array fields and check that they have one shape."""
+        shape = None
+        for name in names:
+            array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
+            if shape not in (None, array.shape):
+                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+            assign(self, **{name: array})
+            shape = array.shape
 
     def _arrays(self) -> dict[str, np.ndarray]:
         fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
         return {name: value for name, value in fields if isinstance(value, np.ndarray)}
 
     def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
-        """The same with other arrays, which are made of its own and need no check."""
+        """Copy the pattern with arrays derived from its own, without checks."""
         made = object.__new__(type(self))
         vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
         return made
 
     def sizes(self) -> tuple[int, int]:
-        values = (getattr(self, name) for name in self.__dataclass_fields__)
-        shape = next(value for value in values if isinstance(value, np.ndarray)).shape
+        shape = next(iter(self._arrays().values())).shape
         return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
 
     def at(self, batch: int, head: int) -> Pattern:
@@ -59,19 +69,19 @@ class ArrayPattern(ByContent, Pattern):
         return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
 
     def _bound(self) -> Pattern:
-        """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
+        """Return an equal copy for planning: its cached lookup table is freed with the plan, not with `self`."""
         bound = self._with({})
         vars(bound)["_hash"] = hash(self)
         return bound
 
     def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
-        """The array of one batch entry and one head."""
+        """Return the array of one batch entry and head."""
         leading = array.ndim - self.own_axes
         return frozen_part(array, where[2 - leading :]) if leading else array
 
     def _only(self, array: np.ndarray) -> np.ndarray:
-        if self.sizes() != (1, 1):
-            batch, heads = self.sizes()
+        if (sizes := self.sizes()) != (1, 1):
+            batch, heads = sizes
             raise ValueError(
                 f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
                 f"and {heads} heads; use .at(batch, head)"
@@ -79,31 +89,27 @@ class ArrayPattern(ByContent, Pattern):
         return self._one(array)
 
 
-@register("mask")
+@register(
+    "mask",
+    example=lambda: ((np.add.outer(np.arange(32) ** 2, np.arange(32) ** 2) % 7 < 3,), 32),
+    typical=lambda: ((np.add.outer(np.arange(512), np.arange(512)) % 192 < 64,), 512),
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(ArrayPattern):
     """The pairs that a boolean array allows.
 
-    For whatever comes as an array, at lengths where a byte a pair fits into memory.
+    For arbitrary masks, at lengths where one byte per pair fits into memory.
 
     Parameters
     ----------
     mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
         True where query row i may attend to key j; copied.
-
-    Raises
-    ------
-    TypeError
-        If `mask` is not boolean, or a masked array.
-    ValueError
-        If it has not two to four axes; from :meth:`bind`, if it is not made for these lengths; from :meth:`allows`, if
-        :meth:`at` has not chosen among several batch entries and heads.
     """
 
     mask: np.ndarray
 
     def __post_init__(self) -> None:
-        assign(self, mask=frozen_array("mask", self.mask, bool, (2, 3, 4)))
+        self._freeze(bool, "mask")
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.mask.shape[-2:] != (q_len, kv_len):
@@ -119,30 +125,20 @@ class Mask(ArrayPattern):
         return self._table.contains(q - q_offset(q_len, kv_len), k)
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        i, j = np.ogrid[:32, :32]
-        return cls((i * i + j * j) % 7 < 3), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        i, j = np.ogrid[:512, :512]
-        return cls((i + j) % 192 < 64), 512
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
 
 
 def check_blocks(name: str, what: str, got: int, length: int, block: int) -> None:
-    """ValueError unless `got` blocks cover `length` tokens with none to spare."""
+    """Check that `got` blocks cover `length` tokens exactly."""
     if got != -(-length // block):
         raise ValueError(f"{name}: expected {-(-length // block)} {what} ({length} tokens of {block}), got {got}")
 
 
 def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
-    """Runs of the keys in the blocks that row `a` of a boolean table sets; neighbouring blocks make one run."""
+    """Return the keys of block row `a` of a boolean table; adjacent blocks form one run."""
     rows, columns = table.shape
-    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # one more row: nothing, for a out of range
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # an empty row serves a out of range
     (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
     per_row = np.bincount(row, minlength=rows + 1)
     slot = ramp(per_row)
@@ -154,18 +150,22 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 
 
 def _rows_within(first: int, stop: int, block: int, rows: int) -> range:
-    """The rows of blocks that have queries at ``[first, stop)``."""
+    """Return the block rows with queries at ``[first, stop)``."""
     last = min(-(-stop // block), rows)
     return range(min(max(first // block, 0), last), last)
 
 
 def _listed_blocks(rows: range, count: np.ndarray, blocks: np.ndarray, block_q: int, block_kv: int) -> Bands:
-    """Bands of `block_q` queries, of which row i has ``count[i]`` of the listed blocks of keys."""
+    """Return one band per block row; row i has ``count[i]`` of the listed key blocks."""
     first = blocks.astype(np.int64) * block_kv
     return Bands(np.arange(rows.start, rows.stop + 1) * block_q, offsets(count), first, first + block_kv, NO_RANGES)
 
 
-@register("block_layout")
+def _layout(blocks: int) -> np.ndarray:
+    return np.add.outer(np.arange(blocks), 2 * np.arange(blocks)) % 5 < 2
+
+
+@register("block_layout", example=lambda: ((_layout(8), 4), 32), typical=lambda: ((_layout(64), 64), 4096))
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(ArrayPattern):
     """The pairs whose blocks are set in a layout: ``layout[p // block_q, j // block_kv]``.
@@ -175,18 +175,9 @@ class BlockLayout(ArrayPattern):
     Parameters
     ----------
     layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
-        Copied. There are ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns.
+        Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
-        Tokens of a block, or of a block of queries and of one of keys: ``block_q, block_kv``.
-
-    Raises
-    ------
-    TypeError
-        If `layout` is not boolean or a masked array, or `block` not an integer or two of them.
-    ValueError
-        If `layout` has not two to four axes, a block has less than 1 token, or one number of tokens is given for a
-        layout that is not square; from :meth:`bind`, if its blocks do not cover `kv_len`; from :meth:`allows`, if
-        :meth:`at` has not chosen among several batch entries and heads.
+        Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
     """
 
     layout: np.ndarray
@@ -195,15 +186,14 @@ class BlockLayout(ArrayPattern):
     def __post_init__(self) -> None:
         tokens = per_axis("block", self.block, 2, least=1)
         several = isinstance(self.block, (tuple, list, np.ndarray))
-        assign(
-            self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=tokens if several else tokens[0]
-        )
+        self._freeze(bool, "layout")
+        assign(self, block=tokens if several else tokens[0])
         rows, columns = self.layout.shape[-2:]
         if rows != columns and not several:
             raise ValueError(f"layout: expected as many rows as columns, got shape {self.layout.shape}")
 
     def _tokens(self) -> tuple[int, int]:
-        """Tokens of a block of queries and of one of keys."""
+        """Return the tokens per query block and per key block."""
         return self.block if isinstance(self.block, tuple) else (self.block, self.block)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -231,16 +221,6 @@ class BlockLayout(ArrayPattern):
         return (_listed_blocks(rows, np.bincount(row, minlength=len(rows)), column, block_q, block_kv),)
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        a, b = np.ogrid[:8, :8]
-        return cls((a + 2 * b) % 5 < 2, 4), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        a, b = np.ogrid[:64, :64]
-        return cls((a + 2 * b) % 5 < 2, 64), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block = draw.size(1, sizes.kv_len + 3)
         block = block if draw.flag() else (block, draw.size(1, sizes.kv_len + 3))
@@ -249,30 +229,25 @@ class BlockLayout(ArrayPattern):
         return cls(draw.flags(shape), block), sizes
 
 
-@register("key_blocks")
+@register(
+    "key_blocks",
+    example=lambda: ((np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32),
+    typical=lambda: ((np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096),
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyBlocks(ArrayPattern):
-    """Lists of key blocks for each block of queries, as top-k selection makes them.
+    """A list of key blocks per query block, as top-k selection returns.
 
-    For selections of the most relevant blocks, another one for each block of queries.
+    For selecting the most relevant key blocks for each query block.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n)
-        Numbers of key blocks, -1 = none, in any order; copied. An array on a GPU is not: it makes a
-        :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device. The leading axes may be
-        left out. A query's row is ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+        Key block indices, -1 = none, in any order; copied. The leading axes are optional. There are
+        ``ceil(kv_len / block_q)`` query blocks: a query's row is ``p // block_q``. An array on a GPU is not copied: it
+        makes a :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
     block_q, block_kv : int
-        Tokens of a query block and of a key block.
-
-    Raises
-    ------
-    TypeError
-        If `blocks` is not of integers or a masked array, or a size not an integer.
-    ValueError
-        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from
-        :meth:`bind`, if its rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`,
-        if :meth:`at` has not chosen among several batch entries and heads.
+        Tokens per query block and per key block.
 
     References
     ----------
@@ -292,12 +267,8 @@ class KeyBlocks(ArrayPattern):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        assign(
-            self,
-            blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
-            block_q=integer("block_q", self.block_q, 1),
-            block_kv=integer("block_kv", self.block_kv, 1),
-        )
+        self._freeze(np.int32, "blocks")
+        assign(self, block_q=integer("block_q", self.block_q, 1), block_kv=integer("block_kv", self.block_kv, 1))
         if self.blocks.min(initial=0) < -1:
             raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")
 
@@ -332,17 +303,9 @@ class KeyBlocks(ArrayPattern):
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         blocks = self._only(self.blocks)
         rows = _rows_within(first, stop, reach(self.block_q), len(blocks))
-        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 makes a run before the first key
+        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 becomes a run before the first key
         count = np.full(len(own), own.shape[1])
         return (_listed_blocks(rows, count, own.ravel(), reach(self.block_q), reach(self.block_kv)),)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

@@ -1,4 +1,4 @@
-"""Pairs written down row by row: one by one, as compressed sparse rows, or run by run."""
+"""Explicitly listed pairs: compressed sparse rows (CSR), or runs of keys (RowRuns)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from ..base.composition import And
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.listed_cells import SortedCells
 from ..hints.parts import whole_part
-from ..hints.table import BlockTable
+from ..hints.table import BlockTable, SortedCells
 from .masks import ArrayPattern
 
 if TYPE_CHECKING:
@@ -28,39 +27,38 @@ if TYPE_CHECKING:
 
 __all__ = ["CSR", "RowRuns"]
 
-_COARSE_CELLS = 1 << 22  # most cells of the tables by which rectangles are asked
+_COARSE_CELLS = 1 << 22  # most cells of the tables for rectangle queries
 
 
-@register("csr")
+def _scattered(tokens: int, modulus: int) -> tuple[tuple[Any, ...], int]:
+    i, j = np.ogrid[:tokens, :tokens]
+    return _rows_of((i * i * i + 3 * j * j) % modulus == 0), tokens
+
+
+def _rows_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    return offsets(mask.sum(axis=1)), np.nonzero(mask)[1], mask.shape[1]
+
+
+@register("csr", example=lambda: _scattered(32, 7), typical=lambda: _scattered(1024, 61))
 @dataclass(frozen=True, eq=False, repr=False)
 class CSR(ByContent, Pattern):
-    """The pairs that compressed sparse rows list.
+    """The pairs listed in compressed sparse rows.
 
-    For pairs without any structure, from a graph or a sparse matrix. Patterns that are joined with them by ``&`` are
-    asked for the listed pairs alone.
+    For unstructured pairs, from a graph or a sparse matrix. Operands of ``&`` are evaluated on the listed pairs only.
 
     Parameters
     ----------
     indptr : (q_len + 1,) int array
-        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; copied.
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; rises from 0 to nnz; copied.
     indices : (nnz,) int array
-        Keys, row by row, sorted and without repeats in each; copied.
+        Keys by row, sorted and without repeats in each row; copied.
     kv_len : int
         Keys of the sequence.
 
-    Raises
-    ------
-    TypeError
-        If an array is not of integers or masked, or `kv_len` is not an integer.
-    ValueError
-        If an array has not one axis, `indptr` does not rise from 0 to ``len(indices)``, `kv_len` is negative or 2^31 or
-        more, or a row is unsorted, repeats a key or leaves ``[0, kv_len)``; from :meth:`bind`, if the lengths are
-        others; from :meth:`allows`, if :meth:`bind` has not fixed them.
-
     Notes
     -----
-    Plans and index sets are made of the pairs, in O(nnz), and a plan has a bitmask for each tile that holds
-    several of them. Complements, and patterns at other positions, are planned as any predicate is.
+    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. Complements, and lists
+    inside :class:`QueriesAt`, are planned as general predicates.
 
     Examples
     --------
@@ -88,56 +86,39 @@ class CSR(ByContent, Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for name, own, length in (("q_len", len(self.indptr) - 1, q_len), ("kv_len", self.kv_len, kv_len)):
             if own != length:
-                raise ValueError(f"{name}: expected {own}, for which the pairs are listed, got {length}")
+                raise ValueError(f"{name}: expected {own}, the length of the listed pairs, got {length}")
         return _BoundCSR(self, q_offset(q_len, kv_len))
 
     def allows(self, q: Any, k: Any) -> Any:
         raise ValueError("CSR: its rows depend on the lengths; use .bind(q_len, kv_len)")
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls._of_mask(_scattered(32, 7)), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls._of_mask(_scattered(1024, 61)), 1024
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        return cls._of_mask(draw.flags((sizes.q_len, sizes.kv_len))), sizes
-
-    @classmethod
-    def _of_mask(cls, mask: np.ndarray) -> CSR:
-        return cls(offsets(mask.sum(axis=1)), np.nonzero(mask)[1], mask.shape[1])
+        return cls(*_rows_of(draw.flags((sizes.q_len, sizes.kv_len)))), sizes
 
 
-@register("row_runs")
+def _every(tokens: int, most: int) -> tuple[tuple[Any, ...], int]:
+    """One run per row, every `n`-th key, with `n` varying by row."""
+    step = 1 + np.arange(tokens)[:, None] % most
+    return (step - 1, step, (tokens - step) // step + 1), tokens
+
+
+@register("row_runs", example=lambda: _every(32, 5), typical=lambda: _every(1024, 9))
 @dataclass(frozen=True, eq=False, repr=False)
 class RowRuns(ArrayPattern):
-    """Runs of keys at equal distances for each query: ``start, start + step, ...``, `count` of them.
+    """Runs of evenly spaced keys per query: ``start, start + step, ...``, `count` of them.
 
-    For masks that come row by row as slices, in memory that grows with their number instead of that of the pairs.
+    For masks given as slices by row, in memory linear in the number of runs.
 
     Parameters
     ----------
     start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
-        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. A run
-        with count 0 is absent, and has any start and step.
-
-    Raises
-    ------
-    TypeError
-        If the arrays are not of integers or masked arrays.
-    ValueError
-        If the arrays' shapes differ or have not two to four axes, or a number does not fit into int64; from
-        :meth:`bind`, if there is not a row for each query, :meth:`at` has not chosen among several batch entries and
-        heads, a count is negative, a step less than 1, a key outside the sequence, or in two runs of a row; from
-        :meth:`allows`, if :meth:`bind` has not fixed the lengths.
+        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. Runs of
+        a row must be disjoint, with step >= 1; a run with count 0 is absent, with any start and step.
 
     Notes
     -----
-    While it is planned its pairs are listed, as those of :class:`CSR` are. :func:`discover` finds the views that a plan
-    needs to be efficient where steps are large.
+    The planner lists the pairs, as for :class:`CSR`. :func:`discover` finds denser views for large steps.
 
     Examples
     --------
@@ -154,20 +135,16 @@ class RowRuns(ArrayPattern):
     _has_order = True
 
     def __post_init__(self) -> None:
-        for name in ("start", "step", "count"):
-            array = frozen_array(name, getattr(self, name), np.int64, (2, 3, 4))
-            if array.shape != np.shape(self.start):
-                raise ValueError(f"{name}: expected shape {np.shape(self.start)}, got {array.shape}")
-            assign(self, **{name: array})
+        self._freeze(np.int64, "start", "step", "count")
 
     @classmethod
     def from_index_set(cls, index_set: AffineRows) -> RowRuns:
-        """The pairs of an index set.
+        """Create the pattern of an index set.
 
         Parameters
         ----------
         index_set : AffineRows
-            As :meth:`Pattern.index_set` returns it.
+            From :meth:`Pattern.index_set`.
 
         Returns
         -------
@@ -192,40 +169,19 @@ class RowRuns(ArrayPattern):
         raise ValueError("RowRuns: its rows depend on the lengths; use .bind(q_len, kv_len)")
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls._every(32, 5), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls._every(1024, 9), 1024
-
-    @classmethod
-    def _every(cls, tokens: int, most: int) -> RowRuns:
-        """One run a row: every `n`-th key, for `n` that changes from row to row."""
-        step = 1 + np.arange(tokens)[:, None] % most
-        return cls(step - 1, step, (tokens - step) // step + 1)
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         rows = AffineRows.from_dense(draw.flags((sizes.q_len, sizes.kv_len)))
         return cls.from_index_set(rows), sizes
 
 
-def _scattered(tokens: int, modulus: int) -> np.ndarray:
-    i, j = np.ogrid[:tokens, :tokens]
-    return (i * i * i + 3 * j * j) % modulus == 0
-
-
 @dataclass(frozen=True)
 class _BoundCSR(Bound):
-    """Listed pairs at known lengths."""
-
     given: CSR
     _lists_pairs = True
     _has_order = True
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        with whole_imports:  # which few plans need
+        with whole_imports:  # few plans need them
             from ..base.pattern import Ordered
             from ..hints.alike import alike_together
             from ..hints.order import InOrder
@@ -251,12 +207,12 @@ class _BoundCSR(Bound):
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
         place = np.repeat(start - (np.cumsum(count) - count), count)
         place += np.arange(len(place))
-        keys = self.given.indices[place].astype(np.int64)  # as positions are everywhere
+        keys = self.given.indices[place].astype(np.int64)  # the dtype of positions
         return np.repeat(np.arange(len(q)), count), keys
 
 
 class _PairTable(SortedCells):
-    """Sorted rows of keys, asked as a :class:`BlockTable` is: cell by cell, and by whole rectangles."""
+    """Sorted rows of keys with the interface of :class:`BlockTable`, for cells and whole rectangles."""
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
         rows = len(indptr) - 1
@@ -264,12 +220,12 @@ class _PairTable(SortedCells):
         self._indptr, self._indices = indptr, indices
 
     def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether a pair of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be listed."""
+        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a pair."""
         coarse, some, _ = self._coarse
         return some.any_in(*(side // coarse for side in rectangle))
 
     def all_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether all pairs of each rectangle (inclusive) are known to be listed."""
+        """Whether each inclusive rectangle is known to be full."""
         coarse, _, every = self._coarse
         rows, columns = self._shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(*rectangle)
@@ -278,7 +234,7 @@ class _PairTable(SortedCells):
 
     @cached_property
     def _coarse(self) -> tuple[int, BlockTable, BlockTable]:
-        """(side of a square, squares with a pair, squares of which every pair is listed), as small as memory allows."""
+        """Return (side of a square, non-empty squares, full squares), at the finest resolution that fits."""
         rows, columns = self._shape
         coarse = 1
         while -(-rows // coarse) * -(-columns // coarse) > _COARSE_CELLS:

@@ -1,4 +1,4 @@
-"""Listed pairs from coordinates, and from the sparse matrices of SciPy and PyTorch."""
+"""Listed pairs from coordinates, and from sparse matrices of SciPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -18,26 +18,18 @@ __all__ = ["from_pairs", "from_scipy", "from_torch_sparse"]
 
 
 def from_pairs(row: npt.ArrayLike, key: npt.ArrayLike, q_len: int, kv_len: int) -> CSR:
-    """The pattern that allows query row ``row[n]`` to attend to ``key[n]``, for every n.
+    """Create the pattern in which query row ``row[n]`` attends to ``key[n]``, for every n.
 
     Parameters
     ----------
     row, key : (pairs,) int arrays
-        In any order; a pair may be repeated.
+        In any order, with repeats allowed.
     q_len, kv_len : int
         Lengths in tokens.
 
     Returns
     -------
     CSR
-
-    Raises
-    ------
-    TypeError
-        If `row` or `key` is not of integers, or a masked array.
-    ValueError
-        If they are not of one length and one axis, a row lies outside ``[0, q_len)`` or a key outside ``[0, kv_len)``,
-        or a length is no integer, negative or 2^31 or more.
 
     Examples
     --------
@@ -58,23 +50,16 @@ def from_pairs(row: npt.ArrayLike, key: npt.ArrayLike, q_len: int, kv_len: int) 
 
 
 def from_scipy(matrix: Any) -> CSR:
-    """The pairs at which a sparse matrix of SciPy is not zero.
+    """Create the pattern of the non-zero entries of a SciPy sparse matrix.
 
     Parameters
     ----------
     matrix : (q_len, kv_len) sparse array or matrix of scipy.sparse
-        Of any format. An entry that is stored and zero, or several whose sum is, is no pair.
+        Of any format. Explicit zeros, and duplicates that sum to zero, are no pairs.
 
     Returns
     -------
     CSR
-
-    Raises
-    ------
-    TypeError
-        If `matrix` is no sparse array of SciPy.
-    ValueError
-        If it has not two axes.
 
     Examples
     --------
@@ -84,7 +69,7 @@ def from_scipy(matrix: Any) -> CSR:
            [0, 0, 1, 0, 0],
            [0, 0, 0, 1, 0]])
     """
-    sparse = sys.modules.get("scipy.sparse")  # there is no such matrix without it
+    sparse = sys.modules.get("scipy.sparse")  # imported, if `matrix` is a sparse array
     if sparse is None or not sparse.issparse(matrix):
         raise TypeError(f"matrix: expected a sparse array of SciPy, got {type(matrix).__name__}")
     _check_axes("matrix", matrix)
@@ -94,24 +79,17 @@ def from_scipy(matrix: Any) -> CSR:
 
 
 def from_torch_sparse(tensor: Any) -> CSR:
-    """The pairs at which a sparse tensor of PyTorch is not zero.
+    """Create the pattern of the non-zero entries of a PyTorch sparse tensor.
 
     Parameters
     ----------
     tensor : (q_len, kv_len) torch.Tensor
-        Of a sparse layout: COO, CSR, CSC, BSR or BSC; on any device. An entry that is stored and zero, or several whose
-        sum is, is no pair.
+        Of layout COO, CSR, CSC, BSR or BSC, on any device. Explicit zeros, and duplicates that sum to zero, are no
+        pairs.
 
     Returns
     -------
     CSR
-
-    Raises
-    ------
-    TypeError
-        If `tensor` is no tensor of PyTorch, or a dense one.
-    ValueError
-        If it has not two sparse axes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""BigBird."""
+"""BigBird (Zaheer et al., arXiv:2007.14062)."""
 
 from __future__ import annotations
 
@@ -14,48 +14,38 @@ from ..base.check import reach
 from ..base.parameters import Count, Positive, Word
 from ..base.pattern import Pattern
 from ..base.registry import register
-from ..hints.listed_cells import ListedCells
+from ..hints.table import ListedCells
 
 __all__ = ["BigBird"]
 
 
-@register("bigbird")
+@register("bigbird", example=((4, 3, 1, 2), 64), typical=((64,), 4096))
 @dataclass(frozen=True)
 class BigBird(Pattern):
     """Window, global and random blocks (the paper's internal transformer construction).
 
-    For long documents where random links should keep any two tokens a few layers apart.
+    For long documents, where random links connect any two tokens within a few layers.
 
     Parameters
     ----------
     block : int
         Tokens of a block.
     window_blocks : int, optional
-        Blocks of the window, the query's own included; ``window_blocks // 2`` on either side.
+        Blocks of the window, including the query's own; ``window_blocks // 2`` on either side.
     global_blocks : int, optional
-        The first so many blocks attend to all blocks and all blocks attend to them.
+        Leading blocks that attend to all blocks and that all blocks attend to.
     random_blocks : int, optional
-        Blocks drawn for each row of blocks and each head among those that the row does not have yet; all of these
-        where there are no more.
+        Random blocks per block row and head, outside the window and the global blocks.
     seed : int, optional
         Key of the generator, ``0 <= seed < 2**64``.
     causal : bool, optional
-        Whether only keys up to the query's are allowed; random blocks are then drawn from the earlier ones.
+        Whether keys after the query are masked; random blocks are then drawn from the earlier ones.
     head : int or None, optional
-        The head whose random blocks these are; :meth:`at` fixes it.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer, or `causal` not a bool.
-    ValueError
-        If `block` or `window_blocks` is less than 1, another number negative, or `seed` or `head` not below ``2**64``;
-        from :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and
-        length.
+        The head whose random blocks are drawn; :meth:`at` fixes it.
 
     Notes
     -----
-    Row a of head h draws from ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])`` alone.
+    Block row a of head h uses ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])``, independent of all others.
 
     References
     ----------
@@ -90,25 +80,25 @@ class BigBird(Pattern):
 
     @property
     def _side(self) -> int:
-        """Blocks of the window on either side of the query's."""
+        """Window blocks on either side of the query's."""
         return reach(self.window_blocks // 2)
 
     # -- shared with the bound pattern -------------------------------------------------------------------------------
 
     def regular(self, q: Any, k: Any) -> Any:
-        """Window and global blocks."""
+        """Whether a pair is in the window or in global blocks."""
         a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
         near = (a - side <= b) & (b <= a + side)
         return near | (a < first) | (b < first)
 
     def cut(self, allowed: Any, q: Any, k: Any) -> Any:
-        """Without the keys after the query when causal."""
+        """Mask keys after the query if causal."""
         return allowed & (k <= q) if self.causal else allowed
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
-        """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
+        """Draw the random blocks of block rows `rows` in a sequence of `blocks` blocks; -1 = none."""
         with whole_imports:
-            from ..base.random import draw_ranks  # only where blocks are random
+            from ..base.random import draw_ranks  # only for random blocks
 
         if self.head is None:
             raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
@@ -122,9 +112,9 @@ class BigBird(Pattern):
         return np.where(rank < 0, -1, drawn)
 
     def block_runs(self, q: np.ndarray, kv_len: int, random: np.ndarray) -> Runs:
-        """Closed form, given each query's random blocks (len(q), n)."""
+        """Return the closed form, given each query's random blocks (len(q), n)."""
         block = reach(self.block)
-        own = q // block * block  # where the query's own block starts
+        own = q // block * block  # start of the query's own block
         back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
         end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
         first = reach(self.global_blocks * self.block)
@@ -140,24 +130,16 @@ class BigBird(Pattern):
         )
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4, random_blocks=2), 64
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(64), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, window = draw.size(1, max(2, sizes.kv_len // 4)), draw.size(1, 5)
-        blocks = draw.size(0, 2), draw.size(0, 4)  # more random ones take long to draw
+        blocks = draw.size(0, 2), draw.size(0, 4)  # drawing more random blocks is slow
         rest = (draw.value(cls, name, sizes) for name in ("seed", "causal", "head"))
         return cls(block, window, *blocks, *rest), sizes
 
 
 @dataclass(frozen=True)
 class _Bound(Pattern):
-    """A BigBird pattern with the random blocks of a sequence of `kv_len` tokens."""
+    """A BigBird pattern with the random blocks of `kv_len` tokens."""
 
     pattern: BigBird
     kv_len: int
@@ -185,7 +167,7 @@ class _Bound(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
-        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
+        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves a out of range
         return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
 
     def _description(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Layouts of blocks that depend on the sequence length, and on the head."""
+"""Block layouts that depend on the sequence length and the head."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ __all__ = ["LengthLayout", "check_ranges", "global_ranges", "lower", "random_lay
 
 @dataclass(frozen=True)
 class LengthLayout(Pattern):
-    """A boolean layout over blocks once the sequence length, and the head, are known.
+    """A block layout computed by bind().
 
-    Parameters
-    ----------
-    block : int
-        Tokens of a block.
-    layout : callable
-        (number of blocks, head) → (n, n) bool array.
-    versions : int
-        Head h has layout ``h % versions``; 0 = each head has its own.
-    head : int or None
-        Fixed by :meth:`at`.
+    `layout` maps (number of blocks, head) to an (n, n) bool array. Head h has layout ``h % versions``; 0 = every head
+    has its own. :meth:`at` fixes `head`.
     """
 
     block: int
@@ -57,7 +49,7 @@ class LengthLayout(Pattern):
 
 
 def lower(layout: np.ndarray, attention: str) -> np.ndarray:
-    """The layout, cut to the query's own and earlier blocks when unidirectional."""
+    """Drop blocks after the query's own if unidirectional."""
     return np.tril(layout) if attention == "unidirectional" else layout
 
 
@@ -68,9 +60,9 @@ def window_layout(n: int, side: int) -> np.ndarray:
 
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
-    """`count` different blocks below each row's number of candidates."""
+    """Draw `count` distinct blocks for each row, below its number of candidates."""
     with whole_imports:
-        from ..base.random import draw_ranks  # only where blocks are random
+        from ..base.random import draw_ranks  # only for random blocks
 
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)
@@ -81,12 +73,12 @@ def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> n
 
 
 def global_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> list[tuple[int, int]]:
-    """Ranges [start, end) of global blocks."""
+    """Return the half-open ranges of global blocks."""
     return list(zip(first, end or (g + 1 for g in first), strict=True))
 
 
 def check_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> None:
-    """ValueError unless each range of global blocks that has an end ends after its start."""
+    """Check that each range of global blocks ends after its start."""
     if end is None:
         return
     if len(end) != len(first):

@@ -1,15 +1,157 @@
-"""Compositions that people know by name."""
+"""Recipes of published models, and the gallery of well-known compositions."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..base.check import integer, integers
+from ..base.parameters import Count, Positive
 from ..base.pattern import Pattern
-from ..sequence.basic import BlockLocal, Causal, Sinks
+from ..base.recipe import recipe
+from ..grids.per import PerBatch
+from ..sequence.basic import BlockLocal, Causal, Columns, Sinks, Stride
 from ..sequence.documents import Documents
 from ..sequence.tokens import GlobalTokens
-from ..sequence.windows import SlidingWindow
+from ..sequence.windows import DilatedWindow, SlidingWindow
 
-__all__ = ["a_shape", "chunked_causal", "gallery", "shared_prefix", "tri_shape"]
+__all__ = [
+    "a_shape",
+    "chunked_causal",
+    "fixed",
+    "gallery",
+    "longformer",
+    "prefix_lm",
+    "shared_prefix",
+    "strided",
+    "tri_shape",
+]
+
+
+@recipe("strided", example=((6,), 36), typical=((128,), 16384))
+def strided(stride: Positive) -> Pattern:
+    """The last `stride` keys and every `stride`-th key before them.
+
+    For data with a regular period, such as images read row by row, and music.
+
+    Parameters
+    ----------
+    stride : int
+        Length of the local window, and distance between the column keys, in tokens.
+
+    Returns
+    -------
+    Pattern
+        ``Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))``:
+        about ``stride + p / stride`` keys at position p.
+
+    References
+    ----------
+    Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
+    """
+    return Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))
+
+
+def _random_fixed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+    block = draw.size(1, sizes.kv_len + 3)
+    return (block, draw.integer(1, block)), sizes
+
+
+@recipe("fixed", example=((8, 2), 32), typical=((128, 8), 16384), random=_random_fixed)
+def fixed(block: Positive, summary: Positive) -> Pattern:
+    """The query's own block and the last `summary` keys of every block before it.
+
+    For text and other aperiodic data, where the last tokens of a block summarize it.
+
+    Parameters
+    ----------
+    block : int
+        Tokens of a block (the paper's stride).
+    summary : int
+        Tokens at the end of each block that later blocks attend to (the paper's c), at most `block`.
+
+    Returns
+    -------
+    Pattern
+        ``Causal() & (BlockLocal(block) | Columns(block, block - summary, block))``.
+
+    References
+    ----------
+    Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
+    """
+    integer("summary", summary, 1, block)
+    return Causal() & (BlockLocal(block) | Columns(block, block - summary, block))
+
+
+def _random_longformer(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+    side, dilation = draw.size(1, sizes.kv_len // 2), draw.size(1, sizes.kv_len // 4)
+    return (2 * side, dilation, draw.choice([draw.integer(0, 4), draw.positions(sizes.kv_len)])), sizes
+
+
+@recipe("longformer", example=((8, 1, (0, 1)), 32), typical=((512, 1, 16), 16384), random=_random_longformer)
+def longformer(window: int, dilation: Positive = 1, global_tokens: Count | tuple[Count, ...] = ()) -> Pattern:
+    """A (dilated) window around each query, and global tokens.
+
+    For long documents with a few tokens that must see everything, as in classification and question answering.
+
+    Parameters
+    ----------
+    window : int
+        Even number of keys on both sides together, as in the paper and in Hugging Face's ``attention_window``: each
+        query has ``window // 2`` keys on either side and its own.
+    dilation : int, optional
+        Distance between neighbouring keys of the window in tokens.
+    global_tokens : int or tuple of int, optional
+        Number of leading global tokens, or their positions: they attend to all keys, and all queries to them.
+
+    Returns
+    -------
+    Pattern
+        ``DilatedWindow(window // 2, window // 2, dilation) | GlobalTokens(global_tokens)``.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer: The Long-Document Transformer. arXiv:2004.05150.
+    """
+    side = integer("window", window) // 2
+    if window < 2 or window % 2:
+        raise ValueError(f"window: expected an even number >= 2, got {window}")
+    local = DilatedWindow(side, side, dilation)
+    return local | GlobalTokens(global_tokens) if global_tokens else local
+
+
+def _random_prefix_lm(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+    def entry() -> int:
+        tokens: int = draw.size(0, sizes.kv_len + 2)
+        return tokens
+
+    return (tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry(),), sizes
+
+
+@recipe("prefix_lm", example=((8,), 32), typical=((1024,), 4096), random=_random_prefix_lm)
+def prefix_lm(prefix: Count | tuple[Count, ...]) -> Pattern:
+    """A prefix that every query sees, then causal: ``j < prefix or j <= p``.
+
+    For models that read their input bidirectionally and then generate.
+
+    Parameters
+    ----------
+    prefix : int or tuple of int
+        Tokens of the prefix; a tuple has one per batch entry.
+
+    Returns
+    -------
+    Pattern
+        ``Causal() | Sinks(prefix)``, or :class:`PerBatch` of these.
+
+    References
+    ----------
+    Raffel et al. T5. arXiv:1910.10683, §3.2.1.
+    """
+    if not isinstance(prefix, tuple):
+        return Causal() | Sinks(prefix)
+    if not prefix:
+        raise ValueError("prefix: expected at least one batch entry, got ()")
+    return PerBatch(tuple(Causal() | Sinks(tokens) for tokens in prefix))
 
 
 def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
@@ -20,46 +162,30 @@ def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
     chunk : int
         Tokens of a chunk.
     offset : int, optional
-        Where a chunk starts: the padding before the first token, which chunks are counted from.
+        Start of the first chunk: the padding before the first token.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `chunk` is less than 1, or `offset` negative.
+        ``Causal() & BlockLocal(chunk, offset)``.
     """
     return Causal() & BlockLocal(chunk, offset)
 
 
 def a_shape(sinks: int, window: int) -> Pattern:
-    """The first `sinks` keys and the last `window` ones, the query's own included, causal.
+    """The first `sinks` keys and the last `window` ones, including the query's own, causal.
 
     StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
 
     Parameters
     ----------
-    sinks : int
-        How many of the first keys every query has.
-    window : int
-        How many of the last keys, the query's own included.
+    sinks, window : int
+        Number of leading keys, and of last keys including the query's own.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `sinks` is negative, or `window` less than 1.
+        ``Causal() & (Sinks(sinks) | SlidingWindow(window - 1, 0))``.
     """
     return Causal() & (Sinks(sinks) | SlidingWindow(integer("window", window, 1) - 1, 0))
 
@@ -72,21 +198,13 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
     sinks, window : int
         As for :func:`a_shape`.
     last : int
-        How many of the last queries have every earlier key.
+        Number of last queries that see every earlier key.
     length : int
         Length of the sequence in tokens.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If a number is negative, `window` less than 1, or `last` greater than `length`.
     """
     first = integer("length", length, 0) - integer("last", last, 0, length)
     last_queries = GlobalTokens(length, keys=False) - GlobalTokens(first, keys=False)
@@ -94,7 +212,7 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
-    """A prefix of `prefix` tokens that every one of the documents after it continues, causal.
+    """Documents that each continue a common prefix, causal.
 
     Parameters
     ----------
@@ -106,26 +224,19 @@ def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If `prefix` is not an integer, or `lengths` not a sequence of integers.
-    ValueError
-        If one of them is negative, or all together are more tokens than a sequence can have.
+        ``Causal() & (Sinks(prefix) | Documents((prefix, *lengths)))``.
     """
     documents = integer("prefix", prefix, 0), *integers("lengths", lengths, 0)
     return Causal() & (Sinks(prefix) | Documents(tuple(n for n in documents if n)))
 
 
 def gallery() -> dict[str, tuple[Pattern, int]]:
-    """Known compositions by name: a small pattern and a length to show it at.
+    """Return well-known compositions by name: a small pattern and a length to show it at.
 
     Returns
     -------
     dict of str to (Pattern, int)
-        A new dict at every call.
+        A new dict.
 
     Examples
     --------

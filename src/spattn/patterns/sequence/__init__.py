@@ -1,1 +1,1 @@
-"""Patterns of a sequence: windows, documents, padding, global tokens."""
+"""Sequence patterns: windows, documents, padding, global tokens."""

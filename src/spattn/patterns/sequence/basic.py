@@ -1,4 +1,4 @@
-"""The elementary patterns; most others are compositions of them."""
+"""Elementary patterns, the operands of most compositions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride"]
 
 
 def always(positions: Any) -> Any:
-    """True at every position: gives a predicate of one side the shape of both."""
+    """True at every position: broadcasts a one-sided predicate to both sides."""
     return 0 * positions == 0
 
 
@@ -49,7 +49,7 @@ class Full(Pattern):
 class Causal(Pattern):
     """The query's own key and every key before it.
 
-    For language models that generate; others become causal by it: ``Causal() & BlockLocal(512)``.
+    For autoregressive language models; makes other patterns causal: ``Causal() & BlockLocal(512)``.
     """
 
     translation_invariant = True
@@ -67,33 +67,26 @@ class Causal(Pattern):
         return (NO_KEY_AHEAD,)
 
 
-@register("block_local")
+@register("block_local", example=((8,), 32), typical=((512,), 16384))
 @dataclass(frozen=True)
 class BlockLocal(Pattern):
     """Keys of the query's own block of `block` tokens.
 
-    For inputs that come in chunks of equal length, none of which needs another.
+    For inputs in independent chunks of equal length.
 
     Parameters
     ----------
     block : int
         Tokens of a block.
     offset : int, optional
-        Where a block starts, as after padding; others start a block's length before it and after it.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `block` is less than 1, or `offset` negative.
+        Start of a block, as after padding; blocks extend in both directions from it.
     """
 
     block: Positive
     offset: Count = 0
 
     def _within_reach(self) -> tuple[int, int]:
-        """Block and offset; an offset out of reach leaves every position in blocks before it."""
+        """Return block and offset; an offset out of reach leaves every position in earlier blocks."""
         block, offset = reach(self.block), self.offset % self.block
         return block, offset if offset < REACH // 2 else max(offset - self.block, -REACH // 2)
 
@@ -106,14 +99,6 @@ class BlockLocal(Pattern):
         first = (q - offset) // block * block + offset
         return Runs.span(first, first + block, kv_len)
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(8), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(512), 16384
-
 
 @register("sinks")
 @dataclass(frozen=True)
@@ -125,14 +110,7 @@ class Sinks(Pattern):
     Parameters
     ----------
     count : int
-        How many of the first keys.
-
-    Raises
-    ------
-    TypeError
-        If `count` is not an integer.
-    ValueError
-        If it is negative.
+        Number of keys.
 
     Notes
     -----
@@ -158,26 +136,19 @@ class Sinks(Pattern):
         return Ends(self.count, 0)
 
 
-@register("stride")
+@register("stride", typical=((128,), 16384))
 @dataclass(frozen=True)
 class Stride(Pattern):
     """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``.
 
-    For series with a known period, and as the far part of factorised attention.
+    For series with a known period, and as the distant part of factorized attention.
 
     Parameters
     ----------
     stride : int
-        Distance of neighbouring keys in tokens.
+        Distance between neighbouring keys in tokens.
     offset : int, optional
         Distance of the query from its nearest key, ``0 <= offset < stride``.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `stride` is less than 1, or `offset` not in ``[0, stride)``.
     """
 
     stride: Positive
@@ -189,13 +160,13 @@ class Stride(Pattern):
         integer("offset", self.offset, 0, self.stride - 1)
 
     def _within_reach(self) -> tuple[int, int]:
-        """Stride and offset; of a stride out of reach only the keys `offset` before or ``stride - offset`` after."""
+        """Return stride and offset; a stride out of reach leaves only the nearest keys on either side."""
         stride, far = reach(self.stride), REACH // 2
         return stride, self.offset if self.offset < far else max(self.offset - self.stride + stride, far)
 
     def allows(self, q: Any, k: Any) -> Any:
         stride, offset = self._within_reach()
-        # One side each: on a residue class both are constant, which interval arithmetic on p - j would not see.
+        # Each side on its own is constant on a residue class; interval arithmetic on p - j would not see that.
         return (q - offset) % stride == k % stride
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
@@ -211,17 +182,13 @@ class Stride(Pattern):
         near_the_end = stride - 1 - draw.integer(0, min(stride - 1, sizes.kv_len))
         return cls(stride, draw.choice([draw.integer(0, stride - 1), near_the_end])), sizes
 
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(128), 16384
 
-
-@register("columns")
+@register("columns", example=((8, 5, 8), 32), typical=((128, 120, 128), 16384))
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``.
+    """Keys in the columns ``[start, stop)`` of every period: ``start <= j % period < stop``.
 
-    For summary tokens that stand at fixed places of every period.
+    For summary tokens at fixed offsets in every period.
 
     Parameters
     ----------
@@ -229,13 +196,6 @@ class Columns(Pattern):
         Keys of a period.
     start, stop : int
         Columns of each period, ``0 <= start < stop <= period``.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `period` is less than 1, or `start` and `stop` are not as above.
     """
 
     period: Positive
@@ -262,14 +222,6 @@ class Columns(Pattern):
         return tuple(Part(self, None, keys) for keys in column_lattices(*self._within_reach(), kv_len))
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(8, 5, 8), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(128, 120, 128), 16384
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         period = draw.size(1, sizes.kv_len + 2)
         start = draw.integer(0, period - 1)
@@ -277,7 +229,7 @@ class Columns(Pattern):
 
 
 def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:
-    """The keys ``start <= j % period < stop`` below each row's `end`: by column or by period, whichever is fewer."""
+    """Return the keys ``start <= j % period < stop`` below each row's `end`, by column or by period if fewer."""
     periods = -(-kv_len // period)
     if stop - start <= periods:
         first, step = np.arange(start, stop), period

@@ -1,4 +1,4 @@
-"""Packed documents and prefixes; both may differ by batch entry."""
+"""Packed documents, shared or per batch entry."""
 
 from __future__ import annotations
 
@@ -26,60 +26,56 @@ __all__ = ["Documents"]
 
 
 def check_batch(batch: int, entries: int) -> int:
-    """The number of a batch entry, ValueError if there is none of that number."""
+    """Check the index of a batch entry."""
     return integer("batch", batch, 0, entries - 1) if entries > 1 else 0
 
 
 def check_document_lengths(lengths: Any) -> tuple[int, ...]:
-    """The tokens of each document as a tuple; TypeError or ValueError where they cannot be that."""
+    """Return the tokens of each document as a tuple."""
     lengths = integers("lengths", lengths, 0)
     if sum(lengths) > LONGEST:
         raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
-    # (0, n) is one document of n tokens either way: a left-padded batch says so of an entry without padding.
+    # Both readings of (0, n) are one document of n tokens; left-padded batches contain it.
     if len(lengths) > 2 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
         raise ValueError(
             f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "
-            "sequence lengths; use Documents.from_cu_seqlens, or leave out documents without tokens"
+            "sequence lengths; use Documents.from_cu_seqlens, or drop empty documents"
         )
     return lengths
 
 
 def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
-    """Cumulative lengths as int64; TypeError or ValueError where they cannot be that."""
+    """Return cumulative lengths as int64."""
     starts = frozen_array(name, value, np.int64, (1,))
     if not len(starts) or starts[0] != 0 or (starts[1:] < starts[:-1]).any():
-        raise ValueError(f"{name}: expected 0 and numbers that never fall, got {reprlib.repr(starts.tolist())}")
+        raise ValueError(f"{name}: expected non-decreasing numbers from 0, got {reprlib.repr(starts.tolist())}")
     if starts[-1] > LONGEST:
         raise ValueError(f"{name}: expected at most {LONGEST} tokens in all, got {starts[-1]}")
     return starts
 
 
-@register("documents")
+@register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
 @dataclass(frozen=True)
 class Documents(Pattern):
     """Keys of the query's own document, for documents packed one after another.
 
-    For several documents packed into one sequence, none of which may see another; mostly as ``Causal() &
+    For several documents packed into one sequence without attention across them; mostly as ``Causal() &
     Documents(...)``.
 
     Parameters
     ----------
     lengths : tuple of int, or tuple of tuples of int
-        Tokens of each document; a tuple of tuples has one entry for each batch entry.
+        Tokens of each document; a tuple of tuples has one entry per batch entry.
 
     Raises
     ------
-    TypeError
-        If `lengths` is not a sequence of integers, or of sequences of them.
     ValueError
-        If a length is negative, an entry has more tokens than a sequence can have, or it looks like cumulative
-        sequence lengths (three numbers or more that start with 0, never fall and do not end with 0); from :meth:`bind`,
-        if the documents have more than `kv_len` tokens; from :meth:`allows`, if :meth:`at` has not chosen among
-        several batch entries.
+        If `lengths` looks like cumulative sequence lengths: three numbers or more that start with 0, never decrease and
+        do not end with 0. From :meth:`bind`, if the documents have more than `kv_len` tokens.
 
     Notes
     -----
-    Keys past the last document are allowed to nobody.
+    No query attends to keys past the last document.
     """
 
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -95,33 +91,30 @@ class Documents(Pattern):
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Any:
-        """The documents between cumulative sequence lengths, as variable-length attention functions take them.
+        """Create documents from the cumulative sequence lengths of variable-length attention functions.
 
-        With ``layout="thd"`` :func:`spattn.attention` takes the packed arrays that such functions take.
+        With ``layout="thd"``, :func:`spattn.attention` accepts the same packed arrays as those functions.
 
         Parameters
         ----------
         cu_seqlens : (documents + 1,) int array
-            Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``. An array on a GPU,
+            Start of each document, and the end of the last: ``0, n_0, n_0 + n_1, ...``. An array on a GPU,
             (documents + 1,) or (batch, documents + 1), makes a :class:`~spattn.patterns.dynamic.DynamicDocuments`,
             which each call reads on the device.
         cu_seqlens_k : (documents + 1,) int array, optional
-            The same of the keys, where a document has another number of them than of queries.
+            Cumulative key lengths, if they differ from those of the queries.
 
         Returns
         -------
         Documents
-            Without those that have no tokens; with `cu_seqlens_k` :class:`RowIntervals`, for as many queries and keys
-            as the arrays end with, and no others. :func:`from_flash_attention` also has causal attention and windows in
-            them.
+            Without empty documents. With `cu_seqlens_k`, a :class:`RowIntervals` for exactly the total query and key
+            lengths of the arrays. :func:`from_flash_attention` adds causal attention and windows.
 
         Raises
         ------
-        TypeError
-            If an array is not of integers, or a masked array.
         ValueError
-            If one has not exactly one axis, does not start with 0, falls, or ends beyond the longest sequence, or they
-            differ in length.
+            If an array does not start with 0, decreases or ends beyond the longest sequence, or the arrays differ in
+            length.
 
         Examples
         --------
@@ -156,10 +149,9 @@ class Documents(Pattern):
 
     @property
     def _per_batch(self) -> bool:
-        return isinstance(next(iter(self.lengths), None), tuple)  # all of them are, or none
+        return isinstance(next(iter(self.lengths), None), tuple)  # all entries are tuples, or none
 
     def _entries(self) -> tuple[tuple[int, ...], ...]:
-        """The documents of each batch entry."""
         return cast("tuple[tuple[int, ...], ...]", self.lengths if self._per_batch else (self.lengths,))
 
     def sizes(self) -> tuple[int, int]:
@@ -193,17 +185,8 @@ class Documents(Pattern):
         return (Bands(bounds, np.arange(len(bounds)), bounds[:-1], bounds[1:], NO_RANGES),)
 
     @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((10, 4, 14)), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls((1500, 700, 1200, 696)), 4096
-
-    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        def entry() -> tuple[int, ...]:
-            """Those that fit; the longest first where they would look like cumulative lengths."""
+        def entry() -> tuple[int, ...]:  # reversed if it would look like cumulative lengths
             lengths = [draw.integer(0, max(1, sizes.kv_len // 2)) for _ in range(draw.integer(0, 6))]
             fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= sizes.kv_len]
             return tuple(reversed(fitting)) if fitting == sorted(fitting) else tuple(fitting)

@@ -1,4 +1,4 @@
-"""Keys that are there, where the rest of a sequence is padding."""
+"""Key padding masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
-from ..base.check import assign, integers
+from ..base.check import MOST_RUNS, assign, integers
 from ..base.content import frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
@@ -26,33 +26,27 @@ from .basic import always
 __all__ = ["KeyPadding"]
 
 _FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "float16", BFLOAT16))
-_MOST_RUNS = 1 << 23
 
 
-@register("key_padding")
+@register(
+    "key_padding",
+    example=lambda: ((np.arange(32)[None] < 26,), 32),
+    typical=lambda: ((np.arange(4096)[None] < 3500,), 4096),
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyPadding(ArrayPattern):
-    """Keys that are no padding: ``valid[j]``.
+    """Keys that are not padding: ``valid[j]``.
 
     For batches of sequences of different lengths, padded on either side; mostly as ``Causal() & KeyPadding(mask)``.
-    Rows of queries that are padding themselves attend as the others do: nobody reads them.
+    Rows of padding queries attend as usual; ignore their results.
 
     Parameters
     ----------
     valid : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len)
-        Of bool, or of the integers 0 and 1 as tokenizers make it: True, or 1, at keys that may be attended to; copied.
-
-    Raises
-    ------
-    TypeError
-        If `valid` is of neither, or a masked array.
-    ValueError
-        If it has another shape, or a number that is neither 0 nor 1; from :meth:`bind`, if it is not made for so many
-        keys; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries.
+        Bools, or a tokenizer's integers 0 and 1: True, or 1, at keys to attend to; copied.
     """
 
     valid: np.ndarray
-
     own_axes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -77,28 +71,21 @@ class KeyPadding(ArrayPattern):
 
     @classmethod
     def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> Any:
-        """The padding of sequences of these lengths.
+        """Create the padding mask of sequences of these lengths.
 
         Parameters
         ----------
         lengths : sequence of int
-            Tokens of each batch entry's sequence. An int array (batch,) on a GPU makes a
+            Tokens of each batch entry, at most `kv_len`. An int array (batch,) on a GPU makes a
             :class:`~spattn.patterns.dynamic.DynamicKeyPadding`, which each call reads on the device.
         kv_len : int
             Keys, padding included.
         left : bool, optional
-            Whether the padding stands before the tokens, as for generation, instead of behind them.
+            Whether the padding precedes the tokens, as for generation, instead of following them.
 
         Returns
         -------
         KeyPadding
-
-        Raises
-        ------
-        TypeError
-            If `lengths` is not a sequence of integers, or `left` not a bool.
-        ValueError
-            If a length is negative or beyond `kv_len`.
 
         Examples
         --------
@@ -122,12 +109,12 @@ class KeyPadding(ArrayPattern):
 
     @classmethod
     def from_additive(cls, mask: npt.ArrayLike) -> KeyPadding:
-        """The padding that a mask says which is added to logits: 0 at keys, −∞ or the dtype's least number elsewhere.
+        """Create the padding mask from an additive mask: 0 at keys, −∞ or the dtype's minimum at padding.
 
         Parameters
         ----------
         mask : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len) of a floating-point dtype
-            As models of Hugging Face Transformers make it of a tokenizer's mask.
+            As models of Hugging Face Transformers derive it from a tokenizer's mask.
 
         Returns
         -------
@@ -135,10 +122,8 @@ class KeyPadding(ArrayPattern):
 
         Raises
         ------
-        TypeError
-            If `mask` is not of floating-point numbers.
         ValueError
-            If another number is in it, which would be a bias.
+            If the mask contains another number, which is an additive bias.
 
         Examples
         --------
@@ -150,7 +135,10 @@ class KeyPadding(ArrayPattern):
             raise TypeError(f"mask: expected an array of {', '.join(map(str, _FLOATS))}, got {array.dtype}")
         numbers, least = array.astype(np.float64), float(ml_dtypes.finfo(array.dtype).min)
         if not ((numbers == 0) | (numbers <= least)).all():
-            raise ValueError(f"mask: expected 0, and −inf or {least:g} at padding, which is no bias")
+            raise ValueError(
+                f"mask: expected a padding mask (0 = keep, −inf or {least:g} = padding), got other numbers; additive "
+                "biases are not supported"
+            )
         return cls(numbers == 0)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -160,7 +148,6 @@ class KeyPadding(ArrayPattern):
 
     @cached_property
     def _keys(self) -> np.ndarray:
-        """Positions of the keys that are there."""
         return np.flatnonzero(self._only(self.valid))
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -170,8 +157,8 @@ class KeyPadding(ArrayPattern):
         keys = self._keys[self._keys < kv_len]
         new = np.diff(keys, prepend=-2) > 1
         start, stop = keys[new], keys[np.append(new[1:], True)[: len(keys)]] + 1
-        if len(q) * len(start) > _MOST_RUNS:
-            return None  # too many for one array; the index set then asks strip by strip
+        if len(q) * len(start) > MOST_RUNS:
+            return None
         shape = len(q), len(start)
         return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
 
@@ -184,14 +171,6 @@ class KeyPadding(ArrayPattern):
             edges = edges[1:]
         edges = edges[: len(edges) // 2 * 2]
         return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls.from_lengths([26], 32), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls.from_lengths([3500], 4096), 4096
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

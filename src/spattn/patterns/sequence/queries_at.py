@@ -1,4 +1,4 @@
-"""Queries that stand elsewhere than at the end of the keys."""
+"""Queries at explicit positions instead of at the end of the keys."""
 
 from __future__ import annotations
 
@@ -21,36 +21,31 @@ from .basic import Causal
 __all__ = ["QueriesAt"]
 
 
-@register("queries_at")
+@register(
+    "queries_at",
+    example=lambda: ((Causal(), np.arange(32) // 8 * 8 + 7), 32),
+    typical=lambda: ((Causal(), np.arange(4096) // 512 * 512 + 511), 4096),
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class QueriesAt(ByContent, Pattern):
-    """Another pattern for queries that stand at given positions, instead of at the end of the keys.
+    """Another pattern for queries at given positions, instead of at the end of the keys.
 
-    For caches of a fixed size that are not full yet, masks aligned to the top left corner, and packed sequences whose
-    queries and keys differ in number.
+    For fixed-size caches that are not full yet, masks aligned to the top left corner, and packed sequences with
+    different query and key lengths.
 
     Parameters
     ----------
     inner : Pattern
-        What a query at a position is allowed.
+        The pattern by position.
     positions : int or int array (q_len,)
-        Where the first query stands, and the others behind it; or where each one stands. Negative positions are before
-        the first key.
-
-    Raises
-    ------
-    TypeError
-        If `inner` is not a pattern, or `positions` neither an integer nor an array of them.
-    ValueError
-        If a position is beyond the longest sequence, on either side, the array has not one axis, or patterns nest more
-        than 64 deep; from :meth:`bind`, if there is not one position a query, or the pattern does not fit a sequence
-        that all keys and positions fit into; from :meth:`allows`, if :meth:`bind` has not fixed the lengths.
+        Position of the first query, followed by the others; or of each query. Negative positions precede the first
+        key.
 
     Notes
     -----
-    The pattern is the one of a sequence of ``max(kv_len, last position + 1)`` tokens, of which the keys are the first
-    `kv_len`. ``is_causal=True`` of PyTorch is ``QueriesAt(Causal(), 0)``; a cache of `kv_len` keys, of which `n` were
-    there before the queries, is ``QueriesAt(Causal(), n)``.
+    `inner` describes a sequence of ``max(kv_len, last position + 1)`` tokens; the keys are its first `kv_len`.
+    PyTorch's ``is_causal=True`` is ``QueriesAt(Causal(), 0)``; a cache of `kv_len` keys, `n` of them before the
+    queries, is ``QueriesAt(Causal(), n)``.
 
     Examples
     --------
@@ -96,17 +91,7 @@ class QueriesAt(ByContent, Pattern):
         return _Bound(self, self.inner.bind(tokens, tokens), q_len, kv_len, tokens)
 
     def allows(self, q: Any, k: Any) -> Any:
-        raise ValueError(
-            "QueriesAt: its positions belong to rows, which depend on the lengths; use .bind(q_len, kv_len)"
-        )
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(Causal(), np.arange(32) // 8 * 8 + 7), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(Causal(), np.arange(4096) // 512 * 512 + 511), 4096
+        raise ValueError("QueriesAt: its rows depend on the lengths; use .bind(q_len, kv_len)")
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
@@ -119,7 +104,7 @@ class QueriesAt(ByContent, Pattern):
 
 @dataclass(frozen=True)
 class _Bound(Pattern):
-    """The same at known lengths, with its inner pattern bound to so many tokens."""
+    """QueriesAt at known lengths, with its inner pattern bound to `tokens` tokens."""
 
     given: QueriesAt
     inner: Pattern
@@ -128,11 +113,11 @@ class _Bound(Pattern):
     tokens: int
 
     def _placed(self, q: Any) -> Any:
-        """Where queries stand that are the rows at positions `q`."""
+        """Map the positions of rows to those of their queries."""
         first, positions = q_offset(self.q_len, self.kv_len), self.given.positions
         if isinstance(positions, int):
             return q + (positions - first)
-        known = np.append(positions, -1)  # where rows stand that another QueriesAt asks for, and that are not there
+        known = np.append(positions, -1)  # for missing rows, which an enclosing QueriesAt may request
 
         def look_up(q: np.ndarray) -> np.ndarray:
             row = q - first

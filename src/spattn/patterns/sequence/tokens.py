@@ -1,4 +1,4 @@
-"""Global tokens: among the tokens of a sequence, and in front of those that another pattern is of."""
+"""Global tokens, inside a sequence (GlobalTokens) or prepended to it (Prefix)."""
 
 from __future__ import annotations
 
@@ -24,37 +24,28 @@ __all__ = ["GlobalTokens", "Prefix"]
 
 
 def token_set(tokens: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    """A count (the first so many positions) as it is; positions sorted and without repeats."""
+    """Return a count as it is, and positions sorted without repeats."""
     return tokens if isinstance(tokens, int) else tuple(sorted(set(tokens)))
 
 
 def position_table(positions: tuple[int, ...]) -> np.ndarray:
-    """Sorted positions, or distances of positions, as an array, without those that no sequence reaches."""
+    """Return sorted positions or distances as an array, without those out of reach."""
     return np.array([p for p in positions if p < REACH], dtype=np.int64)
 
 
-@register("global_tokens")
+@register("global_tokens", example=(((0, 1, 12),), 32), typical=((64,), 4096))
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
     """Tokens that attend to every key and that every query attends to.
 
-    For classification or question tokens that gather from a long sequence and inform all of it.
+    For classification or question tokens that aggregate a long sequence and inform all of it.
 
     Parameters
     ----------
     tokens : int or tuple of int
-        How many of the first tokens are global, or the positions of the global tokens.
-    queries : bool, optional
-        Whether the global tokens attend to every key.
-    keys : bool, optional
-        Whether every query attends to the global tokens.
-
-    Raises
-    ------
-    TypeError
-        If `tokens` is neither an integer nor a sequence of integers, or a switch not a bool.
-    ValueError
-        If the number or a position is negative.
+        Number of leading global tokens, or the positions of the global tokens.
+    queries, keys : bool, optional
+        Whether the global tokens attend to every key, and whether every query attends to the global tokens.
 
     References
     ----------
@@ -107,7 +98,7 @@ class GlobalTokens(Pattern):
         parts = []
         if self.keys:
             parts.append(Part(keys, None, Lattice(first, (step,), (count,))))
-        before = max(0, -((first - q_offset(q_len, kv_len)) // step))  # global tokens that stand before the first query
+        before = max(0, -((first - q_offset(q_len, kv_len)) // step))  # global tokens before the first query
         if self.queries and before < count:
             rows = Lattice(first + before * step, (step,), (count - before,))
             parts.append(Part(queries - keys if self.keys else queries, rows, None))
@@ -116,52 +107,40 @@ class GlobalTokens(Pattern):
     def ends(self, q_len: int) -> Ends | None:
         tokens = self.tokens if isinstance(self.tokens, int) else max(self.tokens, default=-1) + 1
         if tokens > REACH or self._spacing(tokens):
-            return None  # no sequence is that long, or its own parts have denser views
+            return None  # out of reach of any sequence, or the parts have denser views
         return Ends(tokens, q_len)
 
     def _spacing(self, kv_len: int) -> tuple[int, int, int] | None:
-        """(first, step, count) when the tokens stand at equal distances of more than one token."""
+        """Return (first, step, count) of evenly spaced tokens with a step above 1, or None."""
         if isinstance(self.tokens, int):
             return None
         inside = np.array([t for t in self.tokens if t < kv_len], dtype=np.int64)
         step = np.unique(np.diff(inside))
         return (int(inside[0]), int(step[0]), len(inside)) if len(step) == 1 and step[0] > 1 else None
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((0, 1, 12)), 32
 
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(64), 4096
-
-
-@register("prefix")
+@register(
+    "prefix",
+    example=lambda: ((Neighborhood((5, 6), 3), 2), 32),
+    typical=lambda: ((Neighborhood((128, 128), 13), 5), 16389),
+)
 @dataclass(frozen=True)
 class Prefix(Pattern):
-    """Global tokens in front of the tokens of another pattern.
+    """Global tokens prepended to the tokens of another pattern.
 
-    For class and register tokens, which are outside of the grid of an image's or a volume's patches.
+    For class and register tokens, which are not part of the grid of an image's or a volume's patches.
 
     Parameters
     ----------
     inner : Pattern
-        What the tokens behind the prefix are allowed among themselves, at positions that are counted from its end.
+        The pattern of the other tokens, at positions counted from the end of the prefix.
     tokens : int
-        How many of the first tokens attend to every key, and every query to them.
-
-    Raises
-    ------
-    TypeError
-        If `inner` is not a pattern, or `tokens` not an integer.
-    ValueError
-        If `tokens` is negative, or patterns nest more than 64 deep; from :meth:`bind`, if `tokens` is more than
-        `kv_len`, or `inner` does not fit the tokens behind the prefix.
+        Number of leading tokens that attend to every key and that every query attends to.
 
     Notes
     -----
-    A plan has the views of `inner`, moved by the prefix. Each query tile has a tile of the prefix' keys too, and the
-    prefix' queries have one row of tiles. ``inner | GlobalTokens(tokens)`` is for tokens that `inner` counts itself.
+    A plan has the views of `inner`, translated by the prefix. Each query tile adds one tile of prefix keys, and the
+    prefix queries one row of tiles. If `inner` counts the global tokens itself, use ``inner | GlobalTokens(tokens)``.
 
     References
     ----------
@@ -201,11 +180,11 @@ class Prefix(Pattern):
         try:
             inner = self.inner.bind(rows, keys)
         except ValueError as error:
-            raise ValueError(f"{error}, behind {self.tokens} tokens of a prefix") from error
-        return replace(self, inner=inner if keys else Full())  # which has an answer where there is nothing
+            raise ValueError(f"{error} (after a prefix of {self.tokens} tokens)") from error
+        return replace(self, inner=inner if keys else Full())  # any pattern serves an empty sequence
 
     def _behind(self, q_len: int, kv_len: int) -> tuple[int, int]:
-        """Queries and keys behind the prefix."""
+        """Return the numbers of queries and keys after the prefix."""
         keys = kv_len - self.tokens
         return min(q_len, keys), keys
 
@@ -225,12 +204,12 @@ class Prefix(Pattern):
         return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in behind)]
 
     def _prefix_runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        """All keys for queries of the prefix, its keys for those behind it."""
+        """Return all keys for prefix queries, and the prefix keys for the others."""
         stop = np.where(q < self.tokens, kv_len, self.tokens)
         return Runs.span(np.zeros_like(q), np.where(q < 0, 0, stop), kv_len)
 
     def _moved_runs(self, q: np.ndarray, runs: Runs) -> Runs:
-        """Runs of `inner` for queries behind the prefix."""
+        """Translate runs of `inner` by the prefix."""
         return Runs(runs.start + self.tokens, runs.step, np.where((q >= self.tokens)[:, None], runs.count, 0))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
@@ -245,19 +224,11 @@ class Prefix(Pattern):
             behind.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
             view = query, tuple(dq for dq, _ in part.shifts)
             views += [view] if view not in views else []
-        # In the views that `inner` has for queries the prefix costs a tile more in each list, and no row of a merge.
+        # In the views of `inner`, the prefix costs one more tile per key list and no combine of partial rows.
         of_queries = views if _are_all(views, rows) else [(whole, (0,))]
         keys_of_prefix = Lattice(0, (1,), (self.tokens,))
         seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
         return Part(Full(), own), *seen, *behind
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(Neighborhood((5, 6), 3), 2), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(Neighborhood((128, 128), 13), 5), 16389
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
@@ -272,7 +243,7 @@ class Prefix(Pattern):
 
 @dataclass(frozen=True)
 class _Moved(Pattern):
-    """A pattern of positions that are counted from `by` on."""
+    """A pattern with positions counted from `by` on."""
 
     inner: Pattern
     by: int
@@ -282,7 +253,7 @@ class _Moved(Pattern):
 
 
 def _are_all(views: list[tuple[Lattice, tuple[int, ...]]], rows: int) -> bool:
-    """Whether lattices, each moved by several distances, have each of so many positions once."""
+    """Whether shifted lattices visit each of `rows` positions once."""
     if sum(math.prod(lattice.extents) * len(moves) for lattice, moves in views) != rows:
         return False
     found = [np.zeros(0, np.int64)]

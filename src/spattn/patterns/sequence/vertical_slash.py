@@ -1,4 +1,4 @@
-"""Chosen columns and diagonals."""
+"""Causal key columns and diagonals (MInference's vertical-slash)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from ...index_set import Runs
-from ..base.check import assign
+from ..base.check import MOST_RUNS, assign
 from ..base.content import on_device
 from ..base.parameters import Count
 from ..base.pattern import Pattern
@@ -20,15 +20,17 @@ from .tokens import position_table, token_set
 
 __all__ = ["VerticalSlash"]
 
-_MOST_RUNS = 1 << 23
 
-
-@register("vertical_slash")
+@register(
+    "vertical_slash",
+    example=(((0, 1, 9), (0, 1, 2, 12)), 32),
+    typical=lambda: ((tuple(range(64)), tuple(range(512))), 4096),
+)
 @dataclass(frozen=True)
 class VerticalSlash(Pattern):
-    """Chosen key columns and chosen diagonals, causal: ``(j in columns or p - j in diagonals) and j <= p``.
+    """Causal key columns and diagonals: ``(j in columns or p - j in diagonals) and j <= p``.
 
-    For prefilling long prompts, with columns and diagonals that a sample of the queries has shown to matter.
+    For long-prompt prefill, with columns and diagonals estimated from a sample of the queries.
 
     Parameters
     ----------
@@ -37,13 +39,6 @@ class VerticalSlash(Pattern):
     diagonals : tuple of int
         Distances ``p - j >= 0`` in tokens. Arrays on a GPU, (batch, heads, n) or without the leading axes, make a
         :class:`~spattn.patterns.dynamic.DynamicVerticalSlash`, which each call reads on the device.
-
-    Raises
-    ------
-    TypeError
-        If `columns` or `diagonals` is not a sequence of integers.
-    ValueError
-        If one of them is negative.
 
     References
     ----------
@@ -71,9 +66,9 @@ class VerticalSlash(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
-        if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
-            return None  # too many for one array; the index set then asks strip by strip
-        new = np.diff(diagonals, prepend=-2) > 1  # diagonals next to each other make one run
+        if len(q) * (len(columns) + len(diagonals)) > MOST_RUNS:
+            return None
+        new = np.diff(diagonals, prepend=-2) > 1  # adjacent diagonals form one run
         near, far = diagonals[new], diagonals[np.append(new[1:], True)[: len(diagonals)]]
         row = q[:, None]
         start = np.maximum(row - far, 0)
@@ -86,11 +81,3 @@ class VerticalSlash(Pattern):
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
         chosen = same_keys(columns, columns + 1, np.stack([diagonals, diagonals + 1], axis=1))
         return chosen, NO_KEY_AHEAD
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls((0, 1, 9), (0, 1, 2, 12)), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(tuple(range(64)), tuple(range(512))), 4096

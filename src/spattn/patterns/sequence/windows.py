@@ -1,4 +1,4 @@
-"""Windows: the keys near a query, all of them, every so many, or in every period."""
+"""Windows: sliding, dilated and periodic."""
 
 from __future__ import annotations
 
@@ -21,32 +21,39 @@ from .basic import always
 __all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]
 
 
-@register("sliding_window")
+class _Window(Pattern):
+    """Base of windows whose `right` defaults to `left`."""
+
+    left: Any
+    right: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    @property
+    def _right(self) -> Any:  # under torch.compile's tracing `right` may keep its default
+        return self.left if self.right == "left" else self.right
+
+
+@register("sliding_window", typical=((256,), 16384))
 @dataclass(frozen=True)
-class SlidingWindow(Pattern):
+class SlidingWindow(_Window):
     """Keys at most `left` tokens before and at most `right` tokens after the query.
 
-    For long sequences whose tokens depend mostly on near ones, as in the local layers of language models.
+    For long sequences with mostly local dependencies, as in the local layers of language models.
 
     Parameters
     ----------
-    left : int or None
-        Tokens before the query; None = unbounded.
-    right : int or None, optional
-        Tokens after the query; None = unbounded. As many as `left` when left out.
-
-    Raises
-    ------
-    TypeError
-        If `left` or `right` is neither an integer nor None.
-    ValueError
-        If one of them is negative.
+    left, right : int or None
+        Tokens before and after the query; None = unbounded. `right` defaults to `left`.
 
     Notes
     -----
-    A window of `left` tokens back has ``left + 1`` keys, the query's own included: Mistral's ``sliding_window=W`` is
+    A window of `left` tokens back has ``left + 1`` keys, including the query's own: Mistral's ``sliding_window=W`` is
     ``SlidingWindow(W - 1, 0)``, FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``. At the ends of the
-    sequence the window is cut off; :class:`Neighborhood` shifts it instead.
+    sequence the window is clipped; :class:`Neighborhood` shifts it instead.
 
     References
     ----------
@@ -64,15 +71,6 @@ class SlidingWindow(Pattern):
     left: Count | None
     right: Count | None | Literal["left"] = "left"
     translation_invariant = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
-    @property
-    def _right(self) -> int | None:
-        return self.left if self.right == "left" else self.right
 
     def allows(self, q: Any, k: Any) -> Any:
         if self.left is None and self._right is None:
@@ -94,33 +92,20 @@ class SlidingWindow(Pattern):
         left, right = (REACH if tokens is None else reach(tokens) for tokens in (self.left, self._right))
         return (nearby([-right, left + 1]),)
 
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(256), 16384
 
-
-@register("dilated_window")
+@register("dilated_window", example=((3, "left", 3), 32), typical=((256, "left", 4), 16384))
 @dataclass(frozen=True)
-class DilatedWindow(Pattern):
+class DilatedWindow(_Window):
     """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
 
-    For a wider view at the cost of a plain window, where some of the near context can be left out.
+    For a wider receptive field at the cost of a plain window.
 
     Parameters
     ----------
-    left : int
-        Keys before the query.
-    right : int, optional
-        Keys after the query; as many as `left` when left out.
+    left, right : int
+        Keys before and after the query; `right` defaults to `left`.
     dilation : int, optional
-        Distance of neighbouring keys in tokens.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `left` or `right` is negative, or `dilation` less than 1.
+        Distance between neighbouring keys in tokens.
 
     References
     ----------
@@ -132,16 +117,10 @@ class DilatedWindow(Pattern):
     dilation: Positive = 1
     translation_invariant = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
     def spans(self) -> tuple[int, int, int]:
-        """Tokens from the query back to its first key, on to its last, and from one key to the next."""
+        """Return the tokens from the query back to its first key, on to its last, and between keys."""
         step = reach(self.dilation)
-        right = self.left if self.right == "left" else self.right
-        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, right))
+        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, self._right))
         return back, ahead, step
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -156,21 +135,13 @@ class DilatedWindow(Pattern):
         return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
 
     def ends(self, q_len: int) -> Ends | None:
-        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # its own parts have denser views
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(3, dilation=3), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(256, dilation=4), 16384
+        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # the parts have denser views
 
 
-@register("periodic_window")
+@register("periodic_window", example=((8, 1, "left", 3), 32), typical=((512, 32), 4096))
 @dataclass(frozen=True)
-class PeriodicWindow(Pattern):
-    """Keys whose place in their period is near the query's place in its own.
+class PeriodicWindow(_Window):
+    """Keys whose index within their period is near that of the query.
 
     For videos, where a token attends to its surroundings in every frame.
 
@@ -178,23 +149,14 @@ class PeriodicWindow(Pattern):
     ----------
     period : int
         Tokens of a period.
-    left : int
-        Places before the query's.
-    right : int, optional
-        Places after it; as many as `left` when left out.
+    left, right : int
+        Indices before and after the query's; `right` defaults to `left`.
     offset : int, optional
-        Where a period starts, as after a prompt.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `period` is less than 1 or beyond the longest sequence, or another one negative.
+        Start of a period, as after a prompt.
 
     Notes
     -----
-    The window is cut off at the ends of a period. With a prompt of n tokens that sees all and is seen by all it is
+    The window is clipped at the ends of a period. With a prompt of n global tokens it is
     ``GlobalTokens(n) | PeriodicWindow(period, w, offset=n)``.
 
     References
@@ -212,26 +174,20 @@ class PeriodicWindow(Pattern):
     right: Count | Literal["left"] = "left"
     offset: Count = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
     def _place(self, positions: Any) -> Any:
-        """Each position's place in its period."""
+        """Return each position's index within its period."""
         return (positions - self.offset % self.period) % self.period
 
     def allows(self, q: Any, k: Any) -> Any:
-        right = self.left if self.right == "left" else self.right
         own, other = self._place(q), self._place(k)
-        return (own - reach(self.left) <= other) & (other <= own + reach(right))
+        return (own - reach(self.left) <= other) & (other <= own + reach(self._right))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         queries, keys = (self._lattices(first, kv_len) for first in (q_offset(q_len, kv_len), 0))
         return tuple(Part(self, query, key) for query in queries for key in keys)
 
     def _lattices(self, first: int, end: int) -> tuple[Lattice, ...]:
-        """The positions from `first` to `end`: whole periods place by place, what is before them and what is behind."""
+        """Cover the positions from `first` to `end`: whole periods transposed, then the rest before and after them."""
         start = min(first + -(first - self.offset) % self.period, end)
         periods = (end - start) // self.period
         stop = start + periods * self.period
@@ -243,11 +199,3 @@ class PeriodicWindow(Pattern):
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         period = draw.integer(1, sizes.kv_len + 2)
         return cls(period, draw.size(0, period), draw.size(0, period), draw.size(0, 2 * period)), sizes
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(8, 1, offset=3), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(512, 32), 4096

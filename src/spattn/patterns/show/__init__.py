@@ -1,4 +1,4 @@
-"""Draw patterns, and the gallery of known compositions."""
+"""Draw patterns, and list well-known compositions."""
 
 from ..papers.recipes import gallery
 from .draw import draw

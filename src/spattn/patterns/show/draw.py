@@ -1,4 +1,4 @@
-"""The picture of a pattern that people know from the papers."""
+"""Draw a pattern as a query × key matrix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..base.pattern import Pattern
 
 __all__ = ["density_map", "draw"]
 
-_CELLS_DRAWN = 96  # with more tokens than this on a side the single cells would not be seen
-_LARGEST_PICTURE = 256  # fewer pixels than a small figure has: a line one pixel wide is never dropped
+_CELLS_DRAWN = 96  # most tokens per side with visible single cells
+_LARGEST_PICTURE = 256  # pixels per side; fewer than a small figure has, so no line is dropped
 _RUNS_AT_ONCE = 1 << 12
 
 
@@ -29,22 +29,22 @@ def draw(
     color: str = "#2a6f97",
     title: str | None = None,
 ) -> Any:
-    """Draws which keys (columns) each query (rows, downwards) attends to.
+    """Draw which keys (columns) each query (row, downwards) attends to.
 
-    Up to 96 tokens every allowed pair is a cell of a light grid; beyond, a pixel is the darker the more of its pairs
-    are allowed (by the square root of their share, so that single tokens stay visible).
+    Up to 96 tokens, every allowed pair is a cell of a light grid. Beyond, the darkness of a pixel is the square root of
+    its share of allowed pairs, so that single tokens stay visible.
 
     Parameters
     ----------
     pattern : Pattern
     q_len, kv_len : int
-        Lengths in tokens; `kv_len` is `q_len` when left out.
+        Lengths in tokens; `kv_len` defaults to `q_len`.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure when left out.
+        The axes to draw on; a new figure by default.
     batch, head : int, optional
-        Which batch entry and head, for patterns that tell them apart.
+        Batch entry and head, for patterns that differ between them.
     color : str, optional
-        Colour of allowed pairs.
+        Color of allowed pairs.
     title : str, optional
         Title of the axes.
 
@@ -55,7 +55,7 @@ def draw(
     Raises
     ------
     ModuleNotFoundError
-        If matplotlib is missing.
+        If matplotlib is not installed.
     """
     try:
         with whole_imports:
@@ -92,7 +92,7 @@ def _grid_lines(ax: Any, q_len: int, kv_len: int) -> None:
 
 
 def density_map(rows: AffineRows) -> np.ndarray:
-    """Share of allowed pairs in each pixel of a picture of at most 256 × 256 pixels, without a dense mask."""
+    """Return the share of allowed pairs per pixel, at most 256 × 256 pixels, without a dense mask."""
     scale = max(1, -(-max(rows.q_len, rows.kv_len) // _LARGEST_PICTURE))
     row_edges, key_edges = (np.minimum(np.arange(0, n + scale, scale), n) for n in (rows.q_len, rows.kv_len))
     picture = np.zeros((len(row_edges) - 1, len(key_edges) - 1))

@@ -1,4 +1,4 @@
-"""Patterns written as text: ``causal & sliding_window(255, 0)``. The text is parsed, never evaluated."""
+"""Parse patterns from expressions like ``causal & sliding_window(255, 0)``, without eval()."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Sub: opera
 
 
 def signature(name: str) -> str:
-    """How the pattern registered under `name` is called: its parameters and their defaults."""
+    """Return the call signature of a registered pattern, without annotations."""
     called = inspect.signature(pattern_class(name))
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in called.parameters.values()]
     return name + str(called.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
 def make(name: str, *args: Any, **params: Any) -> Pattern:
-    """The pattern registered under `name`; ValueError where a parameter is missing or unknown."""
+    """Create a registered pattern; ValueError if a parameter is missing or unknown."""
     cls = pattern_class(name)
     try:
         inspect.signature(cls).bind(*args, **params)
@@ -33,16 +33,10 @@ def make(name: str, *args: Any, **params: Any) -> Pattern:
 
 
 def parse(text: str) -> Pattern:
-    """The pattern that a text describes: registered names, called or not, joined by ``& | - ~`` and parentheses.
+    """Parse registered names, with or without arguments, joined by ``& | - ~`` and parentheses.
 
-    Arguments are Python literals, or patterns: ``per_head((causal, ~sinks(4)))``.
-
-    Raises
-    ------
-    ValueError
-        If the text is anything else, a name is unknown, or a parameter is missing, unknown or out of range.
-    TypeError
-        If a parameter is of a wrong type.
+    Arguments are Python literals or patterns: ``per_head((causal, ~sinks(4)))``. Raises ValueError for anything else,
+    and TypeError if a parameter is of a wrong type.
     """
     try:
         return _pattern(ast.parse(text.strip(), mode="eval").body)
