@@ -8,7 +8,7 @@ from typing import Any
 from .._util.imports import whole_imports
 from .base.codec import decode
 from .base.pattern import Pattern
-from .base.registry import names, pattern_class
+from .base.registry import DEEPEST, names, pattern_class
 
 __all__ = ["example", "from_json", "get", "names"]
 
@@ -84,5 +84,5 @@ def from_json(text: str) -> Pattern:
     try:
         found: Pattern = decode(json.loads(text))
     except RecursionError as error:
-        raise ValueError("data: expected lists and dicts nested less deep") from error
+        raise ValueError(f"data: expected lists and dicts nested at most {2 * DEEPEST} deep, got more") from error
     return found
