@@ -9,7 +9,6 @@ from .._util.imports import whole_imports
 from ..arrays import compiling
 from ..patterns import Pattern
 from ..planning import Plan
-from ._habits import refuse
 
 __all__ = ["attention", "attention_backward"]
 
@@ -112,6 +111,9 @@ def attention(
     ((1, 2, 100, 16), dtype('float32'))
     """
     if others:
+        with whole_imports:
+            from ._habits import refuse
+
         refuse("attention", others)
     if not compiling():  # torch.compile would trace the checks, the planner and NumPy into the graph
         found = dispatch.attention(

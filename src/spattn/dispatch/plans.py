@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
-from ..patterns.registry import get
+from ..patterns.base.registry import pattern_class
 from ..planning import Plan, validate
 from ..request.call import Call
 
@@ -77,7 +77,13 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) ->
 def check_grid(layout: Layout, pattern: Any) -> None:
     """Raise ValueError if the arrays have a grid that is not the pattern's."""
     if layout.grid:
-        own = get(pattern) if isinstance(pattern, str) else pattern.pattern if isinstance(pattern, Plan) else pattern
+        own = (
+            pattern_class(pattern)()
+            if isinstance(pattern, str)
+            else pattern.pattern
+            if isinstance(pattern, Plan)
+            else pattern
+        )
         layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
 
 
@@ -89,7 +95,8 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
-        return get(pattern)
+        named: Pattern = pattern_class(pattern)()
+        return named
     what = type(pattern).__name__
     kind = namespace_of(pattern)
     if kind is not None:

@@ -4,24 +4,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .._util.imports import whole_imports
-from . import deepspeed as deepspeed  # a public module
 from .base.pattern import Pattern
-from .grids.neighborhood import Neighborhood
-from .grids.per import PerAxis, PerBatch, PerHead
-from .grids.windowed import axial, windowed
-from .listed.clusters import Clusters
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
-from .papers.bigbird import BigBird
-from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
-from .registry import from_json
 from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .sequence.documents import Documents
 from .sequence.intervals import ColumnIntervals, RowIntervals
 from .sequence.padding import KeyPadding
-from .sequence.queries_at import QueriesAt
 from .sequence.tokens import GlobalTokens, Prefix
-from .sequence.vertical_slash import VerticalSlash
 from .sequence.windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
 __all__ = [
@@ -69,16 +59,50 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import authoring as authoring
+    from . import deepspeed as deepspeed
     from . import interop as interop
+    from . import registry as registry
     from . import show as show
     from .discovery import discover
+    from .grids.neighborhood import Neighborhood
+    from .grids.per import PerAxis, PerBatch, PerHead
+    from .grids.windowed import axial, windowed
+    from .listed.clusters import Clusters
+    from .papers.bigbird import BigBird
+    from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
+    from .registry import from_json
+    from .sequence.queries_at import QueriesAt
+    from .sequence.vertical_slash import VerticalSlash
+
+_MODULES = ("authoring", "deepspeed", "interop", "registry", "show")
+_LATER = {
+    "discovery": ("discover",),
+    "grids.neighborhood": ("Neighborhood",),
+    "grids.per": ("PerAxis", "PerBatch", "PerHead"),
+    "grids.windowed": ("axial", "windowed"),
+    "listed.clusters": ("Clusters",),
+    "papers.bigbird": ("BigBird",),
+    "papers.recipes": (
+        "a_shape",
+        "chunked_causal",
+        "fixed",
+        "longformer",
+        "prefix_lm",
+        "shared_prefix",
+        "strided",
+        "tri_shape",
+    ),
+    "registry": ("from_json",),
+    "sequence.queries_at": ("QueriesAt",),
+    "sequence.vertical_slash": ("VerticalSlash",),
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import rarely used modules, and discover(), on first access."""
-    if name not in ("authoring", "discover", "interop", "show"):
+    """Import a module on first access: ``import spattn`` stays fast."""
+    module = name if name in _MODULES else next((m for m, names in _LATER.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
-        if name == "discover":
-            return importlib.import_module(f"{__name__}.discovery").discover
-        return importlib.import_module(f"{__name__}.{name}")
+        found = importlib.import_module(f"{__name__}.{module}")
+    return found if name in _MODULES else getattr(found, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,25 @@ Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length i
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
+_LATER = {  # modules of spattn.patterns that are imported when one of their names is asked for
+    "grids.neighborhood": ("neighborhood",),
+    "grids.per": ("per_axis", "per_batch", "per_head"),
+    "grids.windowed": ("axial", "windowed"),
+    "listed.clusters": ("clusters",),
+    "papers.bigbird": ("bigbird",),
+    "papers.recipes": ("fixed", "longformer", "prefix_lm", "strided"),
+    "deepspeed": (
+        "deepspeed_bigbird",
+        "deepspeed_bslongformer",
+        "deepspeed_dense",
+        "deepspeed_fixed",
+        "deepspeed_local_sliding_window",
+        "deepspeed_variable",
+    ),
+    "sequence.queries_at": ("queries_at",),
+    "sequence.vertical_slash": ("vertical_slash",),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 
 def register(
@@ -44,6 +64,8 @@ def register(
     """
 
     def add(cls: PatternClass) -> PatternClass:
+        if not cls.__module__.endswith(_MODULE_OF.get(name, "")):
+            pattern_class(name)  # the name of a module that may not be imported yet
         if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
         cls.name = name
@@ -62,11 +84,14 @@ def names() -> list[str]:
     -------
     list of str
     """
-    return sorted(_REGISTRY)
+    return sorted({*_REGISTRY, *_MODULE_OF})
 
 
 def pattern_class(name: str) -> type[Any]:
     """Return the class registered under `name`."""
+    if isinstance(name, str) and name not in _REGISTRY and name in _MODULE_OF:
+        with whole_imports:
+            importlib.import_module(f"spattn.patterns.{_MODULE_OF[name]}")
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from ..base.check import integer, per_axis
@@ -9,6 +10,7 @@ from ..base.pattern import Pattern
 from ..base.recipe import recipe
 from ..hints.grid import GridPattern, lengths
 from ..sequence.basic import BlockLocal, Full
+from ..sequence.documents import Documents
 from .per import PerAxis
 
 __all__ = ["axial", "windowed"]
@@ -78,7 +80,7 @@ def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: 
     Returns
     -------
     Pattern
-        ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis.
+        ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis that whole windows fill.
 
     References
     ----------
@@ -92,4 +94,13 @@ def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: 
             raise ValueError(f"window: expected at most {length} (tokens of the axis), got {w}")
         if s >= w:
             raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
-    return PerAxis(shape, tuple(BlockLocal(w, s) for w, s in zip(windows, shifts, strict=True)))
+    return PerAxis(shape, tuple(itertools.starmap(_windows, zip(shape, windows, shifts, strict=True))))
+
+
+def _windows(length: int, window: int, shift: int) -> Pattern:
+    """The windows along an axis. Where their number is not whole, one may end among the tokens that the shift moves."""
+    cut = (shift - length) % window
+    if not 0 < cut < shift:
+        return BlockLocal(window, shift)
+    whole, rest = divmod(length - shift, window)
+    return Documents((cut, shift - cut, *(window,) * whole, *([rest] if rest else [])))

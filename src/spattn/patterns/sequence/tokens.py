@@ -16,7 +16,6 @@ from ..base.parameters import Count
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
 from ..base.registry import pattern_class, register
-from ..grids.neighborhood import Neighborhood
 from ..hints.lattice import Ends, Lattice
 from .basic import Full, always
 
@@ -121,8 +120,8 @@ class GlobalTokens(Pattern):
 
 @register(
     "prefix",
-    example=lambda: ((Neighborhood((5, 6), 3), 2), 32),
-    typical=lambda: ((Neighborhood((128, 128), 13), 5), 16389),
+    example=lambda: ((pattern_class("neighborhood")((5, 6), 3), 2), 32),
+    typical=lambda: ((pattern_class("neighborhood")((128, 128), 13), 5), 16389),
 )
 @dataclass(frozen=True)
 class Prefix(Pattern):
@@ -149,6 +148,7 @@ class Prefix(Pattern):
 
     Examples
     --------
+    >>> from spattn.patterns import Neighborhood
     >>> Prefix(Neighborhood(4, 3), 1).index_set(5, 5).to_dense().astype(int)
     array([[1, 1, 1, 1, 1],
            [1, 1, 1, 1, 0],
