@@ -69,7 +69,7 @@ class PreparedForward(Protocol):
     """Cached dispatch of a forward: all checks, the plan and the kernel choice are done."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """Return (out, lse); lse may be None if the prepared call did not request it."""
+        """Return (out, lse); lse may be None if the cached dispatch was prepared without it."""
 
 
 class PreparedBackward(Protocol):

@@ -191,13 +191,13 @@ def backward(
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """Implement :meth:`._backends.Backend.prepare` for plans that have a pattern."""
+    """Implement :meth:`.backends.Backend.prepare` for plans that have a pattern."""
     _pattern_of(plan)
     return lambda q, k, v, scale: forward(q, k, v, plan, scale)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """Implement :meth:`._backends.Backend.prepare_backward` for plans that have a pattern."""
+    """Implement :meth:`.backends.Backend.prepare_backward` for plans that have a pattern."""
     _pattern_of(plan)
     return lambda dout, q, k, v, out, lse, dlse, scale: backward(dout, q, k, v, out, lse, plan, scale, dlse)
 

@@ -147,7 +147,7 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """Return when each worker reduces its share of `tasks` more equal tasks."""
+    """Return the finish time of each worker after greedily taking `tasks` more tasks of equal cost."""
     each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks that fit before the last worker is done
     rest = tasks - int(each.sum())
     if rest >= 0:

@@ -191,7 +191,7 @@ def _fits(plan: Plan, copies: int) -> bool:
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
-    """Whether a list is split although, whole, it would hardly outlast an SM's share of all lists."""
+    """Whether lists are split although the longest one, unsplit, would hardly outlast the mean work of an SM."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms

@@ -36,7 +36,7 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (536, 0, 0.539, 0.00412, 2.48, 4.71, 0.158, 0.347),
 }
 
-# In the order of RowCounts: tiles of one query, whose keys are scattered, and of a few queries, which share keys.
+# Fields as in RowCounts: first for one-query tiles with scattered keys, then for few-query tiles that share keys.
 _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("baseline", "float32"): ((46.6, 1.34, 0, 0.215), (20.2, 0.365, 0.727, 0.0612)),
     ("baseline", "float64"): ((93.1, 1.42, 0, 0.486), (0, 0.927, 2.48, 0.18)),
@@ -62,7 +62,7 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 
 
 class Device(NamedTuple):
-    """KernelShape parameters of an instruction set and dtype.
+    """Kernel parameters of an instruction set and dtype.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ __all__ = [
 LARGEST_HEAD_DIM = 128  # largest measured
 SMS = 132  # of the measured device
 
-# In the order of GpuCounts, by kind of tiles: 128 queries, fewer, three CTAs per SM, ordered or gathered.
+# Fields as in GpuCounts, for tiles of 128 queries, fewer queries, three CTAs per SM, and permuted or gathered tokens.
 _COEFFICIENTS = {
     "wide": GpuCounts(4.65e03, 4.55e03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
     "narrow": GpuCounts(4.65e03, 4.55e03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
@@ -37,7 +37,7 @@ LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # for a launch with items
 
 
 def specialization_of(plan: Plan, head_dim: int) -> Specialization:
-    """KernelShape specialization of a plan; `head_dim` is the larger of q's and v's."""
+    """Kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
     return build(plan.block_q, head_dim, item_keys(plan))
 
 

@@ -1,4 +1,4 @@
-"""KernelShape specializations of the Hopper forward: one table, each choice with the measurement behind it.
+"""Kernel specializations of the Hopper forward: one table, each choice with the measurement behind it.
 
 Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
 227 KiB of shared memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads
@@ -117,7 +117,7 @@ def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
 
 
 def keys_of(length: np.ndarray, block_q: int) -> float:
-    """Keys per work item: of the longest for small tiles, since it determines the duration, else the mean."""
+    """Keys of the longest work item for small tiles, since it determines the duration; else the mean over items."""
     if not len(length):
         return math.inf
     return TILE[1] * float(length.max() if block_q <= ROWS else length.mean())

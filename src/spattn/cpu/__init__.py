@@ -112,7 +112,7 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """Implement :meth:`._backends.Backend.plan_for` with the cheapest of the candidate tilings.
+    """Implement :meth:`.backends.Backend.plan_for` with the cheapest of the candidate tilings.
 
     Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
     lists are split by shape alone, so that results do not depend on the thread count.
@@ -202,7 +202,7 @@ def _check_places(plan: Plan) -> None:
 
 
 def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
-    """Implement :meth:`._backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``, the default is the best one."""
+    """Implement :meth:`.backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``, the default is the best one."""
     own = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(own)
     isa = isa or _default_isa()
@@ -235,7 +235,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
 
 def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:
-    """Implement :meth:`._backends.Backend.prepare_backward`; `isa` as for :func:`prepare`."""
+    """Implement :meth:`.backends.Backend.prepare_backward`; `isa` as for :func:`prepare`."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(plan)
     isa = isa or _default_isa()

@@ -208,8 +208,8 @@ cdef class Prepared:
         self.of_lse = Shape(3, [call.batch, call.heads_q, call.q_len, 0])
 
     cdef Array describe(self, str name, cnp.ndarray array, const Shape& shape) except *:
-        """Return data pointer and strides. ValueError if shape or dtype differ from the prepared call: kernels would
-        access memory out of bounds.
+        """Return data pointer and strides. ValueError if shape or dtype differ from the cached dispatch's: kernels
+        would access memory out of bounds.
         """
         cdef Array found
         cdef int axis

@@ -36,7 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
-        """MaskClass up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
+        """Look up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
         if name not in _LAYOUTS:
             raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
         layout = _LAYOUTS[name]

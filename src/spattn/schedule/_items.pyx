@@ -44,11 +44,11 @@ def lists_of(const Component[::1] components, const int32_t[::1] indptr, const i
 
 
 def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] meeting, dtype):
-    """Return (work, pieces, slots): the items of lists by falling length, stably, as an array of `dtype` (WORK).
+    """Cut lists into items: (work, pieces, slots), `work` an array of `dtype` (WORK), stably sorted by falling length.
 
-    `lists` are int64 arrays (component, query tile, first tile, end), `longest` the most tiles of an item, `least` the
-    least pieces of each list as far as it has tiles. All pieces of lists in `meeting`, and of cut lists, have a
-    partial.
+    `lists` are int64 arrays (component, query tile, first tile, end). An item has at most `longest` tiles; list n is
+    cut into at least ``least[n]`` pieces if it has as many tiles. Pieces of cut lists, and of lists marked in
+    `meeting`, write a partial.
     """
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
@@ -98,8 +98,7 @@ def fill(
     int32_t[::1] sources, int32_t[:, :, :, :] at, const int32_t[:, :, :, :] count, const int32_t[:, :, :, :] first,
     int64_t step,
 ):
-    """Write the sources of rows, `step` apart from `first` on, and advance `at`, the position of each row's next one.
-    """
+    """Write each row's sources, ``first, first + step, ...``, and advance `at`, the index of its next source."""
     cdef int64_t a, b, c, d, to, piece
     cdef bint sound = True
     for a in range(4):

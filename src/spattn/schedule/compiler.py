@@ -1,12 +1,12 @@
-"""From a pattern to a plan: the passes in their order, in front of them the cache.
+"""Compile a pattern to a plan, through the plan cache.
 
-1. The pattern becomes one for each kind of head, bound to the lengths (:mod:`spattn.patterns`).
-2. :func:`spattn.planning.tiles.build.tile_pattern`: its parts become affine views, tiles and bitmasks: *what* is
+1. Bind the pattern to the lengths, once per variant (:mod:`spattn.patterns`).
+2. :func:`spattn.planning.tiles.build.tile_pattern` turns its parts into affine views, tiles and bitmasks: *what* is
    computed.
-3. :func:`spattn.schedule.items.share_out`: lists of tiles become work items, slots and merges, *who* computes it.
+3. :func:`spattn.schedule.items.share_out` turns tile lists into work items, split-KV partials and combines: *who*
+   computes it.
 
-Passes that only some backends need are made of the plan when they ask for them, and kept with it:
-:mod:`spattn.schedule`.
+Passes that only some backends need run on demand, and their tables are cached with the plan: :mod:`spattn.schedule`.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ def plan(
     gathered: bool = False,
     tiled_for: int | None = None,
 ) -> Plan:
-    """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors.
+    """Return the cached or a new plan for these arguments; :func:`spattn.plan` lists the errors.
 
     Parameters
     ----------
     pieces : int, optional
-        Into how many pieces the lists of a variant are cut, of at least a few tiles each; 0: about four for each
+        Number of pieces, of at least a few tiles each, that the lists of a variant are cut into; 0: about four per
         worker.
     ordered : bool, optional
-        Take tokens in the orders that patterns have. Heads of patterns that have none are planned as ever.
+        Permute tokens as the pattern suggests. Heads whose pattern has no permutation keep the token order.
     gathered : bool, optional
-        Put the keys that each query tile attends to side by side, for patterns that list their pairs. Heads of patterns
-        that do not are planned as ever.
+        Gather the keys of each query tile, for patterns that list their pairs. Heads with other patterns are planned
+        without gathering.
     tiled_for : int, optional
-        Take the tiles of the plan for so many workers, where that is kept.
+        Reuse the tiles of the plan for this number of workers, if it is cached.
 
     Raises
     ------
     ValueError
-        Also if a plan is asked for that is both.
+        Also if both `ordered` and `gathered` are set.
     """
     kv_len = q_len if kv_len is None else kv_len
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
     check_lengths(q_len, kv_len)
     if tile is None and box is not None:
-        tile = TILE  # boxes are of its queries, whatever the pattern
+        tile = TILE  # a box has as many queries as the default tile
     heads = max(1, pattern.sizes()[1]) if heads is None else _at_least(0, "heads", heads)
     key = (
         pattern,
@@ -95,11 +95,11 @@ def plan(
     kept = find(key)
     if kept is None:
         other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
-        if other is not None and other.validated.growth is None:  # whose tiles depend on the number of keys
+        if other is not None and other.validated.growth is None:  # tiles do not depend on kv_len
             return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
         return keep(key, _compile(*key, budget), budget.needed)
-    if max_bytes is not None:  # as if the plan were made now
+    if max_bytes is not None:  # a cached plan must fit as a new one would
         Budget(max_bytes).need(kept.needed)
     return kept.at(key[2])
 
@@ -117,8 +117,10 @@ def plan_for(
     tiled_for: int | None = None,
     pieces: int = 0,
 ) -> Plan:
-    """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
-    tile by tile: `max_bytes` bounds that, too."""
+    """Return the plan of a call, with the tile and the workers that a backend chose.
+
+    If the backend expands lists tile by tile (`tile_by_tile`), `max_bytes` also limits the expanded lists.
+    """
     made = plan(
         pattern,
         call.q_len,
@@ -140,24 +142,27 @@ def plan_for(
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:
-    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
-    together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
-    keys of a query, or of a tile of them, costs less."""
-    if not pattern._has_order or q_len < tile[0]:  # no whole tile: nothing is bound for a look
+    """Whether the pattern lists its pairs, no permutation clusters them, and sampled tiles hold few pairs.
+
+    A plan in token order would then be large and slower than gathered keys or one-query tiles, so callers skip it.
+    """
+    if not pattern._has_order or q_len < tile[0]:  # no full query tile to sample
         return False
     variants, _ = pattern.variants(batch, heads)
     bound = [variant.bind(q_len, kv_len) for variant in variants]
     if len(bound) != 1 or not bound[0]._lists_pairs:
         return False
-    with whole_imports:  # which few patterns need
+    with whole_imports:  # deferred: few patterns need it
         from ..planning.tiles import listed as _listed
 
     return _listed.are_scattered(bound[0], q_len, kv_len, tile) and bound[0]._in_order() is None
 
 
 def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
-    """What :func:`plan_for` makes of these arguments, or `plan` where that takes too many bytes, which is all that can
-    be wrong with a pattern that has been planned."""
+    """Return :func:`plan_for` of these arguments, or `plan` if that exceeds the memory limit.
+
+    The pattern has been planned before, so that a ValueError can have no other cause.
+    """
     try:
         return plan_for(*arguments, **options)
     except ValueError:
@@ -165,7 +170,7 @@ def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
 
 
 def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
-    """The plan with the same tiles for another number of workers, or in so many pieces."""
+    """Return the plan with the same tiles, cut for another number of workers or pieces."""
     with whole_imports:
         from .items import Sharing, share_out
 
@@ -188,7 +193,7 @@ def _compile(
     gathered: bool,
     budget: Budget,
 ) -> Plan:
-    with whole_imports:  # which plans that are kept do not need
+    with whole_imports:  # deferred: cached plans do not need it
         from ..planning.tiles.build import tile_pattern
         from .growth import Growth, fixed
         from .items import Sharing

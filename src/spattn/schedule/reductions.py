@@ -17,7 +17,7 @@ from ..planning.contract.types import Plan
 __all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
 
 _WORTH = 4  # a launch costs some microseconds: fix-up items must write at least this part of all rows
-_SHARED = -2  # marks a partial row with more than two sources, or as the earlier of two
+_SHARED = -2  # marks a row of a partial that has more than two sources, or whose partial is the earlier of two
 
 
 class Merges(NamedTuple):

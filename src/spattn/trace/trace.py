@@ -162,7 +162,7 @@ def refs(operand: Any) -> Iterator[Ref]:
 
 
 def _replay(steps: tuple[Step, ...], values: dict[int, Any]) -> dict[int, Any]:
-    """Execute steps; returns `values` extended by the results, by number."""
+    """Execute steps; return `values`, keyed by number, extended by their results."""
 
     def value(operand: Any) -> Any:
         if isinstance(operand, Ref):

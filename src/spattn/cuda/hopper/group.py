@@ -126,8 +126,9 @@ class GroupOnDevice:
         return len(self._blocks) > 0
 
     def write(self, to: Sequence[Addresses], stream: int, beside: bool) -> list[list[Launch]]:
-        """Launches for these addresses, without task counters: the independent one, then those that follow it.
-        `beside`: the first may overlap the preceding launch, the first one of another part of the group."""
+        """Launches for these addresses, without task counters, in order of dependency.
+
+        `beside`: the first launch may overlap the preceding one, which belongs to another part of the group."""
         fill, at = self._template.fill_all, self._template.counter_at
         launches = [
             Launch(self._kernel, blocks, fill(number, to, 0), stream, at, early=beside and number == 0)

@@ -190,8 +190,8 @@ struct Producer {
   }
 
   // Whether tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
-  // producer warps, and with at most two tasks per CTA. There the longest tasks come first and tickets for all second
-  // tasks would be drawn before any first one is done: the CTA with the longest task would get the longest of the rest.
+  // producer warps, and with at most two tasks per CTA. In the second case all tickets would be drawn before any task
+  // is done, so that the CTA with the longest task would also get the longest second task.
   __device__ __forceinline__ bool take_turns() const { return kGathers || p.task_count <= int(2 * gridDim.x); }
 
   // The counter hands out task_count + gridDim.x tickets in all, in any order. A ticket is used long after its draw,

@@ -32,7 +32,7 @@ struct Table {
   int32_t* masks_taken;  // reset to 0 for select_tiles.cu
 };
 
-// A bitmask to write: of an entry of a new work item, intersected with the plan's bitmask `mask`.
+// A bitmask to write for an entry of a new work item: the dynamic mask intersected with the plan's bitmask `mask`.
 struct Job {
   int32_t item, entry, mask;
 };

@@ -132,9 +132,9 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
     if form.name == "documents":
         if rows > plan.block_q or len(plan.components) > plan.variants:
             return Room(tiles, tiles, int(tiles.sum()))
-        # A tile without a bitmask in the plan needs one if it holds the end of a document, or intersects queries of
-        # several documents: the last one whose first token they hold, the first one whose last token they hold, and
-        # their own.
+        # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and it has
+        # keys of their documents: of the last one, whose first token they hold, of the first one, whose last token they
+        # hold (`cut` counts both over all query tiles), or of one in between (`own`).
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)

@@ -1,4 +1,4 @@
-// Compile-time sizes and shared memory of backward.cu. The SPATTN_ macros are a row of the table in builds.py.
+// Compile-time sizes and shared memory of backward.cu. SPATTN_ macros: specializations.py.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 // Shared memory for dQ in fused mode: dS of two iterations, and the dQ of an iteration, one half per warpgroup. Between
 // items, dK leaves through `gradients` and dV through `sums`, so that the next rows need not wait for their stores.
 constexpr int kWriters = kQueries ? 3 : 1;     // warps
-constexpr int kFull = kWarpgroups * kWriters;  // barriers: a writer's next half must not complete the one it waits for
+constexpr int kFull = kWarpgroups * kWriters;  // barriers, two per writer: its halves alternate
 struct QuerySums {
   uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
   float sums[kQueries ? kQuerySumBytes / 4 : 4];

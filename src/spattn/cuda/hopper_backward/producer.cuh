@@ -31,7 +31,7 @@ struct Producer {
            word_of(now, kKeys ? SPATTN_WORD(task.head_kv) : SPATTN_WORD(task.head_q));
   }
 
-  // MaskClasses up entries e, e + 1, ... of a task's list, one per lane.
+  // Looks up entries e, e + 1, ... of a task's list, one per lane.
   __device__ __forceinline__ void look_up_columns(int now, int e, uint32_t buffer) {
     const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
     const int first_view = word_of(now, SPATTN_WORD(work.columns));

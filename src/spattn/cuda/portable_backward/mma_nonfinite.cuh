@@ -4,9 +4,9 @@
 // item is recomputed from columns with non-finite values replaced by 0. All other terms are unchanged, so rows without
 // such a value keep their bits.
 //
-// Rows that attend to a non-finite value lose nothing. A query or key with one has non-finite scores, hence weights,
-// and dS, of NaN or 0: the products of these with 0 equal those with the value, 0 times the value counting as 0.
-// Non-finite values of dout have finite weights; add_nonfinite() adds their terms.
+// Rows that attend to a non-finite value are still correct. A non-finite q or k makes the scores non-finite, and hence
+// P and dS either NaN or 0. NaN times the substituted 0 is still NaN, and a term with weight 0 counts as 0 in any case.
+// A non-finite dout has finite weights; add_nonfinite() adds its terms.
 #pragma once
 #include "portable_backward/mma_steps.cuh"
 

@@ -16,7 +16,7 @@ Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length i
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
-_LATER = {  # modules of spattn.patterns that are imported when one of their names is asked for
+_LATER = {  # modules of spattn.patterns, imported on the first use of one of these names
     "grids.neighborhood": ("neighborhood",),
     "grids.per": ("per_axis", "per_batch", "per_head"),
     "grids.windowed": ("axial", "windowed"),

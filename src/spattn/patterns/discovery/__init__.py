@@ -53,7 +53,8 @@ def discover(mask: Any, grid: Any = None) -> Pattern:
     TypeError
         If `mask` is none of these, or an array of another dtype.
     ValueError
-        If an array has not two to four axes or an empty leading one, or the tokens of `grid` differ from `kv_len`.
+        If an array does not have two to four axes, or a leading axis is empty; if the tokens of `grid` differ from
+        `kv_len`.
 
     Notes
     -----

@@ -98,7 +98,7 @@ def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: 
 
 
 def _windows(length: int, window: int, shift: int) -> Pattern:
-    """The windows along an axis. Where their number is not whole, one may end among the tokens that the shift moves."""
+    """The windows along an axis; if they do not fill it, one may end inside the tokens that the shift wraps around."""
     cut = (shift - length) % window
     if not 0 < cut < shift:
         return BlockLocal(window, shift)

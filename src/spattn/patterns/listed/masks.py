@@ -138,7 +138,7 @@ def check_blocks(name: str, what: str, got: int, length: int, block: int) -> Non
 def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
     """Return the keys of block row `a` of a boolean table; adjacent blocks form one run."""
     rows, columns = table.shape
-    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # an empty row serves a out of range
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # an empty row serves `a` out of range
     (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
     per_row = np.bincount(row, minlength=rows + 1)
     slot = ramp(per_row)

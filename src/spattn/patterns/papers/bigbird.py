@@ -167,7 +167,7 @@ class _Bound(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
-        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves a out of range
+        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves `a` out of range
         return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
 
     def _description(self) -> dict[str, Any]:

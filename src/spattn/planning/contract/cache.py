@@ -104,7 +104,7 @@ class PlanCacheInfo(NamedTuple):
 
 
 def find(key: tuple[Any, ...]) -> Kept | None:
-    """MaskClass up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
+    """Look up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
     kept = _plans.get(key)
     if kept is None:
         kept = _plans.get(_at_any_length(key))

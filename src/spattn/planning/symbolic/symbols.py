@@ -121,7 +121,7 @@ class Symbolic(NDArrayOperatorsMixin):
         return at_least if max is None else np.minimum(at_least, max)
 
     def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
-        """MaskClass up a BlockTable at indices that depend on query and key."""
+        """Look up a BlockTable at indices that depend on query and key."""
         found: Symbolic = self.pairs.rules.looked_up(self.pairs, table, a, b)
         return found
 

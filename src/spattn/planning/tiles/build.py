@@ -142,8 +142,8 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
 def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: int) -> tuple[list[Ends | None], int]:
     """The ends of all variants, and the kv_len to plan.
 
-    Variants that allow all keys between their ends share ends: kv_len grows there, and the plan has one full tile and
-    one key after the first keys.
+    Variants that allow all keys between their ends get common ends, since kv_len grows between them. The planned kv_len
+    is the smallest with a full tile and one more key there.
     """
     known = [one for one in ends if one is not None]
     between = [one for one in known if one.between]

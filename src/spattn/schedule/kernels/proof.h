@@ -232,8 +232,8 @@ class RowProof {
   }
 
   // Marks all rows of view `used_[n]`, whose tiles all have one writer; returns the number of views marked, 0 if a row
-  // is marked already. `stride` views with adjacent offsets have different remainders, so they are disjoint: if they
-  // have as many rows as their range, they are that range.
+  // is marked already. Fast path: `stride` views at adjacent offsets have distinct remainders modulo `stride`, so they
+  // are disjoint; if they have as many rows as the range that they span, they fill it.
   int64_t mark_views(size_t n) {
     const View& first = w_.views[used_[n]];
     const int64_t stride = first.stride[2];
@@ -417,7 +417,7 @@ class RowProof {
   }
 
   // Checks combined rows from m on, source by source, until their number is a common multiple of the steps of their
-  // partials, then stored in `period_`, or too large, with `period_` 0. Returns their number, 0 if one is wrong.
+  // partials, which becomes `period_`, or reaches a limit (`period_` is then 0). Returns that number, 0 for a fault.
   int64_t check_period(int64_t m, int64_t last) {
     const int32_t *indptr = w_.indptr, *sources = w_.sources;
     const uint32_t count = uint32_t(partials_.size()), block = uint32_t(w_.block);
@@ -454,8 +454,8 @@ class RowProof {
     return n - m;
   }
 
-  // Returns how many combined rows after [m, m + period_) repeat these: each row is `period_` further on than that of
-  // its counterpart, and each source is advanced by as many cells as that takes in its partial.
+  // Returns how many combined rows after [m, m + period_) repeat them: each row is `period_` after its counterpart, and
+  // each source is the cell of the same partial that holds this row.
   int64_t repeated(int64_t m, int64_t last) {
     const int64_t period = period_;
     if (!period || m + 2 * period > last) return 0;
