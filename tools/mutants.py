@@ -13,7 +13,8 @@ the file's rule names. One line for each mutant:
 
 The exit status is 1 if a mutant survives that is not listed, if a listed one does not exist, or if a test that caught a
 mutant also fails without one. A mutant is named by its file, function, operator and number within the function
-(``src/spattn/layout.py::Layout.view guard 1``; tools/mutator has the operators): PART selects those that contain it.
+(``src/spattn/request/layout.py::Layout.view guard 1``; tools/mutator has the operators): PART selects those that
+contain it.
 ``--list`` prints mutants instead.
 
 Python files are the default: the compiled modules are those of the installed package. ``--native`` is for Cython and

@@ -1,6 +1,6 @@
 """Run the example and write its figures: results/demo_cpu.json, the README's tables, docs/images/demo_*.png.
 
-    make demo && .venv/bin/python benchmarks/demo_cpu.py
+    make demo && .venv/bin/python benchmarks/workloads/demo_cpu.py
 
 The machine must be otherwise idle: a run during which other programs took more than a tenth of the processors is
 discarded.
