@@ -192,7 +192,7 @@ ALLOWED = {
     "affine-rows.rst": {"spattn.patterns.DilatedWindow(2, dilation=3)": square(100, dilated(2, 3))},
     "concepts.rst": {
         "SlidingWindow(2, 0)": square(50, window(2, 0)),
-        "Strided(128)": square(1000, strided(128)),
+        "strided(128)": square(1000, strided(128)),
         "SlidingWindow(256)": square(1000, window(256, 256)),
         "DilatedWindow(64, dilation=8)": square(1024, dilated(64, 8)),
         "Mask(dilated.index_set(1024, 1024).to_dense())": square(1024, dilated(64, 8)),
@@ -234,7 +234,7 @@ ALLOWED = {
     },
     "character_model.rst": {
         "Causal()": square(1024, causal),
-        "Strided(32)": square(1024, strided(32)),
+        "strided(32)": square(1024, strided(32)),
         "SlidingWindow(47, 0)": square(1024, window(47, 0)),
     },
     "from_flex_attention.rst": {
@@ -275,15 +275,15 @@ ALLOWED = {
         ),
         "Prefix(Neighborhood((14, 14), 7), 1)": square(1 + 14**2, behind_prefix(1, (14, 14), (7, 7))),
         "Prefix(Neighborhood((128, 128), 13), 5)": square(5 + 128**2, behind_prefix(5, (128, 128), (13, 13))),
-        "Windowed((64, 64), 8, shift=4)": square(64**2, swin((64, 64), 8, 4)),
-        "Axial((64, 64), 0) | Axial((64, 64), 1)": square(64**2, cross(64)),
+        "windowed((64, 64), 8, shift=4)": square(64**2, swin((64, 64), 8, 4)),
+        "axial((64, 64), 0) | axial((64, 64), 1)": square(64**2, cross(64)),
     },
     "jax.rst": {
         "SlidingWindow(128, 0)": square(1000, window(128, 0)),
         "SlidingWindow(16, 0)": square(100, window(16, 0)),
     },
     "long_documents.rst": {
-        "Longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),
+        "longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),
         "spattn.patterns.PerBatch([pattern, longformer(512, global_tokens=(0, 300, 1200))])": square(
             2048, lambda at: longformer(512, [range(64), (0, 300, 1200)][at.b])(at), batch=2
         ),
@@ -292,9 +292,9 @@ ALLOWED = {
             lambda at: [window(64, 64), window(256, 256), *[longformer(512, range(64))] * 2][at.h](at),
             heads=4,
         ),
-        "Longformer(512, dilation=4, global_tokens=64)": square(2048, longformer(512, range(64), dilation=4)),
+        "longformer(512, dilation=4, global_tokens=64)": square(2048, longformer(512, range(64), dilation=4)),
         "Causal() & (Sinks(4) | SlidingWindow(1023, 0))": square(2048, streaming(4, 1024)),
-        "spattn.patterns.a_shape(4, 1024)": square(2048, streaming(4, 1024)),
+        "spattn.patterns.a_shape(4, 1023)": square(2048, streaming(4, 1024)),
     },
     "own_masks.rst": {
         "patterns.discover(mask)": square(2048, dilated(64, 4)),
@@ -355,11 +355,11 @@ ALLOWED = {
         "SlidingWindow(6)": square(64, window(6, 6)),
         "SlidingWindow(12 // 2)": square(64, window(6, 6)),
         "QueriesAt(SlidingWindow(6, 2), 0)": Pairs((16, 64), lambda at: window(6, 2)(at._replace(q=at.q - 48))),
-        "Longformer(6)": square(64, window(3, 3)),
+        "longformer(6)": square(64, window(3, 3)),
         "BigBird(4, random_blocks=0) | GlobalTokens(tuple(range(60, 64)))": square(
             64, either(lambda at: abs(at.q // 4 - at.k // 4) <= 1, global_tokens(0, 1, 2, 3, 60, 61, 62, 63))
         ),
-        "Longformer(6, global_tokens=2)": square(64, either(window(3, 3), global_tokens(0, 1))),
+        "longformer(6, global_tokens=2)": square(64, either(window(3, 3), global_tokens(0, 1))),
         "SlidingWindow(3) | GlobalTokens(2)": square(64, either(window(3, 3), global_tokens(0, 1))),
         "Neighborhood(64, 7)": square(64, neighborhood((64,), (7,))),
         "SlidingWindow(3)": square(64, window(3, 3)),

@@ -59,13 +59,13 @@ def test_commands(page, command, monkeypatch, tmp_path):
     """A command runs as it is printed, and draws the pairs that it should."""
     pytest.importorskip("matplotlib")
     drawn = []
-    draw = cli.patterns.draw
+    draw = cli.patterns.show.draw
 
     def record(pattern, q_len, kv_len, **options):
         drawn.append((pattern, q_len, kv_len))
         return draw(pattern, q_len, kv_len, **options)
 
-    monkeypatch.setattr(cli.patterns, "draw", record)
+    monkeypatch.setattr(cli.patterns.show, "draw", record)
     monkeypatch.chdir(tmp_path)
     assert cli.main(shlex.split(command)[1:]) == 0
     ((pattern, *lengths),) = drawn

@@ -279,7 +279,6 @@ def registered(name, cls):
         del p.base.registry._REGISTRY[name]
 
 
-@dataclasses.dataclass(frozen=True)
 class Comb(p.Pattern):
     """Keys at distances below `width` modulo `period`."""
 
@@ -324,7 +323,7 @@ def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
 
 
 def test_pattern_that_refuses_lengths_comes_with_those_of_its_example():
-    class Even(Comb):
+    class Even(dataclasses.dataclass(frozen=True)(type("Comb", (Comb,), {}))):
         def bind(self, q_len, kv_len):
             if kv_len % 2 or q_len != kv_len:
                 raise ValueError("kv_len: expected an even number")

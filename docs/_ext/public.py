@@ -19,12 +19,16 @@ SECTIONS = (
     (
         "spattn.patterns",
         "Patterns",
-        "The base class of patterns, functions that create and combine patterns, and tools for custom patterns. Each"
-        " pattern class has its own page in the :doc:`gallery </gallery/index>`.",
+        "The base class of patterns, and functions that create and combine patterns. Each pattern class and recipe has"
+        " its own page in the :doc:`gallery </gallery/index>`.",
     ),
+    ("spattn.patterns.registry", "Patterns by name", "Registered names, and the serialized form."),
+    ("spattn.patterns.interop", "Importers", "Masks of other libraries as patterns."),
+    ("spattn.patterns.authoring", "Custom patterns", "Hints, parameters, predicates and registration."),
+    ("spattn.patterns.show", "Pictures", "Drawings of patterns, and the gallery of compositions."),
     (
         "spattn.patterns.dynamic",
-        "Selections",
+        "Dynamic masks",
         inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__),
     ),
     ("spattn.index_set", "Index sets", "The allowed pairs of a pattern at given lengths, as affine runs."),

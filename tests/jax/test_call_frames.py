@@ -116,7 +116,7 @@ class Kernels:
 
 gpu = Gpu()
 class Backend:
-    LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False)
+    LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False, predicts=False)
     memory = staticmethod(cpu.memory)
     plan_for = staticmethod(cpu.plan_for)
     prepare = staticmethod(lambda call, plan: execute.OnDevice(call, plan, Kernels, gpu, None))

@@ -23,7 +23,7 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attention = SparseAttention(16, 4, SlidingWindow(5, 2), heads_kv=2, dtype=torch.float64)
+        self.attention = SparseAttention(16, 4, SlidingWindow(5, 2), num_kv_heads=2, dtype=torch.float64)
 
     def forward(self, x, padding):
         return x + self.attention(x, x, x, padding)[0]

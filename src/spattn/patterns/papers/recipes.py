@@ -172,30 +172,30 @@ def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
     return Causal() & BlockLocal(chunk, offset)
 
 
-def a_shape(sinks: int, window: int) -> Pattern:
-    """The first `sinks` keys and the last `window` ones, including the query's own, causal.
+def a_shape(sinks: int, left: int) -> Pattern:
+    """The first `sinks` keys, the query's own and the `left` keys before it, causal.
 
     StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
 
     Parameters
     ----------
-    sinks, window : int
-        Number of leading keys, and of last keys including the query's own.
+    sinks, left : int
+        Number of leading keys, and of keys before the query, as :class:`SlidingWindow` counts them.
 
     Returns
     -------
     Pattern
-        ``Causal() & (Sinks(sinks) | SlidingWindow(window - 1, 0))``.
+        ``Causal() & (Sinks(sinks) | SlidingWindow(left, 0))``.
     """
-    return Causal() & (Sinks(sinks) | SlidingWindow(integer("window", window, 1) - 1, 0))
+    return Causal() & (Sinks(sinks) | SlidingWindow(left, 0))
 
 
-def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
+def tri_shape(sinks: int, left: int, last: int, length: int) -> Pattern:
     """The A-shape, and causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319).
 
     Parameters
     ----------
-    sinks, window : int
+    sinks, left : int
         As for :func:`a_shape`.
     last : int
         Number of last queries that see every earlier key.
@@ -208,7 +208,7 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
     """
     first = integer("length", length, 0) - integer("last", last, 0, length)
     last_queries = GlobalTokens(length, keys=False) - GlobalTokens(first, keys=False)
-    return a_shape(sinks, window) | Causal() & last_queries
+    return a_shape(sinks, left) | Causal() & last_queries
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
@@ -246,9 +246,9 @@ def gallery() -> dict[str, tuple[Pattern, int]]:
     """
     return {
         "chunked causal": (chunked_causal(8), 32),
-        "A-shape": (a_shape(2, 6), 32),
-        "tri-shape": (tri_shape(2, 6, 6, 32), 32),
-        "streaming LLM": (a_shape(4, 5), 32),
+        "A-shape": (a_shape(2, 5), 32),
+        "tri-shape": (tri_shape(2, 5, 6, 32), 32),
+        "streaming LLM": (a_shape(4, 4), 32),
         "shared prefix": (shared_prefix(6, (10, 8, 8)), 32),
         "causal documents": (Causal() & Documents((10, 14, 8)), 32),
         "FlashAttention window_size=(6, 2)": (SlidingWindow(6, 2), 32),
