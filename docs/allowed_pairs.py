@@ -342,7 +342,7 @@ ALLOWED = {
         "LogSparse(5)": square(101, powers_of_two(5)),
         "LogSparse(10)": square(2048, powers_of_two(10)),
         "LogSparse(9) | spattn.patterns.SlidingWindow(16, 0)": square(1000, either(powers_of_two(9), window(16, 0))),
-        "spattn.patterns.from_dict(nearby.to_dict())": square(1000, either(powers_of_two(9), window(16, 0))),
+        "spattn.patterns.from_json(nearby.to_json())": square(1000, either(powers_of_two(9), window(16, 0))),
         "spattn.patterns.registry.get('log_sparse', powers=9)": square(1000, powers_of_two(9)),
         "Speakers(np.arange(40) % 3)": square(40, lambda at: (at.k <= at.q) & (at.q % 3 == at.k % 3)),
         "EveryFourth()": square(4096, dilated(256, 4)),
