@@ -129,10 +129,10 @@ def test_layer(torch, compiled):
     """With padding, under autocast: as on the CPU."""
     from spattn.torch import SparseAttention
 
-    layer = SparseAttention(256, 4, PATTERN, heads_kv=2)
+    layer = SparseAttention(256, 4, PATTERN, num_kv_heads=2)
     x, padding = torch.randn(2, 300, 256), torch.arange(300) >= torch.tensor([[300], [211]])
     want = layer(x, x, x, padding)[0]
-    on_gpu = SparseAttention(256, 4, PATTERN, heads_kv=2, device="cuda")
+    on_gpu = SparseAttention(256, 4, PATTERN, num_kv_heads=2, device="cuda")
     on_gpu.load_state_dict(layer.state_dict())
     run = torch.compile(on_gpu, backend="aot_eager", fullgraph=True) if compiled else on_gpu
     x, padding = x.cuda(), padding.cuda()

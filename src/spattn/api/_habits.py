@@ -13,7 +13,7 @@ _HINTS = {
     "causal": 'pass pattern="causal"',
     "dropout_p": "attention dropout is not supported",
     "enable_gqa": "heads_q may be any multiple of heads_kv",
-    "is_causal": 'pass pattern="causal"',
+    "is_causal": 'pass pattern="causal" for True; every key is allowed without a pattern',
     "mask": "pass a bool mask as pattern=mask",
     "score_mod": "score modifications are not supported",
     "softmax_scale": "pass scale=",

@@ -152,6 +152,8 @@ def explain(
     >>> found.predicted_ms < found.dense_ms
     True
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a Plan, as spattn.plan() returns it, got {type(plan).__name__}")
     given = {"batch": batch, "heads": heads, "head_dim": head_dim}
     batch, heads, head_dim = (integer(name, value, 1) for name, value in given.items())
     choice("dtype", dtype, _DTYPES)

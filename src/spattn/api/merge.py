@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from ..arrays import dtype_name, namespace_of
+from ..arrays import DTYPES, check_plain, dtype_name, namespace_of
 
 __all__ = ["merge_attentions"]
 
 
-def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+def merge_attentions(outs: Iterable[Any], lses: Iterable[Any], *, layout: str = "bhsd") -> tuple[Any, Any]:
     """Merge attention results over disjoint sets of keys into the result over all keys.
 
     Used for cascade attention, where requests share a prefix, and for ring attention, where each device holds a part of
@@ -23,6 +23,8 @@ def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any
         JAX arrays of one library.
     lses : sequence of (..., q_len) array
         Their log-sum-exps, from ``return_lse=True``.
+    layout : {"bhsd", "bshd", "thd"}, optional
+        The layout of the calls: it says where the heads are in `outs`.
 
     Returns
     -------
@@ -34,9 +36,9 @@ def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any
     Raises
     ------
     TypeError
-        If an element is not an array, or array libraries or dtypes differ.
+        If an element is not a plain array of a supported dtype, or array libraries or dtypes differ.
     ValueError
-        If the sequences are empty or differ in length, or shapes differ.
+        If the sequences are empty or differ in length, shapes differ or do not fit the layout, or `layout` is unknown.
 
     Notes
     -----
@@ -52,7 +54,8 @@ def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any
     >>> bool(np.allclose(out, spattn.attention(q, k, v)))
     True
     """
-    xp = _namespace(outs, lses)
+    outs, lses = _listed("outs", outs), _listed("lses", lses)
+    xp = _namespace(outs, lses, layout)
     largest = lses[0]
     for lse in lses[1:]:
         largest = xp.maximum(largest, lse)
@@ -61,27 +64,56 @@ def merge_attentions(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any
     total = sum(weights[1:], weights[0])
     some = total > 0
     scale = xp.where(some, 1 / xp.where(some, total, xp.ones_like(total)), xp.zeros_like(total))
-    merged = sum((_cast(out, lses[0]) * (weight * scale)[..., None] for out, weight in zip(outs, weights, strict=True)))
+    merged = None
+    for out, weight in zip(outs, weights, strict=True):
+        share = _beside(xp, weight * scale, layout)[..., None]
+        part = xp.where(share > 0, _cast(out, lses[0]) * share, xp.zeros_like(share))  # rows without a key may hold NaN
+        merged = part if merged is None else merged + part
     logarithm = base + xp.log(xp.where(some, total, xp.ones_like(total)))
     return _cast(merged, outs[0]), xp.where(some, logarithm, largest)
 
 
-def _namespace(outs: Sequence[Any], lses: Sequence[Any]) -> Any:
+def _listed(name: str, arrays: Any) -> list[Any]:
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"{name}: expected a sequence of arrays, got {type(arrays).__name__}")
+    return list(arrays)
+
+
+def _beside(xp: Any, lse: Any, layout: str) -> Any:
+    """The rows of log-sum-exps, whose heads are before the queries in every layout, in the order of `out`."""
+    return lse if layout == "bhsd" else xp.moveaxis(lse, 1 if layout == "bshd" else 0, -1)
+
+
+def _namespace(outs: list[Any], lses: list[Any], layout: str) -> Any:
     """Validate the arrays and return their array namespace."""
     if len(outs) != len(lses) or not len(outs):
         raise ValueError(
             f"outs, lses: expected sequences of the same length, at least 1, got {len(outs)} and {len(lses)}"
         )
-    for name, arrays in (("outs", outs), ("lses", lses)):
+    if layout not in ("bhsd", "bshd", "thd"):
+        raise ValueError(f"layout: expected one of 'bhsd', 'bshd', 'thd'; got {layout!r}")
+    for name, arrays, dtypes in (("outs", outs, DTYPES), ("lses", lses, DTYPES[:2])):
         for number, x in enumerate(arrays):
-            if namespace_of(x) is None or namespace_of(x) is not namespace_of(outs[0]):
+            if namespace_of(x) is None:
+                expected = "a NumPy, PyTorch, CuPy or JAX array"
+                raise TypeError(f"{name}[{number}]: expected {expected}, got {type(x).__name__}")
+            kind = namespace_of(x)
+            if kind is not None and kind.name != "jax":  # JAX traces it
+                check_plain(f"{name}[{number}]", x)
+            if dtype_name(x) not in dtypes:
+                raise TypeError(f"{name}[{number}]: expected one of {', '.join(dtypes)}, got {dtype_name(x)}")
+            if namespace_of(x) is not namespace_of(outs[0]):
                 raise TypeError(f"{name}[{number}]: expected an array like outs[0], got {type(x).__name__}")
             if dtype_name(x) != dtype_name(arrays[0]):
                 raise TypeError(f"{name}[{number}]: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
             if tuple(x.shape) != tuple(arrays[0].shape):
                 raise ValueError(f"{name}[{number}]: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
-    if tuple(outs[0].shape[:-1]) != tuple(lses[0].shape):
-        raise ValueError(f"lses: expected shape {tuple(outs[0].shape[:-1])}, got {tuple(lses[0].shape)}")
+    rows = tuple(outs[0].shape[:-1])
+    if layout != "bhsd":  # heads are last in out, and behind the batch entries in lse
+        first = 1 if layout == "bshd" else 0
+        rows = (*rows[:first], rows[-1], *rows[first:-1])
+    if rows != tuple(lses[0].shape):
+        raise ValueError(f"lses: expected shape {rows} in layout {layout!r}, got {tuple(lses[0].shape)}")
     kind = namespace_of(outs[0])
     assert kind is not None, "checked above"
     return kind.functions()

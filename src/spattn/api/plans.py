@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .._util.imports import whole_imports
 from ..arrays import autocast
 from ..dispatch import as_pattern, backend_for, find_plan
@@ -37,6 +39,11 @@ class Tiling:
     tile: tuple[int, int] | None = None
     box: tuple[int, ...] | None = None
     workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tile", "box"):
+            if isinstance(value := getattr(self, name), (list, np.ndarray)):
+                object.__setattr__(self, name, tuple(value))
 
 
 _DEFAULT = Tiling()

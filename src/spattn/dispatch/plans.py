@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..arrays import check_plain, dtype_name, namespace_of
@@ -97,7 +98,7 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
     if isinstance(pattern, str):
         named: Pattern = pattern_class(pattern)()
         return named
-    what = type(pattern).__name__
+    what = f"the function {pattern.__name__}: call it" if inspect.isfunction(pattern) else type(pattern).__name__
     kind = namespace_of(pattern)
     if kind is not None:
         if dtype_name(pattern) == "bool":

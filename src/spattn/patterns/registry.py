@@ -8,7 +8,7 @@ from typing import Any
 from .._util.imports import whole_imports
 from .base.codec import decode
 from .base.pattern import Pattern
-from .base.registry import DEEPEST, names, pattern_class
+from .base.registry import DEEPEST, generation, names, pattern_class
 
 __all__ = ["example", "from_json", "get", "names"]
 
@@ -57,7 +57,6 @@ def example(name: str) -> tuple[Pattern, int, int]:
     return pattern, length, length
 
 
-@functools.lru_cache(maxsize=32)
 def from_json(text: str) -> Pattern:
     """Deserialize a pattern from :meth:`Pattern.to_json`; safe on untrusted data.
 
@@ -78,6 +77,14 @@ def from_json(text: str) -> Pattern:
     ValueError
         If it is not JSON, or does not describe a pattern.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected a string of JSON, got {type(text).__name__}")
+    return _read(text, generation())
+
+
+@functools.lru_cache(maxsize=32)
+def _read(text: str, generation: int) -> Pattern:
+    """Read a pattern once, until a name is registered anew."""
     with whole_imports:  # late: keeps `import spattn` fast
         import json
 

@@ -19,6 +19,7 @@ from .registry import Instance, register
 __all__ = ["Recipe", "recipe"]
 
 _P = ParamSpec("_P")
+_RESERVED = ("function", "made", "public")
 
 
 class Recipe(Pattern):
@@ -34,6 +35,8 @@ class Recipe(Pattern):
     def __post_init__(self) -> None:
         super().__post_init__()
         made = type(self).function(*self._values())
+        if not isinstance(made, Pattern):
+            raise TypeError(f"{type(self).__name__}: a recipe returns a pattern, got {type(made).__name__}")
         assign(self, made=made, _depth=made._depth, _terms=made._terms)
 
     def _values(self) -> tuple[Any, ...]:
@@ -124,6 +127,12 @@ def recipe(
             body["random"] = classmethod(drawn)
         fields = []
         for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                raise TypeError(
+                    f"{parameter.name}: a recipe takes parameters by position or name, got {parameter.kind}"
+                )
+            if parameter.name.startswith("_") or hasattr(Recipe, parameter.name) or parameter.name in _RESERVED:
+                raise ValueError(f"{parameter.name}: a recipe cannot have a parameter of this name; patterns use it")
             default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             fields.append((parameter.name, parameter.annotation, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(function.__name__, fields, bases=(Recipe,), namespace=body, frozen=True)

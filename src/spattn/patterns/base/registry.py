@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ..._util.imports import whole_imports
 
-__all__ = ["DEEPEST", "OPERATORS", "Instance", "names", "pattern_class", "register"]
+__all__ = ["DEEPEST", "OPERATORS", "Instance", "generation", "names", "pattern_class", "register"]
 
 PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
@@ -16,6 +16,8 @@ Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length i
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
+_PACKAGE = "spattn.patterns"
+_GENERATION = [0]  # names that were registered anew, as by a notebook cell that runs twice
 _LATER = {  # modules of spattn.patterns, imported on the first use of one of these names
     "grids.neighborhood": ("neighborhood",),
     "grids.per": ("per_axis", "per_batch", "per_head"),
@@ -63,18 +65,28 @@ def register(
         From the decorator, if another class has the name.
     """
 
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name: expected a non-empty string, got {name!r}")
+
     def add(cls: PatternClass) -> PatternClass:
-        if not cls.__module__.endswith(_MODULE_OF.get(name, "")):
+        if name in _MODULE_OF and cls.__module__ != f"{_PACKAGE}.{_MODULE_OF[name]}":
             pattern_class(name)  # the name of a module that may not be imported yet
-        if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
+        old = _REGISTRY.get(name, cls)
+        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
         cls.name = name
         if example is not None or typical is not None:
             cls._instances = {"example": example, "typical": typical}
+        _GENERATION[0] += old is not cls
         _REGISTRY[name] = cls
         return cls
 
     return add
+
+
+def generation() -> int:
+    """Return how many names have been registered anew: what was read by name before may be another class."""
+    return _GENERATION[0]
 
 
 def names() -> list[str]:
@@ -91,7 +103,7 @@ def pattern_class(name: str) -> type[Any]:
     """Return the class registered under `name`."""
     if isinstance(name, str) and name not in _REGISTRY and name in _MODULE_OF:
         with whole_imports:
-            importlib.import_module(f"spattn.patterns.{_MODULE_OF[name]}")
+            importlib.import_module(f"{_PACKAGE}.{_MODULE_OF[name]}")
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]

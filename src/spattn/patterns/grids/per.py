@@ -299,7 +299,9 @@ class PerAxis(GridPattern):
         if q_len != kv_len:
             return (Part(self),)
         each = [_sides(p, n) for n, _, p in self._axes()]
-        if all(side.part.query is None for side in each[-1]) and all(side.is_point for (side, *_) in each[:-1]):
+        if all(side.part.query is None for side in each[-1]) and all(
+            sides and sides[0].is_point for sides in each[:-1]
+        ):
             return (Part(self),)  # lines of consecutive tokens: their views would be many and short
         parts = tuple(self._part(along) for along in itertools.product(*each))
         axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)

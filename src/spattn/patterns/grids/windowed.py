@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 from ..base.check import integer, per_axis
+from ..base.parameters import Count, Positive, Range
 from ..base.pattern import Pattern
 from ..base.recipe import recipe
 from ..hints.grid import GridPattern, lengths
@@ -22,7 +23,7 @@ def _random_axial(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 @recipe("axial", example=(((6, 6), 0), 36), typical=(((64, 64), 0), 4096), random=_random_axial, fixes_lengths=True)
-def axial(grid: int | tuple[int, ...], axis: int) -> Pattern:
+def axial(grid: Positive | tuple[Positive, ...], axis: Annotated[int, Range()]) -> Pattern:
     """Keys that differ from the query in one coordinate only.
 
     For images and volumes, with another axis in each layer or head.
@@ -62,7 +63,11 @@ def _random_windowed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
     random=_random_windowed,
     fixes_lengths=True,
 )
-def windowed(grid: int | tuple[int, ...], window: int | tuple[int, ...], shift: int | tuple[int, ...] = 0) -> Pattern:
+def windowed(
+    grid: Positive | tuple[Positive, ...],
+    window: Positive | tuple[Positive, ...],
+    shift: Count | tuple[Count, ...] = 0,
+) -> Pattern:
     """Keys of the query's own window of a grid, after a cyclic shift of the windows.
 
     For hierarchical vision models, whose layers alternate between shifted and unshifted windows.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from ..base.check import integer, integers
-from ..base.parameters import Count, Positive
+from ..base.parameters import Count, Positive, Range
 from ..base.pattern import Pattern
 from ..base.recipe import recipe
 from ..grids.per import PerBatch
@@ -88,7 +88,9 @@ def _random_longformer(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 @recipe("longformer", example=((8, 1, (0, 1)), 32), typical=((512, 1, 16), 16384), random=_random_longformer)
-def longformer(window: int, dilation: Positive = 1, global_tokens: Count | tuple[Count, ...] = ()) -> Pattern:
+def longformer(
+    window: Annotated[int, Range()], dilation: Positive = 1, global_tokens: Count | tuple[Count, ...] = ()
+) -> Pattern:
     """A (dilated) window around each query, and global tokens.
 
     For long documents with a few tokens that must see everything, as in classification and question answering.
