@@ -372,4 +372,4 @@ def test_errors(torch):
         dynamic.DynamicVerticalSlash(on(np.zeros((2, 2), np.int64)), on(np.zeros(2, np.int64)))
     with pytest.raises(TypeError, match=r"pattern: expected a Pattern, .*got DynamicKeyPadding"):
         spattn.plan(lengths, 200)
-    assert repr(lengths) == "KeyPadding(lengths=<int64 (2,)>, left=False)"
+    assert repr(lengths) == "DynamicKeyPadding(lengths=<int64 (2,)>, left=False)"

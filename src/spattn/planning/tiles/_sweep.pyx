@@ -29,7 +29,8 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
 
 cdef ConjunctArrays _arrays(object conjunct):
     """Pointers into a conjunct's arrays, which must outlive them; ValueError if the arrays are inconsistent."""
-    cdef const int64_t[::1] start = conjunct.start, indptr = conjunct.indptr, first = conjunct.first, stop = conjunct.stop
+    cdef const int64_t[::1] start = conjunct.start, indptr = conjunct.indptr
+    cdef const int64_t[::1] first = conjunct.first, stop = conjunct.stop
     cdef const int64_t[:, ::1] near = conjunct.near
     cdef int64_t bands = indptr.shape[0] - 1, n
     cdef cbool sound = bands >= 0 and start.shape[0] == indptr.shape[0] and near.shape[1] == 2
