@@ -48,7 +48,7 @@ def same(torch, got, want):
 
 @BOTH
 def test_opcheck(torch, dtype):
-    from spattn.dispatch.torch_text import text_of
+    from spattn.dispatch.torch_operators import text_of  # which registers the operators
 
     operands, text = tensors(torch, dtype), text_of(PATTERN)
     torch.library.opcheck(torch.ops.spattn.attention.default, (*operands, text, None, None, "auto", None))
