@@ -227,6 +227,7 @@ ALLOWED = {
         "spattn.patterns.registry.get('longformer', window=256, global_tokens=4)": square(
             1000, longformer(256, range(4))
         ),
+        "spattn.patterns.from_json(text)": square(1000, streaming(4, 256)),
         "SlidingWindow(2, 0)": square(6, window(2, 0)),
         "spattn.patterns.DilatedWindow(256, dilation=4)": square(2048, dilated(256, 4)),
         "SlidingWindow(8)": square(50, window(8, 8)),

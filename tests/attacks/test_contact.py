@@ -168,7 +168,6 @@ def test_name_of_a_pattern_with_parameters():
     assert "__init__()" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the error advises to call spattn.jax.attention")
 def test_error_for_a_traced_mask_in_jax(jax_program):
     """A traced mask that spattn.jax.attention refuses: the error does not advise to call spattn.jax.attention."""
     source = """
