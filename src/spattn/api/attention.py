@@ -55,6 +55,8 @@ def attention(
         pattern has a grid, its axes may replace the length axis: (batch, heads, \*grid, head_dim). "thd" is
         (total, heads, head_dim): a packed batch of variable-length sequences. The pattern must separate the
         sequences, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
+    **others
+        Not accepted: keywords of other attention functions raise a TypeError that says what to pass instead.
 
     Returns
     -------

@@ -25,11 +25,9 @@ __all__ = [
     "DynamicDocuments",
     "DynamicKeyBlocks",
     "DynamicKeyPadding",
-    "DynamicVerticalSlash",
-    "Form",
-    "MaskedPattern",
     "DynamicMask",
-    "selected",
+    "DynamicVerticalSlash",
+    "MaskedPattern",
 ]
 
 
@@ -78,7 +76,18 @@ class DynamicMask(_HostOnly):
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """Raise ValueError unless the mask supports this number of keys."""
+        """Check that the mask supports this number of keys.
+
+        Parameters
+        ----------
+        kv_len : int
+            Keys of the sequence.
+
+        Raises
+        ------
+        ValueError
+            If it does not.
+        """
 
     def to_host(self, kv_len: int) -> Pattern:
         """Return the pattern of the current values; synchronizes with the device.
@@ -95,7 +104,12 @@ class DynamicMask(_HostOnly):
         raise NotImplementedError
 
     def copied(self) -> DynamicMask:
-        """Return the mask with copies of its arrays."""
+        """Return the mask with copies of its arrays.
+
+        Returns
+        -------
+        DynamicMask
+        """
         fields = {name: value for name, value in vars(self).items() if namespace_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
@@ -133,7 +147,17 @@ class MaskedPattern(_HostOnly):
             raise TypeError(f"selection: expected a DynamicMask, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """Return the pattern of the current values; see :meth:`DynamicMask.to_host`."""
+        """Return the pattern of the current values; synchronizes with the device.
+
+        Parameters
+        ----------
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        Pattern
+        """
         return self.pattern & self.selection.to_host(kv_len)
 
     def __and__(self, other: Any) -> MaskedPattern:

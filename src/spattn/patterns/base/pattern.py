@@ -312,7 +312,18 @@ class Pattern:
     # -- derived -----------------------------------------------------------------------------------------------------
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
-        """Return the distinct patterns of a batch and, per (batch entry, head), the int32 index into them."""
+        """Return the distinct patterns of a batch, and which one each (batch entry, head) has.
+
+        Parameters
+        ----------
+        batch, heads : int
+            Batch entries and query heads of the call.
+
+        Returns
+        -------
+        patterns : list of Pattern
+        index : (batch or 1, heads or 1) int32 array
+        """
         own_batch, own_heads = self.sizes()
         if own_batch not in (0, 1, batch):
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
