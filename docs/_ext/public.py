@@ -66,7 +66,8 @@ def public_names(module: str) -> list[str]:
     """Functions and classes of ``__all__``, functions first; not the pattern classes, which the gallery has."""
     loaded = importlib.import_module(module)
     found = {name: getattr(loaded, name) for name in loaded.__all__}
-    functions = [name for name, value in found.items() if inspect.isfunction(value)]
+    recipes = {getattr(pattern_class(name), "public", None) for name in names()}  # in the gallery
+    functions = [name for name, value in found.items() if inspect.isfunction(value) and value not in recipes]
     classes = [name for name, value in found.items() if inspect.isclass(value)]
     return sorted(functions) + [c for c in classes if found[c] is Pattern or not issubclass(found[c], Pattern)]
 

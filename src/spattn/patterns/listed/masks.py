@@ -258,12 +258,12 @@ class KeyBlocks(ArrayPattern):
     block_q: int
     block_kv: int
 
-    def __new__(cls, blocks: Any = None, *sizes: Any, **named: Any) -> Any:
+    def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
         if on_device(blocks):
             with whole_imports:
                 from ..dynamic import DynamicKeyBlocks
 
-            return DynamicKeyBlocks(blocks, *sizes, **named)
+            return DynamicKeyBlocks(blocks, block_q, block_kv)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
