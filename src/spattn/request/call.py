@@ -14,6 +14,7 @@ from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_
 
 if TYPE_CHECKING:
     from .layout import Layout
+    from .score import Score
 
 __all__ = [
     "LARGEST_HEAD_DIM",
@@ -55,6 +56,8 @@ class Call:
         Precision of the matrix products; None means that of `dtype`.
     return_lse : bool
         Whether lse is required.
+    score : Score or None
+        Score function; None is the identity.
     """
 
     q: Any = field(repr=False)
@@ -74,6 +77,7 @@ class Call:
     scale: float
     precision: str | None = None
     return_lse: bool = True
+    score: Score | None = None  # None: the identity
 
     @classmethod
     def of(

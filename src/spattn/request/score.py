@@ -1,0 +1,20 @@
+"""Score functions as kernels see them. Not public yet: only tests pass one to a call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["KINDS", "Score"]
+
+KINDS = ("identity", "softcap", "alibi")  # files of scores/, by number
+
+
+class Score(NamedTuple):
+    """A score function of ``scores/<name>.h``, with one parameter per query head.
+
+    Kernels apply it to the scaled score of every allowed pair, before the maximum, and its derivative in the backward.
+    Positions are those of the pattern: the last query has the position of the last key.
+    """
+
+    name: str
+    values: tuple[float, ...]  # (heads_q,)
