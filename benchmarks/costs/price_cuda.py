@@ -238,7 +238,7 @@ def measured(problem: Problem, sms: int) -> tuple[list[dict[str, object]], list[
     import torch
 
     from spattn import cuda
-    from spattn.cuda.repeat import Repeated
+    from spattn.cuda.host.repeat import Repeated
 
     torch.manual_seed(0)
     shape = problem.batch, problem.heads, problem.tokens, problem.head_dim

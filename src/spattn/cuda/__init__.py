@@ -25,10 +25,14 @@ from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
 from ..schedule import compiler
-from . import dynamic_masks, execute, group, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
-from .hopper.group import kind_of_group
+from .host import dynamic_masks, execute, group, repeat
+from .sm80 import backward as portable_backward
+from .sm80 import forward as portable
+from .sm90 import backward as hopper_backward
+from .sm90 import forward as hopper
+from .sm90.forward.group import kind_of_group
 
 __all__ = [
     "LIMITS",
@@ -134,7 +138,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
-            kernels.__name__.rpartition(".")[2],
+            kernels.NAME,
             call.dtype,
             call.head_dim,
             call.head_dim_v,

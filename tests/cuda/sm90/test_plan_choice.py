@@ -15,8 +15,8 @@ from spattn import patterns as sp
 from spattn.choose import gpu as _choice
 from spattn.choose.features_gpu import Sizes
 from spattn.choose.machine_gpu import cost_ms
-from spattn.cuda import portable
-from spattn.cuda.hopper.layout import make_layout
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm90.forward.layout import make_layout
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads
