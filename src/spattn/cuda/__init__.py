@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
+from ..request.score import Score
 from ..schedule import compiler
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
@@ -151,10 +153,12 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     return repeat.on_device(call, plan, kernels, gpu, _forward_again)
 
 
-def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None) -> tuple[Any, Any]:
+def _forward_again(
+    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
+) -> tuple[Any, Any]:
     """Run a call again whose environment now selects other kernels, with a new plan of its pattern if these need
     one."""
-    call = Call.of(q, k, v, scale=scale, precision=precision)
+    call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
     return prepare(call, plan)(q, k, v, scale)

@@ -175,7 +175,7 @@ def test_kernels_asked_for_later_get_a_plan_of_their_own(card, monkeypatch):
     monkeypatch.setattr(cuda, "prepare", lambda call, plan: lambda *args: given.append(plan))
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     for plan in plans:
-        cuda._forward_again(call.q, call.k, call.v, plan, 0.5, precision=None)
+        cuda._forward_again(call.q, call.k, call.v, plan, 0.5, precision=None, score=None)
     assert plans[0].block_q == 49 and portable.accepts(*given[0].tile) and given[0].pattern == WINDOWS
     assert given[1] is plans[1]
 

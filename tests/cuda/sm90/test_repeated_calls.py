@@ -255,7 +255,7 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
     prepared = execute.Prepared(Call.of(*tensors), plan, None, Gpu(), again)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     prepared(*tensors, 0.5)
-    assert called == [((*tensors, prepared.plan, 0.5), {"precision": None})]
+    assert called == [((*tensors, prepared.plan, 0.5), {"precision": None, "score": None})]
 
 
 @pytest.fixture

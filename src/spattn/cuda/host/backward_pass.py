@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
+from ...request.score import Score
 from ..driver.device import Device
 from .forward_pass import is_aligned
 
@@ -30,6 +31,8 @@ class BackwardPass:
         Bytes to an address that is valid on `stream` until the call's last kernel.
     precision : {None, "tf32"}
         Of the products; None is that of `dtype`.
+    score : Score or None
+        Score function; None is the identity.
     """
 
     device: Device
@@ -49,6 +52,7 @@ class BackwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
+    score: Score | None = None
 
     def aligned(self) -> bool:
         """Whether every row of the operands is 16-byte aligned."""

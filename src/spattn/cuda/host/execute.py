@@ -56,12 +56,12 @@ class Kernels(Protocol):
 class Prepared:
     """Base class: cached dispatch of forwards that differ in values, addresses, stream and scale only.
 
-    `again` runs a call, ``(q, k, v, plan, scale, precision=)``, if the environment now selects other kernels.
+    `again` runs a call, ``(q, k, v, plan, scale, precision=, score=)``, if the environment now selects other kernels.
     """
 
     def __init__(self, call: Call, plan: Plan, kernels: Kernels, device: Device, again: Callable[..., Any]):
         self.kind, self.dtype, self.lse_dtype, self.precision = call.kind, call.dtype, call.lse_dtype, call.precision
-        self.rows, self.shape, self.return_lse = call.rows, call.out_shape, call.return_lse
+        self.rows, self.shape, self.return_lse, self.score = call.rows, call.out_shape, call.return_lse, call.score
         self.plan, self.kernels, self.device, self._again = plan, kernels, device, again
         self._kv_len = call.kv_len
         self._chosen = chosen_kernels()
@@ -72,7 +72,7 @@ class Prepared:
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         if chosen_kernels() != self._chosen:
-            return self._again(q, k, v, self.plan_for(k), scale, precision=self.precision)
+            return self._again(q, k, v, self.plan_for(k), scale, precision=self.precision, score=self.score)
         with self.device:
             return self.run(q, k, v, scale)
 
@@ -119,6 +119,7 @@ class OnDevice(Prepared):
                     scale,
                     allocate,
                     self.precision,
+                    self.score,
                 )
             )
         except Exception as error:
@@ -147,9 +148,9 @@ class FromHost(Prepared):
             lse_at = allocate(lse.nbytes)
             for x, operand in zip((q, k, v), operands, strict=False):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-            plan, precision = self.plan_for(k), self.precision
+            plan, options = self.plan_for(k), (self.precision, self.score)
             self.kernels.forward(
-                ForwardPass(device, stream, plan, *operands, lse_at, self.dtype, scale, allocate, precision)
+                ForwardPass(device, stream, plan, *operands, lse_at, self.dtype, scale, allocate, *options)
             )
             _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
             _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)
@@ -169,6 +170,7 @@ class Backward:
     def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]):
         self.kind, self.dtype, self.plan, self.device = call.kind, call.dtype, plan, device
         self._choose, self._on_device, self._precision = choose, call.kind.ordinal(call.q) is not None, call.precision
+        self._score = call.score
         sizes = (call.heads_q * call.q_len + call.heads_kv * call.kv_len) * (call.head_dim + call.head_dim_v)
         self._needed = call.batch * sizes * numpy_dtype(call.dtype).itemsize
 
@@ -234,6 +236,7 @@ class Backward:
             scale=scale,
             allocate=allocate,
             precision=self._precision,
+            score=self._score,
             **dict(zip(_BACKWARD_ARRAYS, operands, strict=True)),
         )
 

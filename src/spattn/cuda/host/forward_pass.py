@@ -10,6 +10,7 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
+from ...request.score import Score
 from ..driver.device import Device
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -29,6 +30,8 @@ class ForwardPass:
         Bytes to an address that is valid on `stream` until the call's last kernel.
     precision : {None, "tf32"}
         Of the products; None is that of `dtype`.
+    score : Score or None
+        Score function; None is the identity.
     """
 
     device: Device
@@ -43,6 +46,7 @@ class ForwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
+    score: Score | None = None
 
     def aligned(self, itemsize: int) -> bool:
         """Whether every row of every array is 16-byte aligned."""

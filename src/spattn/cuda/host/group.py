@@ -75,7 +75,7 @@ class _Member(NamedTuple):
             sizes.append(nbytes)
             return 0
 
-        part = part_of(ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, note))
+        part = part_of(ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, note, score=call.score))
         if part is None:
             return None
         partial_bytes = part.call.workspace()[1]

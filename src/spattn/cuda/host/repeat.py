@@ -188,7 +188,9 @@ def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again
         operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
         out = kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0]))
         with device:
-            run = ForwardPass(device, 0, plan, *operands, kind.operand(out), 0, call.dtype, call.scale, _no_memory)
+            run = ForwardPass(
+                device, 0, plan, *operands, kind.operand(out), 0, call.dtype, call.scale, _no_memory, score=call.score
+            )
             prepared = hopper.prepare(run)
         if prepared is not None:
             return Repeated(run, prepared, call, plan, kernels, device, again)
