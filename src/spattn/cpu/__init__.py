@@ -13,8 +13,7 @@ from .._util.cached import Recent
 from ..backends import Limits, PreparedBackward, PreparedForward
 from ..choose import cpu as _choice
 from ..choose import pairwise as _pairwise
-from ..choose.features_cpu import Features, count_rows
-from ..choose.machine_cpu import device, few_of
+from ..choose.machine_cpu import device
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
@@ -60,7 +59,6 @@ _AMX_TILE = (64, 64)  # two query panels of two AMX tiles each
 _MAX_LENGTHS = 8  # key lengths cached for a plan whose tile lists grow
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces per head that planning aims at, independent of the thread count
-_LEAST_PAIRS = 12  # pairs per key from which interleaving K pays off in row-by-row tiles
 _FLOPS_PER_THREAD = 4e6  # least work that amortizes starting a thread
 
 
@@ -215,8 +213,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's dispatch for `plan.kv_len` keys and the number of threads that have enough work."""
         here = replace(call, kv_len=plan.kv_len)
-        work, reach = neighbours_together(plan), _reach(here, plan, isa)
-        return _core.Prepared(here, plan, work, together, isa, least, reach), _useful_threads(here, plan)
+        return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
 
     made, lengths = at(own), Recent(_MAX_LENGTHS)
 
@@ -365,17 +362,6 @@ def _heads_together(call: Call, plan: Plan) -> int:
     """Return the query heads of a task: the whole group if its rows are few and its heads share a variant, else 1."""
     few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
-
-
-def _reach(call: Call, plan: Plan, isa: str) -> int:
-    """Return the key range of a view if interleaving K pays off (row-by-row tiles that share keys often), else 0."""
-    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order):
-        return 0
-    pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
-    if pairs < _LEAST_PAIRS * call.batch * call.heads_kv * call.kv_len:
-        return 0
-    views = plan.views
-    return int((np.abs(views["stride"]) * (views["extent"] - 1)).sum(axis=1).max(initial=0)) + 1
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:

@@ -19,7 +19,7 @@ def observe(threads: int, region: int, worked: int, lost: int) -> None: ...
 
 class Prepared:
     def __init__(
-        self, call: Call, plan: Plan, work: np.ndarray, together: int, isa: str, least: int = 0, reach: int = 0
+        self, call: Call, plan: Plan, work: np.ndarray, together: int, isa: str, least: int = 0
     ) -> None: ...
 
 def forward(
