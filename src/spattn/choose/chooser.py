@@ -53,6 +53,9 @@ class Machine(Protocol):
     def scattered(self, how: How) -> How:
         """Return how to plan scattered pairs (:func:`~spattn.schedule.compiler.are_scattered`)."""
 
+    def settled(self, first: Plan) -> bool:
+        """Return whether a plan surely has no faster candidates."""
+
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
         """Yield other ways to plan the pattern of `first`, which was planned `how`."""
 
@@ -105,8 +108,10 @@ def cheapest(
     scattered = compiler.are_scattered(pattern, q_len, kv_len, batch, heads, how.tile)
     own = machine.scattered(how) if scattered else how
     first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, **own._asdict(), **limits)
-    other = own if scattered else best(first, how, sizes, machine)
-    return first if other == own else planned(first, sizes, other, **limits) or first
+    if scattered or machine.settled(first):
+        return first
+    other = best(first, how, sizes, machine)
+    return first if other == how else planned(first, sizes, other, **limits) or first
 
 
 @kept_with_plan

@@ -6,6 +6,7 @@ AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that is the best instruc
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from .features_cpu import (
 
 __all__ = ["Processor", "few_of", "kernels_of", "processor"]
 
-_EFFICIENT = 0.6  # efficiency above which no alternative is tried
+_EFFICIENT = 0.6  # efficiency from which no alternative is tried
 _SPARSE = 1 / 16  # efficiency below which tiles of one query are tried
 _CELLS = range(17, 97)  # cells of a box: with more, the weights exceed the L1 cache
 _MOST_KEYS = 128  # keys of a box with more rows than ROWS_AT_ONCE: one tile must hold them all
@@ -89,7 +90,7 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object per machine: hashed in every call
 class Processor:
     """An instruction set and a dtype: a :class:`.chooser.Machine`.
 
@@ -119,15 +120,19 @@ class Processor:
     def scattered(self, how: How) -> How:
         return How((1, how.tile[1]), workers=how.workers)
 
+    def settled(self, first: Plan) -> bool:
+        if first.efficiency >= _EFFICIENT or first.pattern is None:
+            return True
+        return not (first.ordered or first.pattern.grids() or first.efficiency < _SPARSE)
+
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
         """Yield the token order if tiles are not many times more, or boxes of queries; then tiles of one query."""
-        if first.efficiency < _EFFICIENT and first.pattern is not None:
-            if first.ordered:
-                every = first.variants * math.prod(grid_of((first.q_len, first.kv_len), how.tile))
-                if every <= _MANY * first.tiles:
-                    yield how._replace(ordered=False)
-            elif first.pattern.grids():
-                yield from self.in_boxes(first, sizes, how.workers)
+        if first.ordered:
+            every = first.variants * math.prod(grid_of((first.q_len, first.kv_len), how.tile))
+            if every <= _MANY * first.tiles:
+                yield how._replace(ordered=False)
+        elif first.pattern is not None and first.pattern.grids():
+            yield from self.in_boxes(first, sizes, how.workers)
         plan = tried.plans[tried.best()]
         # The padding of a short q_len costs nothing.
         if plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1:
@@ -222,10 +227,13 @@ def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
     return sides
 
 
-def processor(isa: str, dtype: str) -> Processor:
-    """Return the machine of an instruction set, named as in the kernels, and a dtype."""
+@functools.cache
+def processor(isa: str, dtype: str, backward: bool = False) -> Processor:
+    """Return the machine of an instruction set, named as in the kernels, and a dtype; the backward has no tiles of few
+    queries."""
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
-    return Processor(kernels_of(isa, dtype), few_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]), one, together)
+    few = 0 if backward else few_of(isa, dtype)
+    return Processor(kernels_of(isa, dtype), few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def few_of(isa: str, dtype: str) -> int:

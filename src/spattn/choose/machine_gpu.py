@@ -118,6 +118,9 @@ class Gpu:
     def scattered(self, how: How) -> How:
         return How(_SMALL, workers=how.workers, gathered=True)
 
+    def settled(self, first: Plan) -> bool:
+        return False
+
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
         """Yield whole lists; then permuted tokens, gathered keys, smaller tiles and boxes of queries."""
         if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):

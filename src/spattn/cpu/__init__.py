@@ -115,9 +115,8 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
     lists are split by shape alone, so that results do not depend on the thread count.
     """
-    own, how = _machine(call.dtype), How(_tile_for(call.dtype), workers=workers_for(call), ordered=pattern._has_order)
-    if backward:
-        own = replace(own, few=0)
+    own = processor(_default_isa(), call.dtype, backward)
+    how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
     return cheapest(pattern, call.q_len, call.kv_len, Sizes.of(call), how, own, max_bytes)
 
 
