@@ -11,14 +11,12 @@ import numpy as np
 from .._util import limits as _limits
 from .._util.cached import Recent
 from ..backends import Limits, PreparedBackward, PreparedForward
-from ..choose import cpu as _choice
-from ..choose import pairwise as _pairwise
-from ..choose.machine_cpu import device
+from ..choose.chooser import How, Sizes, cheapest
+from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
-from ..schedule import compiler
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
@@ -115,15 +113,13 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
     lists are split by shape alone, so that results do not depend on the thread count.
     """
-    workers = workers_for(call)
-    own = device(_default_isa(), call.dtype)
-    if backward:
-        own = own._replace(few=0)
-    tile = _tile_for(call.dtype)
-    if compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, tile):
-        return compiler.plan_for(pattern, call, (1, tile[1]), workers, max_bytes)
-    made = _choice.chosen(pattern, call, tile, workers, max_bytes, own)
-    return _pairwise.instead(made, pattern, call, workers, max_bytes, own) if _pairwise.may_pay(made) else made
+    own = processor(_default_isa(), call.dtype, backward)
+    how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
+    return cheapest(pattern, call.q_len, call.kv_len, Sizes.of(call), how, own, max_bytes)
+
+
+def _machine(dtype: str) -> Processor:
+    return processor(_default_isa(), dtype)
 
 
 def _tile_for(dtype: str) -> tuple[int, int]:
@@ -136,57 +132,22 @@ def workers_for(call: Call) -> int:
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time of a forward on one thread of the benchmark machine.
+    """Return the predicted time, in ms, of a forward on one thread of the benchmark machine.
 
-    Parameters
-    ----------
-    plan : Plan
-        For these batch entries and query heads.
-    batch, heads, head_dim, head_dim_v : int
-        Sizes of the call.
-    dtype : str
-        One of "float32", "float64", "float16" and "bfloat16".
-
-    Returns
-    -------
-    float
-        Milliseconds.
+    `plan` is for these batch entries and query heads, `dtype` one of "float32", "float64", "float16" and "bfloat16".
     """
-    return _choice.cost_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+    return _machine(dtype).cost_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time of dense attention on the same thread.
-
-    Parameters
-    ----------
-    q_len, kv_len : int
-        Lengths in tokens.
-    batch, heads, head_dim, head_dim_v, dtype
-        As for :func:`predicted_ms`.
-
-    Returns
-    -------
-    float
-        Milliseconds.
-    """
-    sizes = batch, heads, head_dim, head_dim_v
-    return _choice.dense_ms(q_len, kv_len, _tile_for(dtype), sizes, device(_default_isa(), dtype))
+    """Return the predicted time, in ms, of dense attention on the same thread."""
+    sizes = Sizes(batch, heads, heads, head_dim, head_dim_v)
+    return _machine(dtype).dense_ms(q_len, kv_len, _tile_for(dtype), sizes)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None.
-
-    Parameters
-    ----------
-    plan, batch, heads, head_dim, head_dim_v, dtype
-        As for :func:`predicted_ms`.
-
-    Returns
-    -------
-    Plan or None
-    """
-    return _choice.in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
+    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None."""
+    return _machine(dtype).cheaper(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:

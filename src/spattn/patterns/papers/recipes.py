@@ -41,14 +41,15 @@ def strided(stride: Positive) -> Pattern:
     Returns
     -------
     Pattern
-        ``Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))``:
+        ``SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))``:
         about ``stride + p / stride`` keys at position p.
 
     References
     ----------
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
-    return Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))
+    # A union at the top joins an enclosing union: its window needs no causal bound, and its parts stay apart.
+    return SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))
 
 
 def _random_fixed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
