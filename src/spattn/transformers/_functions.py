@@ -27,7 +27,7 @@ class NoWindow(ValueError):
     """Empty sliding window: no query has an allowed key; eager attention returns the mean of all values."""
 
 
-_CAUSAL = SlidingWindow(None, 0)
+_CAUSAL = SlidingWindow(-1, 0)
 _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
 
 
@@ -74,7 +74,7 @@ def both(one: Any, other: Any) -> Pattern:
     if not all(isinstance(w, SlidingWindow) for w in windows):
         return one & other
     sides = ([getattr(w, side) for w in windows] for side in ("left", "right"))
-    return SlidingWindow(*(min((n for n in side if n is not None), default=None) for side in sides))
+    return SlidingWindow(*(min((n for n in side if n >= 0), default=-1) for side in sides))
 
 
 def _code(function: MaskFunction) -> CodeType | None:

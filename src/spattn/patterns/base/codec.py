@@ -44,7 +44,7 @@ def decode(data: Any, depth: int = 0) -> Any:
     if not set(fields) <= known:
         raise ValueError(f"data: expected the fields {sorted(known)} of {name}, got {reprlib.repr(list(fields))}")
     try:
-        return cls(**{k: _decode(v, depth + 1) for k, v in fields.items()})
+        return cls._read({k: _decode(v, depth + 1) for k, v in fields.items()})
     except TypeError as error:
         raise ValueError(f"data: {error}") from error
 

@@ -406,6 +406,11 @@ class Pattern:
         """Return the pattern as JSON-compatible data."""
         return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> Pattern:
+        """Create the pattern from decoded JSON; overridden where the meaning of a value has changed."""
+        return cls(**fields)
+
     def _serialized(self) -> str | None:
         """Return the JSON, or None if it does not round-trip."""
         with whole_imports:  # late: keeps `import spattn` fast

@@ -58,8 +58,9 @@ def band(low: int | None, high: int | None) -> Pattern:
         return Full()
     if (low, high) == (0, None):
         return Causal()
+    left, right = -1 if high is None else high, -1 if low is None else -low
     if low is not None and low > 0:
-        return SlidingWindow(high, 0) - SlidingWindow(low - 1, 0)
+        return SlidingWindow(left, 0) - SlidingWindow(low - 1, 0)
     if high is not None and high < 0:
-        return SlidingWindow(0, low if low is None else -low) - SlidingWindow(0, -high - 1)
-    return SlidingWindow(high, low if low is None else -low)
+        return SlidingWindow(0, right) - SlidingWindow(0, -high - 1)
+    return SlidingWindow(left, right)

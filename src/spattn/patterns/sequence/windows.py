@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,21 +20,24 @@ from .basic import always
 
 __all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]
 
+_Side = Annotated[int, Range(-1)]
+
 
 class _Window(Pattern):
-    """Base of windows whose `right` defaults to `left`."""
+    """Base of windows; `right` = None means `left`."""
 
     left: Any
     right: Any
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.right == "left":
+        if self.right is None:
             assign(self, right=self.left)
 
     @property
-    def _right(self) -> Any:  # under torch.compile's tracing `right` may keep its default
-        return self.left if self.right == "left" else self.right
+    def _right(self) -> int:  # under torch.compile's tracing `right` may keep its default
+        right: int = self.left if self.right is None else self.right
+        return right
 
 
 @register("sliding_window", typical=((256,), 16384))
@@ -46,14 +49,14 @@ class SlidingWindow(_Window):
 
     Parameters
     ----------
-    left, right : int or None
-        Tokens before and after the query; None = unbounded. `right` defaults to `left`.
+    left, right : int
+        Tokens before and after the query; −1 = unbounded. `right` defaults to `left`.
 
     Notes
     -----
     A window of `left` tokens back has ``left + 1`` keys, including the query's own: Mistral's ``sliding_window=W`` is
-    ``SlidingWindow(W - 1, 0)``, FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``. At the ends of the
-    sequence the window is clipped; :class:`Neighborhood` shifts it instead.
+    ``SlidingWindow(W - 1, 0)``. FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``, also with −1. At
+    the ends of the sequence the window is clipped; :class:`Neighborhood` shifts it instead.
 
     References
     ----------
@@ -68,32 +71,34 @@ class SlidingWindow(_Window):
            [0, 1, 1, 1]])
     """
 
-    left: Count | None
-    right: Count | None | Literal["left"] = "left"
+    left: _Side
+    right: _Side | None = None
     translation_invariant = True
 
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> Pattern:  # before 0.1.0, None was unbounded
+        return cls(**{name: -1 if tokens is None else tokens for name, tokens in fields.items()})
+
     def allows(self, q: Any, k: Any) -> Any:
-        if self.left is None and self._right is None:
-            return always(q) & always(k)
-        after = always(q) if self.left is None else q - reach(self.left) <= k
-        right = self._right
-        before = always(k) if right is None else k <= q + reach(right)
+        left, right = self.left, self._right
+        after = always(q) if left < 0 else q - reach(left) <= k
+        before = always(k) if right < 0 else k <= q + reach(right)
         return after & before
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        start = np.zeros_like(q) if self.left is None else q - reach(self.left)
-        right = self._right
-        return Runs.span(start, kv_len if right is None else q + reach(right) + 1, kv_len)
+        left, right = self.left, self._right
+        start = np.zeros_like(q) if left < 0 else q - reach(left)
+        return Runs.span(start, kv_len if right < 0 else q + reach(right) + 1, kv_len)
 
     def ends(self, q_len: int) -> Ends:
-        return Ends(0, q_len, between=True) if self.left is None else Ends(0, self.left + q_len)
+        return Ends(0, q_len, between=True) if self.left < 0 else Ends(0, self.left + q_len)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
-        left, right = (REACH if tokens is None else reach(tokens) for tokens in (self.left, self._right))
+        left, right = (REACH if tokens < 0 else reach(tokens) for tokens in (self.left, self._right))
         return (nearby([-right, left + 1]),)
 
 
-@register("dilated_window", example=((3, "left", 3), 32), typical=((256, "left", 4), 16384))
+@register("dilated_window", example=((3, None, 3), 32), typical=((256, None, 4), 16384))
 @dataclass(frozen=True)
 class DilatedWindow(_Window):
     """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
@@ -113,7 +118,7 @@ class DilatedWindow(_Window):
     """
 
     left: Count
-    right: Count | Literal["left"] = "left"
+    right: Count | None = None
     dilation: Positive = 1
     translation_invariant = True
 
@@ -138,7 +143,7 @@ class DilatedWindow(_Window):
         return Ends(0, self.left + q_len) if self.dilation == 1 else None  # the parts have denser views
 
 
-@register("periodic_window", example=((8, 1, "left", 3), 32), typical=((512, 32), 4096))
+@register("periodic_window", example=((8, 1, None, 3), 32), typical=((512, 32), 4096))
 @dataclass(frozen=True)
 class PeriodicWindow(_Window):
     """Keys whose index within their period is near that of the query.
@@ -171,7 +176,7 @@ class PeriodicWindow(_Window):
 
     period: Annotated[int, Range(1, LONGEST)]
     left: Count
-    right: Count | Literal["left"] = "left"
+    right: Count | None = None
     offset: Count = 0
 
     def _place(self, positions: Any) -> Any:
