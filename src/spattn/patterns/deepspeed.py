@@ -22,6 +22,7 @@ from .base.check import reach
 from .base.parameters import Count, Positive, Word
 from .base.pattern import Pattern
 from .base.recipe import recipe
+from .base.registry import pattern_class
 from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
 
 __all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
@@ -41,7 +42,17 @@ def _configuration(
         blocks = draw.integer(1, sizes.kv_len // block)
         return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
 
-    return recipe(f"deepspeed_{name}", (example, 64), ((), 4096), random=random, fixes_lengths=True)
+    registered = f"deepspeed_{name}"
+    make = recipe(registered, (example, 64), ((), 4096), random=random, fixes_lengths=True)
+
+    def decorate(function: Callable[_P, Pattern]) -> Callable[_P, Pattern]:
+        made = make(function)
+        cls = pattern_class(registered)
+        call = cls.__repr__
+        cls.__repr__ = lambda self: f"deepspeed.{call(self)}"
+        return made
+
+    return decorate
 
 
 def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
