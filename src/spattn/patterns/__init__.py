@@ -101,8 +101,10 @@ _LATER = {
 def __getattr__(name: str) -> object:
     """Import a module on first access: ``import spattn`` stays fast."""
     module = name if name in _MODULES else next((m for m, names in _LATER.items() if name in names), None)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
+        if module is None:
+            from .._util.renamed import unknown
+
+            raise unknown(__name__, name)
         found = importlib.import_module(f"{__name__}.{module}")
     return found if name in _MODULES else getattr(found, name)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, NoReturn, ParamSpec
 
 import numpy as np
 
+from .._util.imports import whole_imports
 from .base.check import reach
 from .base.parameters import Count, Positive, Word
 from .base.pattern import Pattern
@@ -313,3 +314,10 @@ def local_sliding_window(
     Pattern
     """
     return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))
+
+
+def __getattr__(name: str) -> NoReturn:
+    with whole_imports:
+        from .._util.renamed import unknown
+
+    raise unknown(__name__, name)
