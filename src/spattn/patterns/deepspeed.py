@@ -2,8 +2,9 @@
 
 Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
 Every pair inside an allowed block is allowed, also above the diagonal with ``attention="unidirectional"``: DeepSpeed
-adds an element-wise causal mask separately, here ``& Causal()``. Random blocks are drawn by `seed` for each head, as
-in :class:`spattn.patterns.BigBird`.
+adds an element-wise causal mask separately, here ``& Causal()``. A layout has no row for queries before position 0, as
+with more queries than keys: they attend to nothing, not even to global blocks. Random blocks are drawn by `seed` for
+each head, as in :class:`spattn.patterns.BigBird`.
 
 References
 ----------

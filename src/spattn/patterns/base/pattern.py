@@ -112,7 +112,8 @@ class Pattern:
         Parameters
         ----------
         q, k : int or int array
-            Positions, at least 0; during planning, an object with the same operators.
+            Positions; during planning, an object with the same operators. Query row i is at ``i + kv_len - q_len``,
+            which is negative for the first rows if there are more queries than keys.
 
         Returns
         -------

@@ -178,6 +178,10 @@ class BlockLayout(ArrayPattern):
         Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
         Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
+
+    Notes
+    -----
+    With more queries than keys, the queries before position 0 have no block and attend to nothing.
     """
 
     layout: np.ndarray

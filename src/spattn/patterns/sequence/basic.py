@@ -50,6 +50,10 @@ class Causal(Pattern):
     """The query's own key and every key before it.
 
     For autoregressive language models; makes other patterns causal: ``Causal() & BlockLocal(512)``.
+
+    Notes
+    -----
+    With more queries than keys, the queries before position 0 have no key.
     """
 
     translation_invariant = True

@@ -56,7 +56,8 @@ class SlidingWindow(_Window):
     -----
     A window of `left` tokens back has ``left + 1`` keys, including the query's own: Mistral's ``sliding_window=W`` is
     ``SlidingWindow(W - 1, 0)``. FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``, also with −1. At
-    the ends of the sequence the window is clipped; :class:`Neighborhood` shifts it instead.
+    the ends of the sequence the window is clipped; :class:`Neighborhood` shifts it instead. If q_len > kv_len, a query
+    before position 0 sees the keys up to `right` tokens after it.
 
     References
     ----------
