@@ -9,7 +9,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.cli import main
-from spattn.patterns.show.expression import parse
+from spattn.patterns.registry import parse
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns.hints import alike as _alike
-from spattn.patterns.hints.alike import alike_together
+from spattn.patterns.hints import order as _alike
+from spattn.patterns.hints.order import alike_together
 
 N = 1024
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn.patterns.discovery import _boxes as boxes
+from spattn.patterns.discovery import blocks as boxes
 from spattn.testing.strategies import cases
 
 N = 1024

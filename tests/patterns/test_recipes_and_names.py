@@ -107,7 +107,7 @@ def test_an_axis_without_pairs(empty, place):
 
 def evaluated(pattern):
     """The pattern that its repr makes, in a session that has imported all patterns."""
-    scope = {"deepspeed": p.deepspeed}
+    scope = vars(p) | {"deepspeed": p.deepspeed}  # vars: also patterns that are not in __all__
     exec("from spattn.patterns import *", scope)
     return eval(repr(pattern), scope)
 

@@ -20,8 +20,7 @@ from typing import Any, Literal, NoReturn, ParamSpec
 import numpy as np
 
 from .._util.imports import whole_imports
-from .base.check import reach
-from .base.parameters import Count, Positive, Word
+from .base.check import Count, Positive, Word, reach
 from .base.pattern import Pattern
 from .base.recipe import recipe
 from .base.registry import pattern_class
@@ -49,7 +48,7 @@ def _configuration(
 
     def decorate(function: Callable[_P, Pattern]) -> Callable[_P, Pattern]:
         made = make(function)
-        cls = pattern_class(registered)
+        cls: Any = pattern_class(registered)
         call = cls.__repr__
         cls.__repr__ = lambda self: f"deepspeed.{call(self)}"
         return made

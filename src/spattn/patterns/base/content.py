@@ -1,8 +1,9 @@
-"""ByContent: patterns with array fields, copied read-only and compared by value."""
+"""Bases of patterns with array fields: ByContent, and Bound after bind()."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,9 @@ from ..._util.frozen import content, frozen
 from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host
 from .check import assign
+from .pattern import Pattern
 
-__all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
+__all__ = ["Bound", "ByContent", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
@@ -121,3 +123,26 @@ def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return bool(one == other) and repr(one) == repr(other)
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
+
+
+@dataclass(frozen=True)
+class Bound(Pattern):
+    """A per-row pattern at known lengths; row 0 stands at position `first`."""
+
+    given: Any
+    first: int
+
+    def sizes(self) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.given.sizes()
+        return sizes
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        pattern: Pattern = self.given.bind(q_len, kv_len)
+        return pattern
+
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = self.given._description()
+        return description

@@ -11,12 +11,11 @@ from ..._util.cached import cached_property
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
-from ..base.bound import Bound
 from ..base.composition import And
-from ..base.pattern import Part, Pattern
+from ..base.content import Bound
+from ..base.pattern import Part, Pattern, whole_part
 from ..base.predicate import apply
 from ..base.registry import register
-from ..hints.parts import whole_part
 from ..sequence.intervals import RowIntervals
 from .masks import ArrayPattern
 

@@ -12,13 +12,11 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST, check_csr, q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import AffineRows, Runs
-from ..base.bound import Bound
 from ..base.check import assign, integer
 from ..base.composition import And
-from ..base.content import ByContent, frozen_array
-from ..base.pattern import Part, Pattern
+from ..base.content import Bound, ByContent, frozen_array
+from ..base.pattern import Part, Pattern, whole_part
 from ..base.registry import register
-from ..hints.parts import whole_part
 from ..hints.table import BlockTable, SortedCells
 from .masks import ArrayPattern
 
@@ -183,8 +181,7 @@ class _BoundCSR(Bound):
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # few plans need them
             from ..base.pattern import Ordered
-            from ..hints.alike import alike_together
-            from ..hints.order import InOrder
+            from ..hints.order import InOrder, alike_together
 
         orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:

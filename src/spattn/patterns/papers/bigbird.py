@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ...index_set import Runs
-from ..base.check import reach
-from ..base.parameters import Count, Positive, Word
+from ..base.check import Count, Positive, Word, reach
 from ..base.pattern import Pattern
 from ..base.registry import register
 from ..hints.table import ListedCells
+from .layouts import draw_ranks
 
 __all__ = ["BigBird"]
 
@@ -97,9 +96,6 @@ class BigBird(Pattern):
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
         """Draw the random blocks of block rows `rows` in a sequence of `blocks` blocks; -1 = none."""
-        with whole_imports:
-            from ..base.random import draw_ranks  # only for random blocks
-
         if self.head is None:
             raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
         first, side = reach(self.global_blocks), self._side

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
-from ..base.bound import Bound
 from ..base.check import assign, flag, integer
+from ..base.content import Bound
 from ..base.pattern import Pattern
 from ..base.predicate import apply
 from ..base.registry import register

@@ -10,9 +10,8 @@ import numpy as np
 
 from ..._util.index_checks import q_offset
 from ...index_set import AffineRows, Runs
-from ..base.check import REACH, assign, reach
+from ..base.check import REACH, Count, assign, reach
 from ..base.composition import nesting
-from ..base.parameters import Count
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
 from ..base.registry import pattern_class, register

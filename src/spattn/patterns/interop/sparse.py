@@ -12,7 +12,7 @@ from ..._util.index_checks import check_lengths, integer_array
 from ..._util.ragged import offsets
 from ...arrays import namespace_of, to_host
 from ..base.content import on_host
-from .pairs import CSR
+from ..listed.pairs import CSR
 
 __all__ = ["from_pairs", "from_scipy", "from_torch_sparse"]
 

@@ -1,4 +1,4 @@
-"""Draw a pattern as a query × key matrix."""
+"""Draw patterns as query × key matrices, and list well-known compositions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..._util.imports import whole_imports
-from ..._util.ragged import ramp
-from ...index_set import AffineRows
-from ..base.pattern import Pattern
+from .._util.imports import whole_imports
+from .._util.ragged import ramp
+from ..index_set import AffineRows
+from .base.pattern import Pattern
+from .papers.recipes import gallery
 
-__all__ = ["density_map", "draw"]
+__all__ = ["draw", "gallery"]
 
 _CELLS_DRAWN = 96  # most tokens per side with visible single cells
 _LARGEST_PICTURE = 256  # pixels per side; fewer than a small figure has, so no line is dropped
