@@ -15,6 +15,8 @@ from .base.registry import DEEPEST, generation, names, pattern_class
 
 __all__ = ["example", "from_json", "get", "names"]
 
+_OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Sub: operator.sub}
+
 
 def get(name: str, **params: Any) -> Pattern:
     """Create the pattern registered under `name`.
@@ -96,9 +98,6 @@ def _read(text: str, generation: int) -> Pattern:
     except RecursionError as error:
         raise ValueError(f"data: expected lists and dicts nested at most {2 * DEEPEST} deep, got more") from error
     return found
-
-
-_OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Sub: operator.sub}
 
 
 def signature(name: str) -> str:

@@ -35,6 +35,8 @@ __all__ = [
 
 MOST_RUNS = 1 << 23  # of one array; index sets then evaluate the predicate strip by strip
 REACH = 1 << 40  # exceeds every distance of two positions; sums and products stay far below 2**63
+Check = Callable[[str, Any], Any]
+_USUAL = 4  # example value of an integer, if in range
 
 
 def reach(tokens: int) -> int:
@@ -91,10 +93,6 @@ def per_axis(name: str, value: Any, axes: int, check: Callable[..., Any] = integ
             raise ValueError(f"{name}: expected one value or {axes} (one per axis), got {len(value)}")
         return tuple(check(name, v, **limits) for v in value)
     return (check(name, value, **limits),) * axes
-
-
-Check = Callable[[str, Any], Any]
-_USUAL = 4  # example value of an integer, if in range
 
 
 class Range(NamedTuple):

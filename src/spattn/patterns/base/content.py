@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.frozen import content, frozen
+from ..._util.imports import whole_imports
 from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host
 from .check import assign
 from .pattern import Pattern
 
-__all__ = ["Bound", "ByContent", "frozen_array", "on_device", "on_host"]
+__all__ = ["Bound", "ByContent", "dynamic", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
@@ -34,6 +35,14 @@ def on_device(value: Any) -> bool:
     """Whether `value` is a device array that a dynamic mask can read."""
     kind = namespace_of(value)
     return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
+
+
+def dynamic(name: str, *fields: Any) -> Any:
+    """Create a pattern of :mod:`spattn.patterns.dynamic` from device arrays."""
+    with whole_imports:
+        from .. import dynamic as module
+
+    return getattr(module, name)(*fields)
 
 
 def on_host(value: Any) -> Any:

@@ -10,7 +10,18 @@ import numpy as np
 
 from ...index_set import AffineRows, Runs
 
-__all__ = ["NO_TRUTH_VALUE", "Positions", "Predicate", "allowed", "apply", "evaluate", "member", "pair_count", "rank"]
+__all__ = [
+    "NO_TRUTH_VALUE",
+    "Positions",
+    "Predicate",
+    "allowed",
+    "apply",
+    "evaluate",
+    "member",
+    "pair_count",
+    "rank",
+    "row_or_last",
+]
 
 _PAIRS_AT_ONCE = 1 << 20
 _SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
@@ -20,6 +31,7 @@ NO_TRUTH_VALUE = (
     "min() or max(), which need the truth value of a whole array"
 )
 _NO_TRUTH = "truth value of an array"  # from NumPy's message
+_NEAR = 1024  # rows of the table: distances below this
 
 
 class Predicate(Protocol):
@@ -122,6 +134,11 @@ def rank(table: np.ndarray, positions: Any) -> Any:
     return count(table) if count is not None else np.searchsorted(table, positions, side="right")
 
 
+def row_or_last(row: np.ndarray, rows: int) -> np.ndarray:
+    """Return `row`, and `rows` where it is out of range: the number of an empty row appended to a table."""
+    return np.where((row < 0) | (row >= rows), rows, row)
+
+
 class Bounded(Predicate, Protocol):
     """A predicate with candidate runs: a superset of the allowed pairs."""
 
@@ -161,11 +178,13 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
     return row[keep], column[keep]
 
 
-_NEAR = 1024  # rows of the table: distances below this
-
-
 class Positions(np.ndarray[Any, Any]):
-    """Positions of one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); results are plain arrays."""
+    """Positions of one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); results are plain arrays.
+
+    With a fast ``np.gcd``: Euclid's algorithm per cell costs twenty times any other operation. Consecutive queries and
+    keys within a tile have few distances d, and gcd(q, k) = gcd(d, q mod d) comes from a small table; q advances by one
+    along a table row, so a cell costs one addition and one lookup.
+    """
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         both = len(inputs) == 2 and all(isinstance(x, Positions) for x in inputs)

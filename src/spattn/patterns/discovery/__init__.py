@@ -30,6 +30,15 @@ from .lines import Candidate, columns, diagonals_without_order, global_tokens, l
 
 __all__ = ["discover"]
 
+Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
+_LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
+_REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
+_IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
+_NOISY = 0.95  # least share of a pattern's pairs in a noisy mask
+_PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
+_MOST_TAKEN = 24
+_COST_OF_MISSING = 4  # covered pairs that offset one missing pair, which must be listed
+
 
 def discover(mask: Any, grid: Any = None) -> Pattern:
     """Express exactly these pairs by regular patterns, as far as possible.
@@ -126,17 +135,6 @@ def _discovered(pairs: Pairs, grid: Any) -> Pattern:
         by = " × ".join(map(str, shape))
         raise ValueError(f"grid: expected a grid of {pairs.kv_len} tokens (kv_len), got {by}")
     return discovered(pairs, shape)
-
-
-Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
-
-_LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
-_REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
-_IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
-_NOISY = 0.95  # least share of a pattern's pairs in a noisy mask
-_PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
-_MOST_TAKEN = 24
-_COST_OF_MISSING = 4  # covered pairs that offset one missing pair, which must be listed
 
 
 def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:

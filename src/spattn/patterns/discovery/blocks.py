@@ -25,6 +25,10 @@ _SIDE = 64  # side of the square that tests a document boundary
 _BLOCKS = range(8, 1025)  # tokens
 _NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20
+_NOISY_SHARE = 0.5  # of the usual count: least count of a pair of coordinates in a noisy mask
+_LONGEST_AXIS = 1 << 11
+_MOST_RUNS = 1 << 22  # in the closed form of boxes
+_MOST_AXES = 3  # of a Neighborhood
 
 
 def documents(evidence: Evidence) -> Iterator[Candidate]:
@@ -141,12 +145,6 @@ def _room(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
         np.fill_diagonal(room, (keys * (keys + 1) - above * (above + 1)) // 2)
         room[queries == 0] = 0
     return room
-
-
-_NOISY_SHARE = 0.5  # of the usual count: least count of a pair of coordinates in a noisy mask
-_LONGEST_AXIS = 1 << 11
-_MOST_RUNS = 1 << 22  # in the closed form of boxes
-_MOST_AXES = 3  # of a Neighborhood
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:

@@ -18,6 +18,8 @@ __all__ = ["Counts", "Evidence", "KeyRuns", "Pairs", "covered", "intervals", "ro
 
 _PAIRS_AT_ONCE = 1 << 16  # fits into a core's cache
 _CELLS_AT_ONCE = 1 << 18  # cells of a mask, or of a pattern compared with it
+_NEARLY_ALL = 0.9
+T = TypeVar("T")
 
 
 class KeyRuns(NamedTuple):
@@ -150,10 +152,6 @@ class Pairs:
             ends = self.indptr[rows.start + 1 : rows.stop + 1] - some.start
             indptr[rows.start + 1 : rows.stop + 1] = indptr[rows.start] + np.searchsorted(numbers, ends)
         return indptr, self.keys[left]
-
-
-_NEARLY_ALL = 0.9
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

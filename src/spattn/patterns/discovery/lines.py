@@ -30,6 +30,13 @@ __all__ = [
 ]
 
 TILE = 128, 64  # compares views with contiguous tiles; other tile sizes give similar ratios
+_MOST_TOKENS = 1 << 12
+_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
+_LEAST_RUN = 16  # keys; shorter runs are listed as pairs
+_LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
+_SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be told from noise
+_AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
+_FEW = 4  # most groups of diagonals, and the width of a narrow group
 
 
 class Candidate(NamedTuple):
@@ -80,15 +87,6 @@ def band(low: int | None, high: int | None) -> Pattern:
     if high is not None and high < 0:
         return SlidingWindow(0, right) - SlidingWindow(0, -high - 1)
     return SlidingWindow(left, right)
-
-
-_MOST_TOKENS = 1 << 12
-_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
-_LEAST_RUN = 16  # keys; shorter runs are listed as pairs
-_LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
-_SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be told from noise
-_AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
-_FEW = 4  # most groups of diagonals, and the width of a narrow group
 
 
 class _Lines:

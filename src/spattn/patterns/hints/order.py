@@ -14,6 +14,14 @@ from ..base.predicate import allowed, apply
 
 __all__ = ["InOrder", "alike_together", "inverse"]
 
+_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; share of them that must resemble another one
+_VOTES = 32  # keys per query, or queries per key, that vote
+_BLOCK = 64  # tokens of a counted square
+_GAIN = 0.5  # share of non-empty squares that may remain
+_FULL = 0.3  # mean fill of the squares that makes a permutation pointless
+_TABLE = 1 << 24  # most squares counted in a table
+_FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd
+
 
 def inverse(order: np.ndarray) -> np.ndarray:
     """Invert a permutation."""
@@ -57,19 +65,13 @@ class InOrder(Pattern):
         return row[order], place[order]
 
 
-_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; share of them that must resemble another one
-_VOTES = 32  # keys per query, or queries per key, that vote
-_BLOCK = 64  # tokens of a counted square
-_GAIN = 0.5  # share of non-empty squares that may remain
-_FULL = 0.3  # mean fill of the squares that makes a permutation pointless
-_TABLE = 1 << 24  # most squares counted in a table
-_FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd
-
-
 def alike_together(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Permute (rows, keys) of a CSR pattern so that its pairs fill at most half as many 64 × 64 squares.
 
-    None if a sample of rows, or the count of squares, shows no such permutation.
+    None if a sample of rows, or the count of squares, shows no such permutation. Minhashes find queries with many
+    common keys: two rows share the minimum hash of their keys with the probability of their Jaccard similarity (Broder
+    1997, On the resemblance and containment of documents). Each key then moves to the majority of its queries, and each
+    query to the majority of its keys.
     """
     count = np.diff(indptr)
     rows = np.flatnonzero(count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,11 @@ from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
 from ..base.composition import And
 from ..base.content import Bound
-from ..base.pattern import Part, Pattern, whole_part
-from ..base.predicate import apply
+from ..base.pattern import Ordered, Part, Pattern, whole_part
+from ..base.predicate import apply, row_or_last
 from ..base.registry import register
 from ..sequence.intervals import RowIntervals
 from .masks import ArrayPattern
-
-if TYPE_CHECKING:
-    from ..base.pattern import Ordered
 
 __all__ = ["Clusters"]
 
@@ -117,12 +114,8 @@ class _BoundClusters(Bound):
 
     def allows(self, q: Any, k: Any) -> Any:
         queries, keys = self._labels
-
-        def look_up(labels: np.ndarray, row: np.ndarray) -> np.ndarray:
-            return labels[np.where((row < 0) | (row >= len(labels) - 1), len(labels) - 1, row)]
-
-        of_query = apply(lambda p: look_up(queries, p - self.first), q)
-        return (of_query >= 0) & (of_query == apply(lambda p: look_up(keys, p), k))
+        of_query = apply(lambda p: queries[row_or_last(p - self.first, len(queries) - 1)], q)
+        return (of_query >= 0) & (of_query == apply(lambda p: keys[row_or_last(p, len(keys) - 1)], k))
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,13 +138,12 @@ class _BoundClusters(Bound):
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         row, q_len = q - self.first, self._kv_len - self.first
-        start, stop = self._spans(np.where((row < 0) | (row >= q_len), q_len, row), 0, self._kv_len)
+        start, stop = self._spans(row_or_last(row, q_len), 0, self._kv_len)
         count = stop - start
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
         with whole_imports:  # few plans need them
-            from ..base.pattern import Ordered
             from ..hints.order import InOrder
 
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen_part
-from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.content import ByContent, frozen_array, on_device
+from ..base.content import ByContent, dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
+from ..base.predicate import row_or_last
 from ..base.registry import register
 from ..hints.bands import NO_RANGES, Bands
 from ..hints.table import BlockTable
@@ -144,7 +144,7 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
     slot = ramp(per_row)
     start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
     start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
-    pick = np.where((a < 0) | (a >= rows), rows, a)
+    pick = row_or_last(a, rows)
     start, stop = start[pick], stop[pick]
     return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
@@ -264,10 +264,7 @@ class KeyBlocks(ArrayPattern):
 
     def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
         if on_device(blocks):
-            with whole_imports:
-                from ..dynamic import DynamicKeyBlocks
-
-            return DynamicKeyBlocks(blocks, block_q, block_kv)
+            return dynamic("DynamicKeyBlocks", blocks, block_q, block_kv)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -299,7 +296,7 @@ class KeyBlocks(ArrayPattern):
         blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
         blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
         a, block = q // reach(self.block_q), reach(self.block_kv)
-        listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
+        listed = blocks[row_or_last(a, len(blocks) - 1)]
         start = np.maximum(listed, 0) * block
         stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,10 @@ from ...index_set import AffineRows, Runs
 from ..base.check import assign, integer
 from ..base.composition import And
 from ..base.content import Bound, ByContent, frozen_array
-from ..base.pattern import Part, Pattern, whole_part
+from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.registry import register
 from ..hints.table import BlockTable, SortedCells
 from .masks import ArrayPattern
-
-if TYPE_CHECKING:
-    from ..base.pattern import Ordered
 
 __all__ = ["CSR", "RowRuns"]
 
@@ -180,7 +177,6 @@ class _BoundCSR(Bound):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # few plans need them
-            from ..base.pattern import Ordered
             from ..hints.order import InOrder, alike_together
 
         orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)

@@ -11,6 +11,7 @@ from ..._util.cached import cached_property
 from ...index_set import Runs
 from ..base.check import Count, Positive, Word, reach
 from ..base.pattern import Pattern
+from ..base.predicate import row_or_last
 from ..base.registry import register
 from ..hints.table import ListedCells
 from .layouts import draw_ranks
@@ -164,7 +165,7 @@ class _Bound(Pattern):
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
         rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves `a` out of range
-        return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
+        return self.pattern.block_runs(q, kv_len, rows[row_or_last(a, self.blocks)])
 
     def _description(self) -> dict[str, Any]:
         return self.pattern._description()

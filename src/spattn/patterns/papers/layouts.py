@@ -23,6 +23,11 @@ __all__ = [
     "window_layout",
 ]
 
+# Constants of Philox4x64-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC11.
+_MULTIPLIER = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
+
 
 @dataclass(frozen=True)
 class LengthLayout(Pattern):
@@ -91,12 +96,6 @@ def check_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> None:
     for a, b in zip(first, end, strict=True):
         if a >= b:
             raise ValueError(f"global_block_end_indices: expected an end beyond {a}, got {b}")
-
-
-# Constants of Philox4x64-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC11.
-_MULTIPLIER = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 
 def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarray:

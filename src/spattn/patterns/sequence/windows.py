@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, REACH, Count, Positive, Range, assign, reach
-from ..base.content import on_device
+from ..base.content import dynamic, on_device
 from ..base.pattern import Part, Pattern
 from ..base.predicate import member
 from ..base.registry import register
@@ -238,10 +237,7 @@ class VerticalSlash(Pattern):
 
     def __new__(cls, columns: Any = None, diagonals: Any = None) -> Any:
         if on_device(columns) or on_device(diagonals):
-            with whole_imports:
-                from ..dynamic import DynamicVerticalSlash
-
-            return DynamicVerticalSlash(columns, diagonals)
+            return dynamic("DynamicVerticalSlash", columns, diagonals)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
