@@ -243,8 +243,8 @@ class DynamicKeyBlocks(DynamicMask):
 
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
-        there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        return _class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
+        valid = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
+        return _class("key_blocks")(np.where(valid, blocks, -1), self.block_q, self.block_kv)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -198,8 +198,8 @@ def _gcd(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Compute ``np.gcd(q, k)`` on tiles."""
     if k.shape[2] == 1:
         return _gcd(k, q) if q.shape[1] == 1 else np.gcd(q, k)
-    apart = np.maximum(abs(q[:, 0, 0] - k[:, 0, -1]), abs(q[:, -1, 0] - k[:, 0, 0]))
-    near = (apart < _NEAR) & (np.diff(q[:, :, 0]) == 1).all(axis=1) & (np.diff(k[:, 0]) == 1).all(axis=1)
+    farthest = np.maximum(abs(q[:, 0, 0] - k[:, 0, -1]), abs(q[:, -1, 0] - k[:, 0, 0]))
+    near = (farthest < _NEAR) & (np.diff(q[:, :, 0]) == 1).all(axis=1) & (np.diff(k[:, 0]) == 1).all(axis=1)
     if near.all():
         return _gcd_of_near(q, k)
     found = np.empty((len(q), q.shape[1], k.shape[2]), np.int64)
@@ -212,11 +212,11 @@ def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     rows, columns = q.shape[1], k.shape[2]
     table = _gcds(_NEAR, _NEAR + rows)
     distance = abs(q[:, :1, 0] - k[:, 0, :1] + np.arange(1 - columns, rows))  # per diagonal of each tile
-    place = distance * table.shape[1] + q[:, :1, 0] % np.maximum(distance, 1)
-    of_cells = np.lib.stride_tricks.sliding_window_view(place, columns, axis=1)[:, :, ::-1]
+    entry = distance * table.shape[1] + q[:, :1, 0] % np.maximum(distance, 1)
+    of_cells = np.lib.stride_tricks.sliding_window_view(entry, columns, axis=1)[:, :, ::-1]
     found = table.take(of_cells + np.arange(rows)[:, None]).astype(np.int64)
-    meet = np.nonzero((distance == 0).any(axis=1))[0]
-    found[meet] = np.where(q[meet] == k[meet], abs(q[meet]), found[meet])
+    equal = np.nonzero((distance == 0).any(axis=1))[0]
+    found[equal] = np.where(q[equal] == k[equal], abs(q[equal]), found[equal])
     return found
 
 

@@ -25,7 +25,7 @@ from ..listed.masks import Mask
 from ..listed.pairs import CSR
 from ..sequence.basic import Full
 from .blocks import boxes, documents, layouts, scattered_layouts
-from .evidence import Counts, Evidence, Pairs, room
+from .evidence import Counts, Evidence, Pairs, capacity
 from .lines import Candidate, columns, diagonals_without_order, global_tokens, longest_runs, rows, strides, windows
 
 __all__ = ["discover"]
@@ -166,7 +166,7 @@ def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
     taken: list[_Taken] = []
     for fill, proposers in _PASSES:
         while len(taken) < _MOST_TAKEN:
-            best = _best(proposers, Evidence(pairs, room(pairs), total, left, fill, grid))
+            best = _best(proposers, Evidence(pairs, capacity(pairs), total, left, fill, grid))
             if best is None:
                 break
             bound = best._replace(base=best.base.bind(pairs.q_len, pairs.kv_len))
@@ -183,9 +183,9 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
         if evidence.left.nnz <= (most if best is None else best.new):
             break
         for each in (candidate for propose in some for candidate in propose(evidence)):
-            worth = each.new - _COST_OF_MISSING * each.missing - each.cost
-            if worth > most and each.is_there(evidence.fill):
-                best, most = each, worth
+            gain = each.new - _COST_OF_MISSING * each.missing - each.cost
+            if gain > most and each.is_present(evidence.fill):
+                best, most = each, gain
     return best
 
 

@@ -44,8 +44,8 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
     base = _named((end - first)[:used], pairs.kv_len)
     q, low = np.arange(max(pairs.first, 0), end[used - 1]), evidence.low
     stop = end[document[q]] if low is None else q + 1
-    there, new = evidence.of_both(lambda each: int(_inside(each.runs(low), document, first, end)[:used].sum()))
-    missing = int((stop - first[document[q]]).sum()) - there
+    present, new = evidence.of_both(lambda each: int(_inside(each.runs(low), document, first, end)[:used].sum()))
+    missing = int((stop - first[document[q]]).sum()) - present
     yield Candidate(base, low, None, new, missing, used if isinstance(base, Documents) else 0)
 
 
@@ -100,10 +100,10 @@ def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
     blocks = -(-pairs.kv_len // block) if block else 0
     if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
         return
-    room = _room(pairs, block, blocks, low)
+    capacity = _capacity(pairs, block, blocks, low)
     total, left = evidence.of_both(lambda each: _in_blocks(each.runs(low), block, blocks))
-    chosen = evidence.filled(room, total, left) & (left > 0)
-    new, missing = int(left[chosen].sum()), int((room - total)[chosen].sum())
+    chosen = evidence.filled(capacity, total, left) & (left > 0)
+    new, missing = int(left[chosen].sum()), int((capacity - total)[chosen].sum())
     yield Candidate(BlockLayout(chosen, block), low, None, new, missing, blocks * blocks)
 
 
@@ -133,18 +133,18 @@ def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
     return count.astype(np.int64).reshape(blocks, blocks)
 
 
-def _room(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
+def _capacity(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
     """Return the capacity of each block in pairs, all or the causal ones, for queries from position 0 on."""
     first = max(pairs.first, 0)
     edges = np.minimum(block * np.arange(blocks + 1), pairs.kv_len)
     queries, keys = np.diff(np.maximum(edges, first)), np.diff(edges)
-    room = np.outer(queries, keys)
+    capacity = np.outer(queries, keys)
     if low is not None:
-        room = np.tril(room)
+        capacity = np.tril(capacity)
         above = np.maximum(edges[:-1], first) - edges[:-1]  # queries of the block before the first one
-        np.fill_diagonal(room, (keys * (keys + 1) - above * (above + 1)) // 2)
-        room[queries == 0] = 0
-    return room
+        np.fill_diagonal(capacity, (keys * (keys + 1) - above * (above + 1)) // 2)
+        capacity[queries == 0] = 0
+    return capacity
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
@@ -170,9 +170,9 @@ def _candidate(
     base = _named_boxes(grid, tables)
     x = coordinates(evidence.pairs.q, grid)
     sides = [table.sum(axis=1)[c] for table, c in zip(tables, x, strict=True)]
-    room = int(np.prod(np.stack(sides), axis=0).sum())
+    capacity = int(np.prod(np.stack(sides), axis=0).sum())
     masks = sum(p.mask.size for p in base.patterns if isinstance(p, Mask)) if isinstance(base, PerAxis) else 0
-    return Candidate(base, None, None, _in_box(left, grid, tables), room - _in_box(total, grid, tables), masks)
+    return Candidate(base, None, None, _in_box(left, grid, tables), capacity - _in_box(total, grid, tables), masks)
 
 
 def _runs_of_row(tables: list[np.ndarray]) -> int:

@@ -14,7 +14,7 @@ from ...index_set import AffineRows, Runs
 from ..base.pattern import Pattern
 from ..base.predicate import allowed
 
-__all__ = ["Counts", "Evidence", "KeyRuns", "Pairs", "covered", "intervals", "room", "usual_spacing"]
+__all__ = ["Counts", "Evidence", "KeyRuns", "Pairs", "covered", "intervals", "capacity", "usual_spacing"]
 
 _PAIRS_AT_ONCE = 1 << 16  # fits into a core's cache
 _CELLS_AT_ONCE = 1 << 18  # cells of a mask, or of a pattern compared with it
@@ -198,7 +198,7 @@ class Evidence:
     """The input of the proposers: all pairs, the uncovered pairs, and the required fill."""
 
     pairs: Pairs
-    room: Counts  # of every possible pair, without runs
+    capacity: Counts  # of every possible pair, without runs
     total: Counts  # of all pairs
     left: Counts  # of the uncovered pairs
     fill: float  # share of a line's pairs that must be present; 1 = all
@@ -214,12 +214,12 @@ class Evidence:
         total = measure(self.total)
         return total, total if self.left is self.total else measure(self.left)
 
-    def filled(self, room: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
+    def filled(self, capacity: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Whether enough of each line is present, of all its pairs or of its uncovered ones."""
-        return (total >= self.fill * room) | (left >= self.fill * (room - (total - left)))
+        return (total >= self.fill * capacity) | (left >= self.fill * (capacity - (total - left)))
 
 
-def room(pairs: Pairs) -> Counts:
+def capacity(pairs: Pairs) -> Counts:
     """Count every possible pair of these lengths, without runs."""
     q, k, last = pairs.q, np.arange(pairs.kv_len), pairs.kv_len - 1
     distance = np.arange(pairs.first - last, pairs.kv_len)

@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     missing: int  # its pairs that the mask lacks
     cost: int = 0  # pairs that it must cover to pay off: its serialized numbers and the empty cells of its tiles
 
-    def is_there(self, fill: float) -> bool:
+    def is_present(self, fill: float) -> bool:
         """Whether at least this share of its new pairs is present."""
         return self.missing <= (1 - fill) * (self.new + self.missing)
 
@@ -94,9 +94,11 @@ class _Lines:
 
     def __init__(self, evidence: Evidence, axis: str, low: int | None):
         self.low = low
-        room, total, self.left = (getattr(each, axis)[low] for each in (evidence.room, evidence.total, evidence.left))
-        self.missing = room - total
-        self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
+        capacity, total, self.left = (
+            getattr(each, axis)[low] for each in (evidence.capacity, evidence.total, evidence.left)
+        )
+        self.missing = capacity - total
+        self.chosen = evidence.filled(capacity, total, self.left) & (_SHORT * capacity >= capacity.max(initial=0))
 
     def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
         """Make the candidate of some lines."""
@@ -118,9 +120,9 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
         lines = _Lines(evidence, "keys", low)
         periodic = _period(lines.chosen)
         if periodic is not None:
-            place = np.arange(evidence.pairs.kv_len) % periodic[0]
-            found = lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
-            if found.new and found.is_there(evidence.fill):
+            phase = np.arange(evidence.pairs.kv_len) % periodic[0]
+            found = lines.candidate(Columns(*periodic), (phase >= periodic[1]) & (phase < periodic[2]))
+            if found.new and found.is_present(evidence.fill):
                 yield found
                 continue  # other keys remain for the next round
         key = lines.members()
@@ -164,11 +166,11 @@ class _Diagonals:
     """Diagonals and whether they are filled, numbered from the least distance on."""
 
     def __init__(self, evidence: Evidence):
-        room, total, self.left = (each.diagonals for each in (evidence.room, evidence.total, evidence.left))
-        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(room)
-        self.missing = room - total
-        self.filled = evidence.filled(room, total, self.left)
-        long = np.flatnonzero(_SHORT_DIAGONAL * room >= room.max(initial=0))
+        capacity, total, self.left = (each.diagonals for each in (evidence.capacity, evidence.total, evidence.left))
+        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(capacity)
+        self.missing = capacity - total
+        self.filled = evidence.filled(capacity, total, self.left)
+        long = np.flatnonzero(_SHORT_DIAGONAL * capacity >= capacity.max(initial=0))
         if evidence.fill < 1 and len(long):  # short diagonals copy the nearest long one
             self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 

@@ -12,7 +12,7 @@ from ..._util.ragged import offsets, ramp
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply
 
-__all__ = ["InOrder", "alike_together", "inverse"]
+__all__ = ["InOrder", "cluster_pairs", "inverse"]
 
 _SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; share of them that must resemble another one
 _VOTES = 32  # keys per query, or queries per key, that vote
@@ -25,9 +25,9 @@ _FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd
 
 def inverse(order: np.ndarray) -> np.ndarray:
     """Invert a permutation."""
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return places
+    index = np.empty_like(order)
+    index[order] = np.arange(len(order))
+    return index
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class InOrder(Pattern):
         return self.q_order + self.first
 
     @cached_property
-    def _places(self) -> np.ndarray:
+    def _kv_index(self) -> np.ndarray:
         return inverse(self.kv_order)
 
     @property
@@ -60,12 +60,12 @@ class InOrder(Pattern):
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         row, key = self.inner._pairs(self._positions[q - self.first], kv_len)
-        place = self._places[key]
-        order = np.lexsort((place, row))
-        return row[order], place[order]
+        entry = self._kv_index[key]
+        order = np.lexsort((entry, row))
+        return row[order], entry[order]
 
 
-def alike_together(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
+def cluster_pairs(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Permute (rows, keys) of a CSR pattern so that its pairs fill at most half as many 64 × 64 squares.
 
     None if a sample of rows, or the count of squares, shows no such permutation. Minhashes find queries with many
@@ -115,10 +115,10 @@ def _votes(indptr: np.ndarray, indices: np.ndarray, rng: np.random.Generator) ->
     count = np.diff(indptr)
     taken = np.minimum(count, _VOTES)
     row = np.repeat(np.arange(len(count)), taken)
-    place = ramp(taken)
+    entry = ramp(taken)
     many = count[row] > _VOTES
-    place[many] = (rng.random(int(many.sum())) * count[row[many]]).astype(np.int64)
-    return row, indices[indptr[row] + place]
+    entry[many] = (rng.random(int(many.sum())) * count[row[many]]).astype(np.int64)
+    return row, indices[indptr[row] + entry]
 
 
 def _most(voter: np.ndarray, label: np.ndarray, voters: int) -> np.ndarray:

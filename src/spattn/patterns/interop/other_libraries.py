@@ -231,7 +231,7 @@ def windows_in_sequences(
     """
     sequence = np.repeat(np.arange(len(queries)), queries)
     first, end = start[sequence], (start + keys)[sequence]
-    place = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
-    low = first if left < 0 else np.maximum(first, place - reach(left))
-    high = end if right < 0 else np.minimum(end, place + reach(right) + 1)
+    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
+    low = first if left < 0 else np.maximum(first, position - reach(left))
+    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
     return RowIntervals(low, high, kv_len)

@@ -129,11 +129,11 @@ class _BoundClusters(Bound):
         """Return the intervals, among sorted keys, of the keys at ``[first, stop)`` in each row's cluster."""
         (_, clusters, code), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
-        there = (label >= 0) & (np.append(clusters, -1)[own] == label)
+        present = (label >= 0) & (np.append(clusters, -1)[own] == label)
         bounds = (
             np.searchsorted(code, own * (self._kv_len + 1) + np.clip(at, 0, self._kv_len)) for at in (first, stop)
         )
-        start, end = (np.where(there, bound, 0) for bound in bounds)
+        start, end = (np.where(present, bound, 0) for bound in bounds)
         return start, np.maximum(start, end)
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:

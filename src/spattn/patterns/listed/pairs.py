@@ -177,9 +177,9 @@ class _BoundCSR(Bound):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # few plans need them
-            from ..hints.order import InOrder, alike_together
+            from ..hints.order import InOrder, cluster_pairs
 
-        orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
+        orders = cluster_pairs(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:
             return None
         return Ordered(InOrder(self if also is None else And.of(self, also), *orders, self.first), *orders)
@@ -198,9 +198,9 @@ class _BoundCSR(Bound):
         row, indptr = q - self.first, self.given.indptr
         start = indptr[np.clip(row, 0, len(indptr) - 1)]
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
-        place = np.repeat(start - (np.cumsum(count) - count), count)
-        place += np.arange(len(place))
-        keys = self.given.indices[place].astype(np.int64)  # the dtype of positions
+        entry = np.repeat(start - (np.cumsum(count) - count), count)
+        entry += np.arange(len(entry))
+        keys = self.given.indices[entry].astype(np.int64)  # the dtype of positions
         return np.repeat(np.arange(len(q)), count), keys
 
 
