@@ -145,13 +145,11 @@ class RowRuns(ArrayPattern):
         -------
         RowRuns
         """
-        runs = np.diff(index_set.class_indptr)[index_set.row_class]
-        row, slot = np.repeat(np.arange(index_set.q_len), runs), ramp(runs)
-        run = index_set.class_indptr[index_set.row_class[row]] + slot
-        start, step, count = np.zeros((3, index_set.q_len, int(runs.max(initial=0))), np.int64)
-        start[row, slot] = index_set.row_base[row] + index_set.start[run]
-        step[row, slot], count[row, slot] = index_set.step[run], index_set.count[run]
-        return cls(start, step, count)
+        row, *runs = index_set.flat_runs(np.arange(index_set.q_len))
+        per_row = np.bincount(row, minlength=index_set.q_len)
+        fields = np.zeros((3, index_set.q_len, int(per_row.max(initial=0))), np.int64)
+        fields[:, row, ramp(per_row)] = runs
+        return cls(*fields)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-2] != q_len:
