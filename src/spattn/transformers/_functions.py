@@ -34,22 +34,8 @@ _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
 def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
     """Return the pattern of a mask function of Transformers, or of an and/or composition of them, else None.
 
-    Parameters
-    ----------
-    mask_function : callable
-        Function of batch, head, query and key indices, counted from the start of the sequence.
-    kv_offset : int
-        Sequence index of the pattern's position 0.
-
-    Returns
-    -------
-    Pattern or None
-        Query and key positions are relative to `kv_offset`.
-
-    Raises
-    ------
-    NoWindow
-        If one of the functions is an empty window.
+    Key and query positions count from sequence index `kv_offset`. Raises NoWindow if one of the functions is an empty
+    window.
     """
     rule = _RULES.get(_code(mask_function))
     return None if rule is None else rule(_closed_over(mask_function), kv_offset)
