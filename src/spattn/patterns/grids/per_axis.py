@@ -112,6 +112,7 @@ class PerAxis(GridPattern):
 
     Examples
     --------
+    >>> from spattn.patterns import Causal, SlidingWindow
     >>> PerAxis((2, 3), (Causal(), SlidingWindow(1))).index_set(6, 6).row(3)
     array([0, 1, 3, 4])
     """
