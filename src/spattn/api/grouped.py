@@ -139,8 +139,8 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = namespace_of(x)
-    return kind is not None and kind.ordinal(x) is not None
+    library = namespace_of(x)
+    return library is not None and library.ordinal(x) is not None
 
 
 class _Group(NamedTuple):

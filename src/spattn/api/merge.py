@@ -94,14 +94,14 @@ def _namespace(outs: list[Any], lses: list[Any], layout: str) -> Any:
         raise ValueError(f"layout: expected one of 'bhsd', 'bshd', 'thd'; got {layout!r}")
     for name, arrays, dtypes in (("outs", outs, DTYPES), ("lses", lses, DTYPES[:2])):
         for number, x in enumerate(arrays):
-            kind, what = namespace_of(x), f"{name}[{number}]"
-            if kind is None:
+            library, what = namespace_of(x), f"{name}[{number}]"
+            if library is None:
                 raise TypeError(f"{what}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
-            if kind.name != "jax":  # JAX traces it
+            if library.name != "jax":  # JAX traces it
                 check_plain(what, x)
             if dtype_name(x) not in dtypes:
                 raise TypeError(f"{what}: expected one of {', '.join(dtypes)}, got {dtype_name(x)}")
-            if kind is not namespace_of(outs[0]):
+            if library is not namespace_of(outs[0]):
                 raise TypeError(f"{what}: expected an array like outs[0], got {type(x).__name__}")
             if dtype_name(x) != dtype_name(arrays[0]):
                 raise TypeError(f"{what}: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
@@ -113,9 +113,9 @@ def _namespace(outs: list[Any], lses: list[Any], layout: str) -> Any:
         rows = (*rows[:first], rows[-1], *rows[first:-1])
     if rows != tuple(lses[0].shape):
         raise ValueError(f"lses: expected shape {rows} in layout {layout!r}, got {tuple(lses[0].shape)}")
-    kind = namespace_of(outs[0])
-    assert kind is not None, "checked above"
-    return kind.functions()
+    library = namespace_of(outs[0])
+    assert library is not None, "checked above"
+    return library.functions()
 
 
 def _cast(x: Any, like: Any) -> Any:

@@ -134,9 +134,9 @@ def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
         return None
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
+def alternatives(annotation: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the annotation itself."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def check_parameters(pattern: object) -> None:
@@ -153,7 +153,7 @@ def check_parameters(pattern: object) -> None:
 
 @functools.cache
 def _checks(cls: type) -> tuple[tuple[str, Check | None], ...]:
-    return tuple((name, _check(kind)) for name, kind in parameters(cls).items())
+    return tuple((name, _check(annotation)) for name, annotation in parameters(cls).items())
 
 
 def _check_hash(pattern: Any, name: str, value: Any) -> None:
@@ -168,17 +168,17 @@ def _check_hash(pattern: Any, name: str, value: Any) -> None:
         ) from error
 
 
-def _check(kind: Any) -> Check | None:
+def _check(annotation: Any) -> Check | None:
     """Return the check that an annotation declares, or None."""
-    kinds = alternatives(kind)
-    if len(kinds) > 1:
-        return _check_union(kinds)
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is bool:
+    members = alternatives(annotation)
+    if len(members) > 1:
+        return _check_union(members)
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is bool:
         return flag
     if origin is Literal:
         return lambda name, value: choice(name, value, args)
-    within = limits(kind)
+    within = limits(annotation)
     if within is not None:
         least, most = within
         return lambda name, value: integer(name, value, least, most)
@@ -189,17 +189,17 @@ def _check(kind: Any) -> Check | None:
     return lambda name, value: integers(name, value, lowest, highest)
 
 
-def _check_union(kinds: tuple[Any, ...]) -> Check | None:
+def _check_union(members: tuple[Any, ...]) -> Check | None:
     """Check None, literals and sequences by type; check anything else as the first remaining member."""
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    several: list[Any] = [_check(kind) for kind in kinds if get_origin(kind) is tuple]
-    others = [kind for kind in kinds if get_origin(kind) not in (Literal, tuple) and kind is not types.NoneType]
-    single: list[Any] = [_check(kind) for kind in others]
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    several: list[Any] = [_check(member) for member in members if get_origin(member) is tuple]
+    others = (m for m in members if get_origin(m) not in (Literal, tuple) and m is not types.NoneType)
+    single: list[Any] = [_check(member) for member in others]
     if None in (*several, *single):
         return None
 
     def check(name: str, value: Any) -> Any:
-        if (value is None and types.NoneType in kinds) or (isinstance(value, str) and value in words):
+        if (value is None and types.NoneType in members) or (isinstance(value, str) and value in words):
             return value
         sequence = several and hasattr(value, "__iter__") and not isinstance(value, str)
         return (several if sequence or not single else single)[0](name, value)
@@ -207,24 +207,24 @@ def _check_union(kinds: tuple[Any, ...]) -> Check | None:
     return check
 
 
-def limits(kind: Any) -> Range | None:
+def limits(annotation: Any) -> Range | None:
     """Return the Range in an annotation, or None."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Range)), None)
+    return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Range)), None)
 
 
 def default_value(cls: type, name: str) -> Any:
     """Return an example value for a parameter without a default."""
-    kind = alternatives(parameters(cls)[name])[0]
-    if kind is bool:
+    annotation = alternatives(parameters(cls)[name])[0]
+    if annotation is bool:
         return False
-    if get_origin(kind) is Literal:
-        return get_args(kind)[0]
-    one = kind if get_origin(kind) is not tuple else get_args(kind)[0]
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[0]
+    one = annotation if get_origin(annotation) is not tuple else get_args(annotation)[0]
     within = Range() if one is int else limits(one)
     if within is None:
         raise TypeError(
-            f"{name}: expected a default or an annotated range, got {kind}; or define {cls.__name__}.example()"
+            f"{name}: expected a default or an annotated range, got {annotation}; or define {cls.__name__}.example()"
         )
     value = _USUAL if within.least is None else max(_USUAL, within.least)
     value = value if within.most is None else min(value, within.most)
-    return value if one is kind else (value,)
+    return value if one is annotation else (value,)

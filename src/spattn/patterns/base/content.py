@@ -33,8 +33,8 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 def on_device(value: Any) -> bool:
     """Whether `value` is a device array that a dynamic mask can read."""
-    kind = namespace_of(value)
-    return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
+    library = namespace_of(value)
+    return library is not None and library.name != "jax" and library.ordinal(value) is not None
 
 
 def dynamic(name: str, *fields: Any) -> Any:

@@ -109,7 +109,9 @@ def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
     sparse = sys.modules.get("scipy.sparse")  # imported, if `mask` is a sparse array
     if sparse is not None and sparse.issparse(mask):
         mask = from_scipy(mask)
-    elif (kind := namespace_of(mask)) is not None and kind.name == "torch" and str(mask.layout) != "torch.strided":
+    elif (
+        (library := namespace_of(mask)) is not None and library.name == "torch" and str(mask.layout) != "torch.strided"
+    ):
         mask = from_torch_sparse(mask)
     if isinstance(mask, CSR):
         return mask.indptr, mask.indices, mask.kv_len
