@@ -12,12 +12,11 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
 from ..base.composition import And
-from ..base.content import Bound
+from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import apply, row_or_last
 from ..base.registry import register
 from ..sequence.intervals import RowIntervals
-from .masks import ArrayPattern
 
 __all__ = ["Clusters"]
 

@@ -14,11 +14,10 @@ from ..._util.ragged import offsets, ramp
 from ...index_set import AffineRows, Runs
 from ..base.check import assign, integer
 from ..base.composition import And
-from ..base.content import Bound, ByContent, frozen_array
+from ..base.content import ArrayPattern, Bound, ByContent, frozen_array
 from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.registry import register
 from ..hints.table import BlockTable, SortedCells
-from .masks import ArrayPattern
 
 __all__ = ["CSR", "RowRuns"]
 

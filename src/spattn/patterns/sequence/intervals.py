@@ -10,11 +10,10 @@ import numpy as np
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
 from ..base.check import assign, flag, integer
-from ..base.content import Bound
+from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
 from ..base.predicate import apply, row_or_last
 from ..base.registry import register
-from ..listed.masks import ArrayPattern
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 

@@ -14,12 +14,11 @@ from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
-from ..base.content import dynamic, frozen_array, on_device, on_host
+from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
 from ..base.registry import register
 from ..hints.bands import Bands, same_keys
-from ..listed.masks import ArrayPattern
 from .basic import always
 
 __all__ = ["KeyPadding"]
