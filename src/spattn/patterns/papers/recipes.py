@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ..base.check import integer, integers
-from ..base.parameters import Count, Positive, Range
+from ..base.check import Count, Positive, Range, integer, integers
 from ..base.pattern import Pattern
+from ..base.per_head import PerBatch
 from ..base.recipe import recipe
-from ..grids.per import PerBatch
 from ..sequence.basic import BlockLocal, Causal, Columns, Sinks, Stride
 from ..sequence.documents import Documents
 from ..sequence.tokens import GlobalTokens
