@@ -12,7 +12,7 @@ Passes that only some backends need run on demand, and their tables are cached w
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from ..planning.contract.validated import mark_validated, validated
 from ..request.call import Call
 
 __all__ = ["are_scattered", "plan", "plan_for"]
+
+_FIELDS = {field.name for field in fields(Plan)}
 
 
 def plan(
@@ -170,23 +172,18 @@ def _compile(
 ) -> Plan:
     with whole_imports:  # deferred: cached plans do not need it
         from ..planning.tiles.build import tile_pattern
-        from .growth import Growth, fixed
-        from .items import Sharing
+        from .growth import Growth
+        from .items import Sharing, share_out
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
     sharing = Sharing(workers, pieces)
-    growth = Growth.of(tiled, q_len, sharing).fields if len(tiled.growing) else None
-    made = Plan(
-        pattern=pattern,
-        q_len=q_len,
-        block_q=tiled.tile[0],
-        block_kv=tiled.tile[1],
-        components=tiled.components,
-        indptr=tiled.indptr,
-        key_view=tiled.key_view,
-        variant=tiled.variant,
-        **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
-    )
+    growth = Growth(tiled, q_len, sharing).fields if len(tiled.growing) else None
+    if growth is None:
+        changed = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)._asdict()
+    else:
+        changed = growth(kv_len)
+    same = {name: value for name, value in vars(tiled).items() if name in _FIELDS}
+    made = Plan(pattern=pattern, q_len=q_len, block_q=tiled.tile[0], block_kv=tiled.tile[1], **same | changed)
     budget.need(made.nbytes)
     return mark_validated(made, tiled.least, growth)
 
