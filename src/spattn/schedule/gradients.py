@@ -17,7 +17,17 @@ from .order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 
-UNIT = np.dtype([(name, "i8") for name in ("batch", "head_kv", "first", "last", "begin", "end", "offset")])
+UNIT = np.dtype(
+    [
+        ("batch", "i8"),
+        ("head_kv", "i8"),
+        ("first", "i8"),
+        ("last", "i8"),
+        ("begin", "i8"),
+        ("end", "i8"),
+        ("offset", "i8"),
+    ]
+)
 """A unit runs the work items [first, last) of all query heads of one key-value head, head by head. It accumulates dK
 and dV of the keys [begin, end) in rows from `offset` on of a shared workspace.
 """
