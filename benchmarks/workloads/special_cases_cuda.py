@@ -122,14 +122,14 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Callable[[], tuple[Callable, torch.Te
 }
 
 
-def captured(call: Callable, x: torch.Tensor) -> Callable[[], None]:
+def captured(call: Callable, x: torch.Tensor) -> Callable[[int], None]:
     """A CUDA graph of a call."""
     call(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call(x)
-    return graph.replay
+    return lambda _: graph.replay()
 
 
 def run(name: str) -> dict[str, object]:
