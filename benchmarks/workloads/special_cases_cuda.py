@@ -123,13 +123,13 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Callable[[], tuple[Callable, torch.Te
 
 
 def captured(call: Callable, x: torch.Tensor) -> Callable[[int], None]:
-    """A CUDA graph of a call."""
+    """A CUDA graph of a call, with what it reads."""
     call(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call(x)
-    return lambda _: graph.replay()
+    return lambda _, kept=(call, x): graph.replay()
 
 
 def run(name: str) -> dict[str, object]:
