@@ -11,6 +11,8 @@
 
 namespace spattn::sm90 {
 
+constexpr float kLog2E = 1.442695040888963407f, kLn2 = 0.693147180559945309f;
+
 // 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
 __device__ __forceinline__ float exp2_flushed(float x) {
   float y;
@@ -103,7 +105,6 @@ struct Softmax {
 
   // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
-    constexpr float kLn2 = 0.693147180559945309f;
     return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
   }
 };
