@@ -54,12 +54,6 @@ struct Column {
   int masks[kWarpgroups];
 };
 
-// A sub-tile of columns as the score function needs it: its index in Params::entries, and its query head, relative to
-// the entry's.
-struct ColumnNumber {
-  int32_t entry, head;
-};
-
 constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 
 // Shared memory for dQ in fused mode: dS of two iterations, and the dQ of an iteration, one half per warpgroup. Between
@@ -87,7 +81,6 @@ struct alignas(1024) Shared {
   uint64_t assigned_full[kTasks], assigned_empty[kTasks], done[kTasks];
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
-  ColumnNumber numbers[kScored ? kStages : 1][kTiles];  // of stages with the first operand
 
   // Shared memory that result `number` of the task with rows in `block` leaves from.
   __device__ __forceinline__ uint8_t* result(int block, int number) {

@@ -238,7 +238,7 @@ struct Consumer {
     if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
-    const Scores::Pairs pairs = modification.locate(own, first, carried.mask);
+    const Scores::Pairs pairs = modification.locate(own, carried.left, carried.mask);
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, weights, carried.mask, pairs, lse, second);

@@ -96,10 +96,10 @@ struct Producer {
     }
   }
 
-  // Fills the next stage with the first operand (q or k; kSecond = 0) or second (dout or v; 1) of entries e, e + 1, ...
-  // up to `last`: lane tile * kPanels + panel issues one copy; the lanes after those copy the statistics.
+  // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
+  // kPanels + panel issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
-  __device__ __forceinline__ void load_columns(const Column* columns, int head, int e, int last) {
+  __device__ __forceinline__ void load_columns(const Column* columns, int head) {
     constexpr bool kStatistics = kByKeys && kSecond;
     constexpr int kCopies = kTiles * kPanels;
     const uint32_t full = shared_address(&shared.full[ring.stage]);
@@ -109,7 +109,6 @@ struct Producer {
     if (lane == 0) {
       for (int t = 0; !kSecond && t < kTiles; ++t) {
         for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][t][w] = columns[t].masks[w];
-        if constexpr (kScored) shared.numbers[ring.stage][t] = {min(e + t, last), head};
       }
       barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
     }
@@ -151,8 +150,8 @@ struct Producer {
       for (int e = begin; e < end; e += kTiles) {
         const int place = (e - begin) % 32;
         if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
-        load_columns<0>(shared.columns[buffer] + place, head, e, end - 1);
-        load_columns<1>(shared.columns[buffer] + place, head, e, end - 1);
+        load_columns<0>(shared.columns[buffer] + place, head);
+        load_columns<1>(shared.columns[buffer] + place, head);
         if (e != begin || head != 0) continue;
         load_rows(now, 0);
         rows.advance();

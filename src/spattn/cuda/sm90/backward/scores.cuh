@@ -16,7 +16,7 @@ struct PlainScores {
 
   __device__ __forceinline__ void open(const Group&) {}
 
-  __device__ __forceinline__ Pairs locate(const Group&, uint32_t, StepMask<kTiles>&) const { return {}; }
+  __device__ __forceinline__ Pairs locate(const Group&, int, StepMask<kTiles>&) const { return {}; }
 };
 
 // With a score function: scaled scores, at the positions of their query and key. In the dK/dV kernel rows are keys and
@@ -64,22 +64,22 @@ struct ModifiedScores {
     parameter = p.score_values[assigned.task.head_q];
   }
 
-  // Looks up the columns of a stage, and masks padding queries: the plan's bitmasks leave them undefined, and the
-  // function may give anything there.
-  __device__ __forceinline__ Pairs locate(const Group& own, uint32_t stage, StepMask<kTiles>& mask) const {
+  // Looks up the columns of an iteration, `left` from the item's end, and masks padding queries: the plan's bitmasks
+  // leave them undefined, and the function may give anything there.
+  __device__ __forceinline__ Pairs locate(const Group& own, int left, StepMask<kTiles>& mask) const {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();
+    const Work& work = assigned.work;
+    const int steps = (work.end - work.begin + kTiles - 1) / kTiles, done = work.heads * steps - left;
+    const int head = kByKeys ? uniform(done / steps) : 0, begin = uniform(work.begin + (done - head * steps) * kTiles);
     Pairs found = {{row[0], row[1]}, parameter};
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      // The lane that releases the stage reads, the reduction broadcasts.
-      const bool reads = own.thread % 32 == 0;
-      const ColumnNumber& number = own.shared.numbers[stage][t];
-      const Entry& entry = p.entries[uniform(reads ? number.entry : 0)];
-      const View& view = p.column_views[assigned.work.columns + entry.view];
+      const Entry& entry = p.entries[uniform(min(begin + t, work.end - 1))];
+      const View& view = p.column_views[work.columns + entry.view];
       found.columns[t] = tile_positions(view, entry.x, entry.y, entry.z, kByKeys ? p.q_offset : 0);
       if constexpr (kByKeys) {
-        found.parameter = p.score_values[assigned.task.head_q + entry.head + uniform(reads ? number.head : 0)];
+        found.parameter = p.score_values[assigned.task.head_q + entry.head + head];
         mask.word[t] &= ~padding_columns(view, entry.x, entry.y, entry.z, own.thread);
       }
     }

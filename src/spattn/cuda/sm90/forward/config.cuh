@@ -58,7 +58,6 @@ struct alignas(1024) Shared {
   float lse[kQueries][kBlockQ];  // or kFailedRow
   uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
-  int32_t entries[kStages][kScored ? kTiles : 1];  // of K stages: the tiles' indices in Params::entries
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");

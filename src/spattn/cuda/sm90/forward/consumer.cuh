@@ -85,29 +85,26 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
-  // Mask indices of a stage, and entries if scored, held by lane 0, which also releases the stage.
-  struct TileNumbers {
-    int mask[kTiles], entry[kTiles];
+  // Mask indices of a stage, held by lane 0, which also releases the stage.
+  struct MaskNumbers {
+    int of[kTiles];
   };
 
-  __device__ __forceinline__ TileNumbers read_numbers(uint32_t stage) const {
-    TileNumbers found;
+  __device__ __forceinline__ MaskNumbers read_numbers(uint32_t stage) const {
+    MaskNumbers found;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      found.mask[t] = thread % 32 == 0 ? shared.masks[stage][t] : 0;
-      if constexpr (kScored) found.entry[t] = thread % 32 == 0 ? shared.entries[stage][t] : 0;
-    }
+    for (int t = 0; t < kTiles; ++t) found.of[t] = thread % 32 == 0 ? shared.masks[stage][t] : 0;
     return found;
   }
 
   // Mask words of an iteration, loaded early to hide their latency behind the product.
-  __device__ __forceinline__ StepMask<kTiles> load_mask(const TileNumbers& numbers) {
+  __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
     StepMask<kTiles> mask;
     mask.partial = false;
     int number[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      number[t] = static_cast<int>(uniform(numbers.mask[t]));
+      number[t] = static_cast<int>(uniform(numbers.of[t]));
       mask.partial |= number[t] != kFullTile;
     }
     if (mask.partial) {
@@ -254,10 +251,10 @@ struct Consumer {
       wait_stages<kGathers ? 2 : 1>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
       const uint32_t key_stage = ring.stage;
-      const TileNumbers numbers = read_numbers(key_stage);
+      const MaskNumbers numbers = read_numbers(key_stage);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
-      const Scores::Keys key_positions = scores.locate(p, numbers.entry);
+      const Scores::Keys key_positions = scores.next(p);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage), first);
@@ -302,9 +299,8 @@ struct Consumer {
 
   // Softmax of the very first iteration, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
-    const TileNumbers numbers = read_numbers(ring.stage);
-    const StepMask<kTiles> mask = load_mask(numbers);
-    const Scores::Keys key_positions = scores.locate(p, numbers.entry);
+    const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
+    const Scores::Keys key_positions = scores.next(p);
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);

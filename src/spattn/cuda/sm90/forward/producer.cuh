@@ -41,9 +41,9 @@ struct StepTiles {
   StepTile of[kTiles];
 };
 
-// Batch entry, head, first entry, the item's last entry and, for gathered plans, positions of an iteration's keys.
+// Batch entry, head and, for gathered plans, positions of an iteration's keys.
 struct StepKeys {
-  int item = -1, batch, head, entry, last;
+  int item = -1, batch, head;
   StepRows rows;
 };
 
@@ -162,10 +162,7 @@ struct Producer {
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
 #pragma unroll
-      for (int t = 0; t < kTiles && kValue == 0; ++t) {
-        shared.masks[ring.stage][t] = tiles.of[t].mask;
-        if constexpr (kScored) shared.entries[ring.stage][t] = min(keys.entry + t, keys.last);
-      }
+      for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
         barrier_arrive_expect(full, cells * kPanels * kRowBytes);
 #pragma unroll
@@ -229,7 +226,6 @@ struct Producer {
       StepTiles current;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) current.of[t] = broadcast(now.tiles, place + t);
-      keys.entry = e, keys.last = now.work.end - 1;
       if constexpr (kGathers) {
         keys.rows = ahead;
         if (place + kTiles < 32) look_up_keys(now, place + kTiles, ahead);

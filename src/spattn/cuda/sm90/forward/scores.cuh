@@ -16,7 +16,7 @@ struct PlainScores {
 
   __device__ __forceinline__ void open(const Params&, const Assignment&, int) {}
 
-  __device__ __forceinline__ Keys locate(const Params&, const int (&)[kTiles]) const { return {}; }
+  __device__ __forceinline__ Keys next(const Params&) { return {}; }
 
   __device__ __forceinline__ void apply(float (&s)[kColumns / 2], const Problem& own, const Keys&) const {
     if (own.sign != 1.0f) {
@@ -31,6 +31,7 @@ struct PlainScores {
 // With a score function: scaled scores, at the positions of their query and key.
 struct ModifiedScores {
   int query[2];     // positions of the thread's two rows
+  int entry, last;  // of the next iteration, and of the task
   int key_view;     // of the task's entries: see Work
   float parameter;  // of the query head
 
@@ -58,7 +59,7 @@ struct ModifiedScores {
   // Looks up what the next task's rows have in common; `row` is the first one of the thread.
   __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
     const Problem& own = problem_of(p, assigned);
-    key_view = assigned.work.key_view;
+    entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
     parameter = own.score_values[assigned.head];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -68,14 +69,15 @@ struct ModifiedScores {
     }
   }
 
-  // Looks up the key positions of the tiles with these entries; loads early, like those of masks.
-  __device__ __forceinline__ Keys locate(const Params& p, const int (&entries)[kTiles]) const {
+  // Looks up the key positions of the task's next iteration; loads early, like those of masks.
+  __device__ __forceinline__ Keys next(const Params& p) {
     Keys found;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const Entry entry = p.entries[uniform(entries[t])];
-      find(p, p.key_views[key_view + entry.view], entry, found.tile[t]);
+      const Entry& own = p.entries[min(entry + t, last)];  // anything for the missing tile of the last iteration
+      find(p, p.key_views[key_view + own.view], own, found.tile[t]);
     }
+    entry += kTiles;
     return found;
   }
 

@@ -13,13 +13,6 @@ namespace spattn::sm90 {
 
 constexpr float kLog2E = 1.442695040888963407f, kLn2 = 0.693147180559945309f;
 
-// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
-__device__ __forceinline__ float exp2_flushed(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Two floats as packed elements, `low` in the low half.
 __device__ __forceinline__ uint32_t narrow2(float low, float high) {
   Element2 pair;
