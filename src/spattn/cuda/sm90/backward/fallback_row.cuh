@@ -47,7 +47,6 @@ struct FallbackRow {
   }
 
   __device__ FallbackSums sums(int64_t own) const {
-    constexpr double kLn2 = 0.693147180559945309417;
     const Task& task = assigned.task;
     const int lane = threadIdx.x % 32;
     FallbackSums sum = {};
@@ -67,13 +66,13 @@ struct FallbackRow {
         const double upstream =
             dot(token(p.dout, p.dout_stride, head, query), token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
         if constexpr (kScored) {
-          const double score = p.sign * product * p.scale_log2 * kLn2, factor = p.score_values[head];
+          const double score = p.sign * product * p.scale_log2 * kLn2<double>, factor = p.score_values[head];
           const int at = int(query) + p.q_offset;
-          weight = exp(Score::value(score, at, int(key), factor) - statistic.lse * kLn2);
+          weight = exp(Score::value(score, at, int(key), factor) - statistic.lse * kLn2<double>);
           const double slope = Score::derivative(score, at, int(key), factor);
           gradient = weight == 0 ? 0 : weight * slope * (upstream - statistic.delta) * p.scale;
         } else {
-          weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2);
+          weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2<double>);
           gradient = weight * (upstream - statistic.delta) * p.scale;
         }
       }

@@ -41,8 +41,8 @@ struct ModifiedScores {
                                              float lse) const {
       const int column = columns[n / 32].of(n % 32 / 4 * 8 + threadIdx.x % 4 * 2 + n % 2), other = row[n / 2 % 2];
       const int query = kByKeys ? column : other, key = kByKeys ? other : column;
-      const float score = product * (p.sign * p.scale_log2 * kLn2);
-      const float exponent = Score::value(score, query, key, parameter) * kLog2E - lse;
+      const float score = product * (p.sign * p.scale_log2 * kLn2<float>);
+      const float exponent = Score::value(score, query, key, parameter) * kLog2E<float> - lse;
       const float weight = mask.word[n / 32] >> (n % 32) & 1 ? exp2_flushed(exponent) : 0.0f;
       return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative(score, query, key, parameter)};
     }

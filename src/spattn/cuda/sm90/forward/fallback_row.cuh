@@ -15,7 +15,6 @@ namespace spattn::sm90 {
 // Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
 __device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
                                     float (&result)[kDim / 32], float& lse) {
-  constexpr double kLn2 = 0.693147180559945309417;
   const Work& work = assigned.work;
   const Problem& own = problem_of(p, assigned);
   const int batch = assigned.batch, head_kv = assigned.head / own.group;
@@ -39,13 +38,13 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
       sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
     }
     if constexpr (!kScored) return own.sign * sum;
-    return Score::value(own.sign * sum * own.scale_log2 * kLn2, int(query) + query_offset(own), int(position),
+    return Score::value(own.sign * sum * own.scale_log2 * kLn2<double>, int(query) + query_offset(own), int(position),
                         double(own.score_values[assigned.head]));
   };
   const auto value = [&](int64_t position, int d) {
     return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
   };
-  const double scale_log2 = kScored ? 1 / kLn2 : own.scale_log2;
+  const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
   const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
   for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);

@@ -82,7 +82,7 @@ struct ModifiedScores {
   }
 
   __device__ __forceinline__ void apply(float (&s)[kColumns / 2], const Problem& own, const Keys& keys) const {
-    const float scale = own.sign * own.scale_log2 * kLn2;
+    const float scale = own.sign * own.scale_log2 * kLn2<float>;
 #pragma unroll
     for (int column = 0; column < kColumns / 4; ++column) {  // of this thread
       const int at = column / 2 * 8 + column % 2;
@@ -95,7 +95,7 @@ struct ModifiedScores {
     }
   }
 
-  __device__ __forceinline__ static float scale_log2(const Problem&) { return kLog2E; }
+  __device__ __forceinline__ static float scale_log2(const Problem&) { return kLog2E<float>; }
 };
 
 using Scores = std::conditional_t<kScored, ModifiedScores, PlainScores>;

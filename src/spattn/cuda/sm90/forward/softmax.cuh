@@ -11,8 +11,6 @@
 
 namespace spattn::sm90 {
 
-constexpr float kLog2E = 1.442695040888963407f, kLn2 = 0.693147180559945309f;
-
 // Two floats as packed elements, `low` in the low half.
 __device__ __forceinline__ uint32_t narrow2(float low, float high) {
   Element2 pair;
@@ -98,7 +96,7 @@ struct Softmax {
 
   // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
-    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2<float>;
   }
 };
 
