@@ -93,8 +93,6 @@ def gpu(monkeypatch, tensor_maps, uploaded):
             module, "kernel", lambda *arguments: SimpleNamespace(macros=arguments[3], name=arguments[5])
         )
     monkeypatch.setattr(host_score, "upload", upload_values)
-    monkeypatch.setattr(backward_params, "encode_map", lambda *args: 0)
-    monkeypatch.setattr(backward_params, "replace_address", lambda *args: None)
     return Device(ordinal=0, sm_count=132)
 
 
