@@ -24,6 +24,6 @@ def score_values(device: Device, score: Score | None) -> int:
     return 0 if score is None else _on_device(device, score.values)[1]["values"]
 
 
-@functools.lru_cache(64)
+@functools.cache
 def _on_device(device: Device, values: tuple[float, ...]) -> tuple[Buffer, dict[str, int]]:
     return upload(device, {"values": np.array(values, np.float32)})

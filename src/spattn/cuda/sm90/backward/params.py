@@ -17,6 +17,7 @@ from ....schedule.tensor_maps import MAPS, VIEW, joint_heads
 from ...driver.structs import fields, packer
 from ...host.backward_pass import BackwardPass
 from ...host.forward_pass import fold_scale
+from ...host.score import score_values
 from ..forward.params import STRIDES, aligned_bytes, with_maps
 from ..maps import MAP_BYTES, encode_map, replace_address
 from .layout import ENTRY, WORK, Views
@@ -99,7 +100,7 @@ def params_dtype(room: int) -> np.dtype:
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    members += [(name, "f4") for name in _FLOATS]
+    members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score_values", "u8")]
     return with_maps(room, members)
 
 
@@ -171,6 +172,8 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
+        params["q_offset"] = call.plan.kv_len - call.plan.q_len
+        params["score_values"] = score_values(call.device, call.score)
         self._pointers = tuple(operand.pointer for operand in operands)  # as encoded in _image
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/element.cuh"
+#include "common/score.cuh"
 #include "sm90/forward/params.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -107,10 +108,12 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
 
 // Key positions of an entry's cells (gathered KV).
-__device__ __forceinline__ const int32_t* key_rows(const Params& p, const Work& work, const Entry& entry) {
-  const int tile = p.key_views[work.key_view + entry.view].map + entry.x;
-  return p.key_rows + int64_t(tile) * kBlockKV;
+__device__ __forceinline__ const int32_t* key_rows(const Params& p, const View& view, const Entry& entry) {
+  return p.key_rows + int64_t(view.map + entry.x) * kBlockKV;
 }
+
+// Position of query row 0 of a problem in its pattern.
+__device__ __forceinline__ int query_offset(const Problem& own) { return int(own.q_offset + own.moved); }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,

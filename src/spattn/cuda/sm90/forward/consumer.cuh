@@ -3,8 +3,8 @@
 
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/config.cuh"
-#include "sm90/forward/logits.cuh"
 #include "sm90/forward/mask.cuh"
+#include "sm90/forward/scores.cuh"
 #include "sm90/forward/softmax.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -19,6 +19,7 @@ struct Consumer {
   RingPosition<kQueries> query;
   Softmax softmax;
   int problem = 0;  // index of the problem of the next softmax
+  Scores scores;    // of the next softmax
 
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
   // before issuing those of masks.
@@ -113,10 +114,12 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask,
+                                        const Scores::Keys& keys, float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
-    logits_policy(s, own.sign, mask);
-    return softmax.update(s, own.scale_log2, rescale);
+    scores.apply(s, own, keys);
+    if (mask.partial) mask.apply(s);
+    return softmax.update(s, Scores::scale_log2(own), rescale);
   }
 
   __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
@@ -220,6 +223,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
+    scores.open(p, shared.assigned[position.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4);
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
@@ -250,6 +254,7 @@ struct Consumer {
       const MaskNumbers numbers = read_numbers(key_stage);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
+      const Scores::Keys key_positions = scores.next(p);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage), first);
@@ -268,7 +273,7 @@ struct Consumer {
       release(key_stage);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, rescale);
+      const bool moved = weigh(s, mask, key_positions, rescale);
       softmax.settle();
       wgmma_wait<0>();
       pin(o);
@@ -295,11 +300,12 @@ struct Consumer {
   // Softmax of the very first iteration, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
+    const Scores::Keys key_positions = scores.next(p);
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);
     ring.advance();
-    weigh(s, mask, rescale);
+    weigh(s, mask, key_positions, rescale);
   }
 
   // Forwards the end marker to the writer.

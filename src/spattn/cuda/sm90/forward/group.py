@@ -16,6 +16,7 @@ from ...driver.buffer import upload
 from ...driver.device import Device
 from ...driver.launch import Launch, kernel
 from ...host.forward_pass import ForwardPass
+from ...host.score import score_macros
 from ..maps import readable
 from .heads import with_packed_heads
 from .joined import Joined, join
@@ -51,6 +52,11 @@ class Part(NamedTuple):
         return rows_of(self.call.plan.block_q)
 
     @property
+    def score(self) -> str:
+        """Name of its score function; empty for the identity. The values may differ within a launch."""
+        return "" if self.call.score is None else self.call.score.name
+
+    @property
     def maps(self) -> int:
         """Number of its tensor maps."""
         return maps_needed(self.layout, self.call)
@@ -73,13 +79,13 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
     """Assign parts to launches: one specialization each, within the capacity of the parameters. Larger tiles, which
     have the longer items, launch first."""
     launches: list[list[int]] = []
-    for number in sorted(range(len(parts)), key=lambda n: -parts[n].rows):
+    for number in sorted(range(len(parts)), key=lambda n: (-parts[n].rows, parts[n].score)):
         own = parts[number]
         others = [parts[n] for n in launches[-1]] if launches else []
         maps = own.maps + sum(other.maps for other in others)
         entries = len(own.layout.entries) + sum(len(other.layout.entries) for other in others)
         full = len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST
-        if full or not others or others[0].rows != own.rows:
+        if full or not others or (others[0].rows, others[0].score) != (own.rows, own.score):
             launches.append([])
         launches[-1].append(number)
     return launches
@@ -110,7 +116,7 @@ class GroupOnDevice:
             row = build_for(first, keys_of(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
             cells = max(layout.most_cells for layout, _ in parts)
-            defines = variant(row, first.dtype, room, most, cells=cells)
+            defines = variant(row, first.dtype, room, most, cells=cells) | score_macros(first.score)
             records = structs(room, most)
             self._kernel = kernel(device, "sm90/forward/attention.cu", ARCH, defines, records, "hopper_attention")
         self._merges: list[Merging | None] = []

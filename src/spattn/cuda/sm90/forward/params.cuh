@@ -64,6 +64,8 @@ struct Problem {
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  int64_t q_offset;           // position of query row 0, without `moved`
+  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
 };
 
 // The tables of all problems are concatenated.

@@ -23,6 +23,7 @@ from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
+from ...host.score import score_values
 from ..maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, encode_map, replace_address
 from .layout import ENTRY, WORK, PlanLayout
 
@@ -44,6 +45,8 @@ PROBLEM = np.dtype(
         *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
+        ("q_offset", "i8"),
+        ("score_values", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -237,6 +240,8 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q, heads_q // heads_kv)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
+    problem["q_offset"] = call.plan.kv_len - call.plan.q_len
+    problem["score_values"] = score_values(call.device, call.score)
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:

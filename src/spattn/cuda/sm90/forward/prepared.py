@@ -29,6 +29,7 @@ from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
 from ...driver.launch import Kernel, kernel
 from ...host.forward_pass import ForwardPass
+from ...host.score import score_macros
 from ..maps import gatherable, readable
 from .heads import with_packed_heads
 from .layout import Items, PlanLayout, make_layout
@@ -117,7 +118,7 @@ class HopperPlan:
         """The cached state for calls of these strides and shapes, for any kv_len, or None if TMA cannot address
         them."""
         arrays = call.q, call.k, call.v, call.out
-        key = (call.dtype, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
+        key = (call.dtype, call.score, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._ready.get(key, self)
         if found is self:
             found = self._ready.keep(key, self._prepare(call))
@@ -178,6 +179,8 @@ def load(
     """The kernel `name` for a call: room for `room` tensor maps, KV gathered or not, at most `cells` cells per key
     box."""
     defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
+    if name == "attention":
+        defines |= score_macros(call.score)
     return kernel(call.device, f"sm90/forward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
 
