@@ -12,7 +12,6 @@ from spattn.cuda.sm80.forward import params
 from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.cuda.sm90.forward import prepared
 from spattn.planning.contract.validated import validated
-from spattn.schedule import compiler
 
 pytestmark = pytest.mark.family("sm80")
 
@@ -125,20 +124,6 @@ def test_hopper(call):
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
-
-
-@pytest.mark.parametrize(("shape", "columns"), [((8, 8), 64), ((7, 7), 56)])
-def test_kernels_are_told_of_short_tiles(shape, columns):
-    """Which clear what no copy of such a tile fills, and multiply fewer columns."""
-    tile, box = (shape[0] * shape[1], 64), shape
-    made = validated(compiler.plan(patterns.windowed((56, 56), shape), 3136, batch=2, heads=4, tile=tile, box=box))
-    operands = [Operand(base << 30, (2, 4, 3136, 64), (4 * 3136 * 64, 3136 * 64, 64, 1)) for base in range(1, 5)]
-    _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", 0.5, None))
-    to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, 0.5)
-    room = ready.attention[3]["SPATTN_MAPS"]
-    (found,) = np.frombuffer(ready.template.fill(0, to, 888), hopper_params.params_dtype(room))
-    assert found["short_tiles"] == (columns < 64)
-    assert ready.attention[3]["SPATTN_COLUMNS"] == columns
 
 
 def test_maps_follow_the_arrays(call):

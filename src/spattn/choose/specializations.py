@@ -20,7 +20,6 @@ from ..planning.contract.types import Plan
 # and two CTAs share an SM.
 TILE = (128, 64)
 ROWS = 64  # per warpgroup
-FEWER = 56  # keys per product if no key box is larger: 7 × 7 neighbourhood at head_dim 32: 47.8 µs against 49.5
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 # K and V of concurrently running heads may take 24 MiB of the 50-60 MB of L2: 512 bytes per key at head_dim 128.
@@ -86,18 +85,14 @@ def build(block_q: int, head_dim: int, keys: float = math.inf) -> Specialization
     return next(row for row in fitting if keys <= row.most_keys)
 
 
-def variant(
-    row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
-) -> dict[str, object]:
-    """Macros for `problems` problems and `room` tensor maps; `gathers`: gathered KV; `cells`: largest key box."""
-    fewer = row.step_kv == TILE[1] and cells <= FEWER
+def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
+    """Macros for `problems` problems and `room` tensor maps; `gathers`: gathered KV."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
-        "SPATTN_COLUMNS": FEWER if fewer else row.step_kv,
         "SPATTN_MAPS": room,
         "SPATTN_PROBLEMS": problems,
         "SPATTN_GATHERS": int(gathers),

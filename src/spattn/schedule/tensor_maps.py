@@ -22,7 +22,7 @@ VIEW = np.dtype(
         ("shift_z", "i4"),
         ("problem", "i4"),
         ("half", "i4", AXES),
-        ("cells", "i4"),
+        ("unused", "i4"),
         ("offset", "i8"),
         ("stride", "i8", AXES),
         ("extent", "i4", AXES),
@@ -53,7 +53,6 @@ def map_views(
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
         records[name] = views[name]
-    records["cells"] = views["box"].prod(axis=1)
     classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for number in ids:
         view = views[number]
@@ -119,15 +118,15 @@ Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all 
 
 def maps_of(plan: Plan, moves: bool) -> int:
     """Tensor maps per batch entry of the layout that :func:`make_layout` would make."""
-    (query_specs, _), (key_specs, _) = mapped(plan, plan.views, moves)
+    (query_specs, _), (key_specs, _) = mapped(plan, moves)
     return 2 * (len(query_specs) + len(key_specs))
 
 
-def mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
-    """Tensor maps and device records of the query views and of key views `views`; gathered views need no map."""
+def mapped(plan: Plan, moves: bool) -> tuple[Mapped, Mapped]:
+    """Tensor maps and device records of the query views and of the key views; gathered views need no map."""
     query_ids, key_ids, _ = roles(plan)
     queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
-    return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
+    return queries, map_views(plan.views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def joint_heads(operand: Operand) -> bool:

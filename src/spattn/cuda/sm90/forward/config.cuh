@@ -15,8 +15,7 @@ constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
-constexpr int kColumns = SPATTN_COLUMNS;  // columns of a QK^T product: fewer than kStepKV if key boxes have fewer cells
-constexpr int kPanels = kDim / 64;        // 64 elements are one 128-byte swizzled row
+constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
@@ -40,9 +39,8 @@ constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gather
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
-static_assert(kColumns == kStepKV || (kColumns < kStepKV && kTiles == 1));
 
-using QueryKeyProduct = Product<kColumns>;
+using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
 // A task as the producer announces it to consumers and writer; an empty work item ends the kernel.

@@ -48,7 +48,7 @@ struct Consumer {
   }
 
   // s = q k^T of the query rows and the keys at these addresses; asynchronous.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kColumns / 2], uint32_t rows, uint32_t keys) {
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
     pin(s);
     wgmma_fence();
@@ -114,7 +114,7 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask,
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask,
                                         const Scores::Keys& keys, float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     scores.apply(s, own, keys);
@@ -122,10 +122,10 @@ struct Consumer {
     return softmax.update(s, Scores::scale_log2(own), rescale);
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
                                                         uint32_t (&weights)[kStepKV / 4]) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
@@ -233,7 +233,7 @@ struct Consumer {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
-    float s[kColumns / 2], o[kDim / 2], rescale[2];
+    float s[kStepKV / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
     if (!kOverwrites) clear(o);
@@ -298,7 +298,7 @@ struct Consumer {
   }
 
   // Softmax of the very first iteration, which no product overlaps.
-  __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
+  __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     const Scores::Keys key_positions = scores.next(p);
     wgmma_wait<0>();

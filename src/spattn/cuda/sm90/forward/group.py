@@ -115,8 +115,7 @@ class GroupOnDevice:
         if launches:
             row = build_for(first, keys_of(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
-            cells = max(layout.most_cells for layout, _ in parts)
-            defines = variant(row, first.dtype, room, most, cells=cells) | score_macros(first.score)
+            defines = variant(row, first.dtype, room, most) | score_macros(first.score)
             records = structs(room, most)
             self._kernel = kernel(device, "sm90/forward/attention.cu", ARCH, defines, records, "hopper_attention")
         self._merges: list[Merging | None] = []

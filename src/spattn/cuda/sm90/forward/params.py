@@ -16,7 +16,6 @@ import numpy as np
 
 from ...._util.cached import Recent
 from ....arrays.operand import Operand
-from ....choose.specializations import TILE
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.device import address
@@ -81,7 +80,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """The struct Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
-    members += [("task_count", "i4"), ("short_tiles", "i4")]
+    members += [("task_count", "i4"), ("unused", "i4")]
     return with_maps(room, members)
 
 
@@ -159,7 +158,6 @@ class Template:
         for name in _ROWS:
             if len(getattr(parts[0][0], name)):
                 params[name] = plan_at[name]
-        params["short_tiles"] = any(layout.fewest_cells < TILE[1] for layout, _ in parts)
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []

@@ -133,7 +133,7 @@ class HopperPlan:
             return None
         row = build_for(call, self.item_keys)
         return Ready(
-            load("attention", row, call, room, self.layout.gathers, self.layout.most_cells) if self.launches else None,
+            load("attention", row, call, room, self.layout.gathers) if self.launches else None,
             blocks_of(self.launches, row, call.device),
             Template([(self.layout, call)], self.at, self.launches, room),
             merging(call, [self.at[name] for name in MERGE_TABLES], self.merge_blocks) if self.merge_blocks else None,
@@ -173,12 +173,9 @@ def build_for(call: ForwardPass, keys: float) -> Specialization:
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
-def load(
-    name: str, row: Specialization, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]
-) -> Kernel:
-    """The kernel `name` for a call: room for `room` tensor maps, KV gathered or not, at most `cells` cells per key
-    box."""
-    defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
+def load(name: str, row: Specialization, call: ForwardPass, room: int, gathers: bool = False) -> Kernel:
+    """The kernel `name` for a call: room for `room` tensor maps, KV gathered or not."""
+    defines = variant(row, call.dtype, room, gathers=gathers)
     if name == "attention":
         defines |= score_macros(call.score)
     return kernel(call.device, f"sm90/forward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")

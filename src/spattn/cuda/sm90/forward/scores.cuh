@@ -18,10 +18,10 @@ struct PlainScores {
 
   __device__ __forceinline__ Keys next(const Params&) { return {}; }
 
-  __device__ __forceinline__ void apply(float (&s)[kColumns / 2], const Problem& own, const Keys&) const {
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys&) const {
     if (own.sign != 1.0f) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) s[i] *= own.sign;
+      for (int i = 0; i < kStepKV / 2; ++i) s[i] *= own.sign;
     }
   }
 
@@ -81,10 +81,10 @@ struct ModifiedScores {
     return found;
   }
 
-  __device__ __forceinline__ void apply(float (&s)[kColumns / 2], const Problem& own, const Keys& keys) const {
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
     const float scale = own.sign * own.scale_log2 * kLn2<float>;
 #pragma unroll
-    for (int column = 0; column < kColumns / 4; ++column) {  // of this thread
+    for (int column = 0; column < kStepKV / 4; ++column) {  // of this thread
       const int at = column / 2 * 8 + column % 2;
       const int key = keys.tile[at / kBlockKV].of(at % kBlockKV + threadIdx.x % 4 * 2);
 #pragma unroll
