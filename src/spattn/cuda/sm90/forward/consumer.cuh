@@ -114,8 +114,8 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask,
-                                        const Scores::Keys& keys, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, const Scores::Keys& keys,
+                                        float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     scores.apply(s, own, keys);
     if (mask.partial) mask.apply(s);

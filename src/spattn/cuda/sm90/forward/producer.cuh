@@ -159,8 +159,8 @@ struct Producer {
         for (int i = 0; i < kTiles * kPanels; ++i) {
           const int t = i / kPanels, panel = i % kPanels;
           const StepTile& tile = tiles.of[t];
-          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full,
-                   panel * 64, tile.x, tile.y, tile.z, keys.head);
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
+                   tile.x, tile.y, tile.z, keys.head);
         }
       }
     }
