@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spattn.cuda.driver import cache, compile
-from spattn.cuda.sm80.forward.params import STRUCTS
+from spattn.cuda.sm80.params import structs_of
 
 pytestmark = pytest.mark.family("sm80")
 
@@ -52,7 +52,7 @@ def nvcc(tmp_path, monkeypatch, place):
 
 
 def make(**defines) -> bytes:
-    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, STRUCTS)
+    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, structs_of(SOURCE))
 
 
 def cubins(place: Path) -> list[Path]:
@@ -83,7 +83,7 @@ def test_fault_37_damaged_entry_is_rebuilt(nvcc, place, damage):
 def test_every_ingredient_counts(nvcc, place, tmp_path, monkeypatch):
     make()
     make(SPATTN_DTYPE="float64")
-    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, STRUCTS)
+    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, structs_of(SOURCE))
     assert len(cubins(place)) == 3
     compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, {})
     assert len(cubins(place)) == 4

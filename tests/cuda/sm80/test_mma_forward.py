@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import spattn
 from spattn import Tiling, cuda, patterns, plan, reference
 from spattn.cuda.sm80 import forward as portable
-from spattn.cuda.sm80.forward import variants
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 
@@ -68,28 +67,17 @@ def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("tile", [(16, 64), (48, 64), (64, 192), (128, 128)], ids=str)
-def test_any_tile(check, tile, dtype):
-    """Plans of other tile shapes than the default run too."""
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("tile", [(16, 64), (48, 64), (64, 192), (128, 128), (176, 64), (256, 64)], ids=str)
+def test_any_tile(check, tile, head_dim, dtype):
+    """Plans of other tile shapes than the default run too, large tiles on several CTAs."""
     pattern = patterns.SlidingWindow(90, 40) | patterns.GlobalTokens(3)
 
     def forward(q, k, v, pattern, scale=None):
         made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=tile, workers=7), heads=2)
         return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
 
-    check(pattern, *inputs(1, 2, 2, 300, 300, 64, dtype=dtype), forward=forward)
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_multiply_adds(check, monkeypatch, head_dim):
-    """float32 without tensor cores: what tiles get that are too large for the TF32 kernel."""
-    monkeypatch.setattr(variants, "LARGEST_TF32_BLOCK_Q", 0)
-
-    def forward(q, k, v, pattern, scale=None):
-        made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=(128, 64), workers=3), heads=2)
-        return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
-
-    check(patterns.strided(24), *inputs(1, 2, 2, 300, 300, head_dim), forward=forward)
+    check(pattern, *inputs(1, 2, 2, 300, 300, head_dim, dtype=dtype), forward=forward)
 
 
 @pytest.mark.parametrize("workers", [1, 16, 132])

@@ -6,14 +6,18 @@ dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 
-from ...driver.launch import Kernel, kernel
+from ...driver.device import Device
+from ...driver.launch import Kernel
 from ...host.backward_pass import BackwardPass
-from .params import STRUCTS, pack, pack_sum, plan_on_device
-from .variants import of_pass, variant
+from ...host.score import score_macros
+from ..kernels import load
+from ..params import pack_backward, pack_sum, passes_on_device
+from ..variants import backward_variants, variant
 
-__all__ = ["STRUCTS", "backward", "of_pass", "variant"]
+__all__ = ["backward"]
 
 _THREADS = 256  # of statistics.cu
 _ITEMSIZE = {"float64": 8}
@@ -23,7 +27,7 @@ def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
     batch, heads_q, q_len, _ = call.q.shape
     heads_kv = call.k.shape[1]
-    plan = plan_on_device(call.plan, call.device, batch, heads_q, heads_kv)
+    plan = passes_on_device(call.plan, call.device, batch, heads_q, heads_kv)
     itemsize = _ITEMSIZE.get(call.dtype, 4)
     results = (0, call.dq), (1, call.dk), (1, call.dv)
     sizes = [batch * x.shape[1] * plan[keyed].partial_rows * x.shape[3] * itemsize for keyed, x in results]
@@ -31,23 +35,44 @@ def backward(call: BackwardPass) -> None:
     memory = call.allocate(starts[-1])
     statistics, dq, dk, dv = (memory + start for start in starts[:-1])
     targets = ((call.dq, dq), None), ((call.dk, dk), (call.dv, dv))
+    ready_statistics, ready_sum = _other_kernels(call.device, call.dtype)
     for keyed, (scores, values) in enumerate(targets):
-        params = pack(call, plan[keyed], statistics, scores, values)
+        own = plan[keyed]
+        params = pack_backward(call, own, statistics, scores, values)
         if not keyed:
-            rows = batch * heads_q * q_len
-            ready = _kernel(call, *variant("statistics", call.dtype), "statistics")
-            ready.launch(-(-rows // (_THREADS // 32)), params, call.stream)
-        if plan[keyed].tasks:
-            dims, room = (call.q.shape[3], call.v.shape[3]), call.device.shared_bytes
-            for source, macros, rows in of_pass(call.dtype, *dims, bool(keyed), call.aligned(), room, call.precision):
-                blocks = plan[keyed].tasks * plan[keyed].subtiles * -(-plan[keyed].subtile_rows // rows)
-                _kernel(call, source, macros, "backward").launch(blocks, params, call.stream)
-        if plan[keyed].sum_blocks:
-            ready = _kernel(call, *variant("sum", call.dtype), "sum")
+            ready_statistics.launch(-(-batch * heads_q * q_len // (_THREADS // 32)), params, call.stream)
+        if own.tasks:
+            for ready, rows in backward_kernels(call, bool(keyed)):
+                blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
+                ready.launch(blocks, params, call.stream)
+        if own.sum_blocks:
             for target, partial in filter(None, (scores, values)):
-                blocks = batch * target.shape[1] * plan[keyed].sum_blocks
-                ready.launch(blocks, pack_sum(plan[keyed], target, partial), call.stream)
+                blocks = batch * target.shape[1] * own.sum_blocks
+                ready_sum.launch(blocks, pack_sum(own, target, partial), call.stream)
 
 
-def _kernel(call: BackwardPass, source: str, macros: dict[str, object], entry: str) -> Kernel:
-    return kernel(call.device, source, call.device.arch, macros, STRUCTS, entry)
+def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
+    """The dK/dV or dQ kernels for a call's dtype, head dimensions, alignment and score function, with their rows per
+    CTA."""
+    dims, score = (call.q.shape[3], call.v.shape[3]), tuple(score_macros(call.score).items())
+    return _backward_kernels(call.device, call.dtype, *dims, by_keys, call.aligned(), call.precision, score)
+
+
+@functools.cache
+def _backward_kernels(
+    device: Device,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    by_keys: bool,
+    aligned: bool,
+    precision: str | None,
+    score: tuple[tuple[str, object], ...],
+) -> list[tuple[Kernel, int]]:
+    found = backward_variants(dtype, head_dim, head_dim_v, by_keys, aligned, device.shared_bytes, precision)
+    return [(load(device, own._replace(macros=own.macros | dict(score))), own.rows) for own in found]
+
+
+@functools.cache
+def _other_kernels(device: Device, dtype: str) -> tuple[Kernel, Kernel]:
+    return load(device, variant("backward/statistics", dtype)), load(device, variant("backward/sum", dtype))

@@ -5,7 +5,7 @@
 // Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads dout and out once.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 

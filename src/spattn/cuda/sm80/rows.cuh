@@ -1,8 +1,8 @@
 // Rows of a head between global and shared memory, gathered by position.
 #pragma once
 #include "common/element.cuh"
-#include "sm80/forward/params.cuh"
-#include "sm80/forward/ptx.cuh"
+#include "sm80/params.cuh"
+#include "sm80/ptx.cuh"
 
 namespace spattn::sm80 {
 
