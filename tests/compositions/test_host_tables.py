@@ -19,8 +19,8 @@ import spattn
 from spattn import cuda
 from spattn.arrays import namespace_of
 from spattn.arrays.operand import Operand, row_major
-from spattn.choose import gpu as _choice
-from spattn.choose.features_gpu import Sizes
+from spattn.choose import machine_gpu as _choice
+from spattn.choose.chooser import Sizes
 from spattn.cuda.driver import device
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90 import select

@@ -15,8 +15,8 @@ from typing import Any
 
 from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
-from ..choose import gpu as _choice
-from ..choose.features_gpu import Sizes
+from ..choose import machine_gpu as _choice
+from ..choose.chooser import Sizes
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cost_ms
 from ..choose.sharing import Member, shared
 from ..choose.specializations import DTYPES, ROWS

@@ -14,7 +14,8 @@ from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
-from spattn.testing.tables import check_table
+
+from ...tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 

@@ -14,7 +14,8 @@ from spattn.cuda.sm90.forward.joined import join
 from spattn.cuda.sm90.forward.layout import make_layout
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
-from spattn.testing.tables import check_table
+
+from ...tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 

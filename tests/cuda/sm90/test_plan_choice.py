@@ -12,8 +12,9 @@ import pytest
 import spattn
 from spattn import cuda
 from spattn import patterns as sp
-from spattn.choose import gpu as _choice
-from spattn.choose.features_gpu import Sizes
+from spattn.choose import chooser
+from spattn.choose import machine_gpu as _choice
+from spattn.choose.chooser import Sizes
 from spattn.choose.machine_gpu import cost_ms
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm90.forward.layout import make_layout
@@ -233,8 +234,9 @@ def test_predicted_times_are_within_a_quarter(pattern, tokens, head_dim, heads, 
 @pytest.mark.parametrize("pattern", [sp.Causal(), sp.BigBird(64), sp.Documents((700, 30, 1318)), PADDED])
 def test_a_plan_is_found_again_without_planning_or_pricing(card, monkeypatch, pattern):
     made = chosen(pattern, 2048)
-    for name in ("cost_ms", "_made", "_may_stay_whole", "_smaller"):
+    for name in ("cost_ms", "_may_stay_whole", "_halves"):
         monkeypatch.setattr(_choice, name, lambda *args: pytest.fail("planned again"))
+    monkeypatch.setattr(chooser.Tried, "add", lambda *args: pytest.fail("planned again"))
     misses = spattn.plan_cache_info().misses
     assert chosen(pattern, 2048) is made and spattn.plan_cache_info().misses == misses
 

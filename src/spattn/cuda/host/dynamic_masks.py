@@ -8,7 +8,7 @@ from ...arrays import dtype_name, namespace_of
 from ...arrays.namespace import ArrayNamespace
 from ...arrays.operand import Operand
 from ...backends import PreparedForward
-from ...choose.gpu import BLOCKS, pieces_of, workers_of
+from ...choose.machine_gpu import BLOCKS, pieces_of, workers_of
 from ...choose.specializations import ROWS, TILE
 from ...patterns.dynamic import DynamicMask, Form, MaskedPattern
 from ...planning import Plan

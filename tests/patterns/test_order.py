@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns.hints import alike as _alike
-from spattn.patterns.hints.alike import alike_together
+from spattn.patterns.hints import order as _alike
+from spattn.patterns.hints.order import cluster_pairs
 
 N = 1024
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def squares(mask):
 
 
 def reordered(mask):
-    q_order, kv_order = alike_together(*listed(mask))
+    q_order, kv_order = cluster_pairs(*listed(mask))
     assert np.array_equal(np.sort(q_order), np.arange(mask.shape[0]))
     assert np.array_equal(np.sort(kv_order), np.arange(mask.shape[1]))
     return mask[q_order][:, kv_order]
@@ -66,7 +66,7 @@ def test_keys_and_queries_without_pairs_lie_apart():
     ids=["empty", "no tokens", "no keys", "full", "random", "window", "diagonal", "in a row", "noise"],
 )
 def test_nothing_is_gained(mask):
-    assert alike_together(*listed(mask)) is None
+    assert cluster_pairs(*listed(mask)) is None
 
 
 def test_scattered_pairs_cost_a_look_at_few_rows(monkeypatch):
@@ -74,7 +74,7 @@ def test_scattered_pairs_cost_a_look_at_few_rows(monkeypatch):
     mask = RNG.random((4 * N, 4 * N)) < 0.01
     seen = []
     monkeypatch.setattr(_alike, "_squares", lambda *args: seen.append(args))
-    assert alike_together(*listed(mask)) is None and not seen
+    assert cluster_pairs(*listed(mask)) is None and not seen
 
 
 def test_large_tables_of_squares_are_not_made(monkeypatch):
@@ -91,6 +91,6 @@ def test_orders_are_permutations(rows, keys, labels, seed):
     """Of whatever is found, in small problems too."""
     rng = np.random.default_rng(seed)
     mask = rng.integers(0, labels, rows)[:, None] == rng.integers(-1, labels, keys)
-    found = alike_together(*listed(mask))
+    found = cluster_pairs(*listed(mask))
     for order, length in zip(found or (), (rows, keys), strict=False):
         assert np.array_equal(np.sort(order), np.arange(length))

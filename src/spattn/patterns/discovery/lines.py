@@ -1,23 +1,35 @@
-"""Line candidates: diagonals, columns, rows, and the longest run of each row."""
+"""Candidates, and line candidates: diagonals, columns, rows, and the longest run of each row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from ...index_set import Runs
 from ..base.check import MOST_RUNS
 from ..base.pattern import Pattern
-from ..sequence.basic import Columns, Full, Sinks, Stride
+from ..sequence.basic import Causal, Columns, Full, Sinks, Stride
 from ..sequence.intervals import RowIntervals
 from ..sequence.tokens import GlobalTokens
-from ..sequence.vertical_slash import VerticalSlash
-from ._candidate import TILE, Candidate
-from ._counts import Counts, Evidence, covered, intervals, usual_spacing
-from ._pairs import Pairs
+from ..sequence.windows import DilatedWindow, SlidingWindow, VerticalSlash
+from .evidence import Counts, Evidence, Pairs, covered, intervals, usual_spacing
 
-__all__ = ["columns", "diagonals_without_order", "global_tokens", "longest_runs", "rows", "strides", "windows"]
+__all__ = [
+    "TILE",
+    "Candidate",
+    "band",
+    "columns",
+    "diagonals_without_order",
+    "global_tokens",
+    "longest_runs",
+    "rows",
+    "strides",
+    "windows",
+]
 
+TILE = 128, 64  # compares views with contiguous tiles; other tile sizes give similar ratios
 _MOST_TOKENS = 1 << 12
 _SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
 _LEAST_RUN = 16  # keys; shorter runs are listed as pairs
@@ -27,14 +39,66 @@ _AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
 _FEW = 4  # most groups of diagonals, and the width of a narrow group
 
 
+class Candidate(NamedTuple):
+    """The pairs of `base`, which has closed forms, at distances ``low <= q - k <= high``."""
+
+    base: Pattern
+    low: int | None  # None = unbounded; causal is 0 to None
+    high: int | None
+    new: int  # pairs that nothing covered before
+    missing: int  # its pairs that the mask lacks
+    cost: int = 0  # pairs that it must cover to pay off: its serialized numbers and the empty cells of its tiles
+
+    def is_present(self, fill: float) -> bool:
+        """Whether at least this share of its new pairs is present."""
+        return self.missing <= (1 - fill) * (self.new + self.missing)
+
+    def pattern(self) -> Pattern:
+        """Return the idiomatic pattern of these pairs."""
+        low, high, base = self.low, self.high, self.base
+        if isinstance(base, Full):
+            return band(low, high)
+        if isinstance(base, Stride) and not base.offset and low is not None and high is not None and low <= 0 <= high:
+            return DilatedWindow(high // base.stride, -low // base.stride, base.stride)
+        return base if (low, high) == (None, None) else band(low, high) & base
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        """Return the closed form; `base` must be bound to the lengths."""
+        runs = self.base.runs(q, kv_len)
+        if runs is None:
+            raise ValueError(f"base: expected a pattern with closed forms, got {self.base!r}")
+        start, step, count = runs.start, runs.step, runs.count
+        first = np.zeros_like(q) if self.high is None else q - self.high
+        last = np.full_like(q, kv_len) if self.low is None else q - self.low
+        skipped = np.maximum(-((start - first[:, None]) // step), 0)
+        kept = np.minimum(count, (last[:, None] - start) // step + 1)
+        return Runs(start + skipped * step, step, np.maximum(kept - skipped, 0))
+
+
+def band(low: int | None, high: int | None) -> Pattern:
+    """Return the pattern of distances ``low <= q - k <= high``."""
+    if (low, high) == (None, None):
+        return Full()
+    if (low, high) == (0, None):
+        return Causal()
+    left, right = -1 if high is None else high, -1 if low is None else -low
+    if low is not None and low > 0:
+        return SlidingWindow(left, 0) - SlidingWindow(low - 1, 0)
+    if high is not None and high < 0:
+        return SlidingWindow(0, right) - SlidingWindow(0, -high - 1)
+    return SlidingWindow(left, right)
+
+
 class _Lines:
     """Columns or rows and whether they are filled, among all pairs (`low` is None) or the causal ones."""
 
     def __init__(self, evidence: Evidence, axis: str, low: int | None):
         self.low = low
-        room, total, self.left = (getattr(each, axis)[low] for each in (evidence.room, evidence.total, evidence.left))
-        self.missing = room - total
-        self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
+        capacity, total, self.left = (
+            getattr(each, axis)[low] for each in (evidence.capacity, evidence.total, evidence.left)
+        )
+        self.missing = capacity - total
+        self.chosen = evidence.filled(capacity, total, self.left) & (_SHORT * capacity >= capacity.max(initial=0))
 
     def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
         """Make the candidate of some lines."""
@@ -56,9 +120,9 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
         lines = _Lines(evidence, "keys", low)
         periodic = _period(lines.chosen)
         if periodic is not None:
-            place = np.arange(evidence.pairs.kv_len) % periodic[0]
-            found = lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
-            if found.new and found.is_there(evidence.fill):
+            phase = np.arange(evidence.pairs.kv_len) % periodic[0]
+            found = lines.candidate(Columns(*periodic), (phase >= periodic[1]) & (phase < periodic[2]))
+            if found.new and found.is_present(evidence.fill):
                 yield found
                 continue  # other keys remain for the next round
         key = lines.members()
@@ -102,11 +166,11 @@ class _Diagonals:
     """Diagonals and whether they are filled, numbered from the least distance on."""
 
     def __init__(self, evidence: Evidence):
-        room, total, self.left = (each.diagonals for each in (evidence.room, evidence.total, evidence.left))
-        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(room)
-        self.missing = room - total
-        self.filled = evidence.filled(room, total, self.left)
-        long = np.flatnonzero(_SHORT_DIAGONAL * room >= room.max(initial=0))
+        capacity, total, self.left = (each.diagonals for each in (evidence.capacity, evidence.total, evidence.left))
+        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(capacity)
+        self.missing = capacity - total
+        self.filled = evidence.filled(capacity, total, self.left)
+        long = np.flatnonzero(_SHORT_DIAGONAL * capacity >= capacity.max(initial=0))
         if evidence.fill < 1 and len(long):  # short diagonals copy the nearest long one
             self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 

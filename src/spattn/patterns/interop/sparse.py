@@ -12,7 +12,7 @@ from ..._util.index_checks import check_lengths, integer_array
 from ..._util.ragged import offsets
 from ...arrays import namespace_of, to_host
 from ..base.content import on_host
-from .pairs import CSR
+from ..listed.pairs import CSR
 
 __all__ = ["from_pairs", "from_scipy", "from_torch_sparse"]
 
@@ -99,8 +99,8 @@ def from_torch_sparse(tensor: Any) -> CSR:
            [0, 1, 0],
            [0, 0, 1]])
     """
-    kind = namespace_of(tensor)
-    if kind is None or kind.name != "torch" or str(tensor.layout) == "torch.strided":
+    library = namespace_of(tensor)
+    if library is None or library.name != "torch" or str(tensor.layout) == "torch.strided":
         raise TypeError(f"tensor: expected a sparse tensor of PyTorch, got {getattr(tensor, 'layout', type(tensor))}")
     _check_axes("tensor", tensor)
     pairs = tensor.detach().cpu().to_sparse_coo().coalesce()

@@ -1,4 +1,4 @@
-"""Draw a pattern as a query × key matrix."""
+"""Draw patterns as query × key matrices, and list well-known compositions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ..._util.imports import whole_imports
-from ..._util.ragged import ramp
-from ...index_set import AffineRows
-from ..base.pattern import Pattern
+from .._util.imports import whole_imports
+from ..index_set import AffineRows
+from .base.pattern import Pattern
+from .papers.recipes import gallery
 
-__all__ = ["density_map", "draw"]
+__all__ = ["draw", "gallery"]
 
 _CELLS_DRAWN = 96  # most tokens per side with visible single cells
 _LARGEST_PICTURE = 256  # pixels per side; fewer than a small figure has, so no line is dropped
@@ -99,11 +99,8 @@ def density_map(rows: AffineRows) -> np.ndarray:
     strip = max(1, _RUNS_AT_ONCE // max(1, np.diff(rows.class_indptr).max(initial=0)))
     for first in range(0, rows.q_len, strip):
         row = np.arange(first, min(first + strip, rows.q_len))
-        lengths = np.diff(rows.class_indptr)[rows.row_class[row]]
-        of_row = np.repeat(row, lengths)
-        run = ramp(lengths) + rows.class_indptr[rows.row_class[of_row]]
-        start, step, count = ((a[run])[:, None] for a in (rows.start, rows.step, rows.count))
-        start = start + rows.row_base[of_row][:, None]
+        of_row, *runs = rows.flat_runs(row)
+        start, step, count = (each[:, None] for each in runs)
         below = np.clip(-((start - key_edges) // step), 0, count)  # keys of each run before each edge
         np.add.at(picture, of_row // scale, np.diff(below, axis=1))
     return picture / np.maximum(np.outer(np.diff(row_edges), np.diff(key_edges)), 1)

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .._util.checks import MOST_CELLS
-from .._util.ragged import ramp
-from ..planning import Plan
-from ..planning.contract.types import positions, real_cells
-from ..planning.contract.validate import pair_codes
-from ..schedule.gradients import Units
-from ..schedule.reductions import Merges, Reductions, SumReductions
-from ..schedule.subtiles import EMPTY, FULL, KEYS, Pass, SubtileMasks, subtile_masks
-from ..schedule.tasks import Listed
+from spattn._util.checks import MOST_CELLS
+from spattn._util.ragged import ramp
+from spattn.planning import Plan
+from spattn.planning.contract.types import positions, real_cells
+from spattn.planning.contract.validate import pair_codes
+from spattn.schedule.gradients import Units
+from spattn.schedule.reductions import Merges, Reductions, SumReductions
+from spattn.schedule.subtiles import EMPTY, FULL, KEYS, Pass, SubtileMasks, subtile_masks
+from spattn.schedule.tasks import Listed
 
 __all__ = ["check_table"]
 

@@ -1,4 +1,4 @@
-"""A separate pattern per query head, per batch entry, or per axis of a grid."""
+"""A pattern per axis of a grid, and the recipes axial and windowed."""
 
 from __future__ import annotations
 
@@ -8,160 +8,27 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from ...index_set import Runs
-from ..base.check import MOST_RUNS, assign, integer
+from ..base.check import MOST_RUNS, Count, Positive, Range, assign, integer, per_axis
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
+from ..base.per_head import pattern_tuple
 from ..base.predicate import allowed
+from ..base.recipe import recipe
 from ..base.registry import register
-from ..hints.grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major, table_runs
-from ..hints.lattice import Ends, Lattice, Span, lattice_product
-from ..sequence.basic import Causal
+from ..hints.lattice import Lattice, Span, lattice_product
+from ..sequence.basic import BlockLocal, Full
+from ..sequence.documents import Documents
 from ..sequence.windows import SlidingWindow
+from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major, table_runs
 
-__all__ = ["PerAxis", "PerBatch", "PerHead"]
+__all__ = ["PerAxis", "axial", "windowed"]
 
-_AXES = ("batch entry", "head")
-_SEVERAL = ("batch entries", "heads")
 _MOST_CELLS = 1 << 24  # of one axis's table
-
-
-def _checked(patterns: object) -> tuple[Pattern, ...]:
-    """Check a sequence of patterns and return it as a tuple."""
-    if isinstance(patterns, Pattern) or not isinstance(patterns, Iterable):
-        raise TypeError(f"patterns: expected a sequence of patterns, got {patterns!r}")
-    found = tuple(patterns)
-    for pattern in found:
-        if not isinstance(pattern, Pattern):
-            raise TypeError(f"patterns: expected patterns, got {pattern!r}")
-    return found
-
-
-@dataclass(frozen=True)
-class Chosen(Pattern):
-    """Base of PerBatch and PerHead: :meth:`at` picks a pattern along `axis`, 0 = batch entries, 1 = heads."""
-
-    patterns: tuple[Pattern, ...]
-
-    axis: ClassVar[int]
-
-    def __post_init__(self) -> None:
-        patterns, one = _checked(self.patterns), _AXES[self.axis]
-        for pattern in patterns:
-            own = pattern.sizes()[self.axis]
-            if own not in (0, 1, len(patterns)):
-                raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
-        if not patterns:
-            raise ValueError("patterns: expected at least one pattern, got none")
-        assign(self, patterns=patterns, **nesting(patterns))
-
-    def bind(self, q_len: int, kv_len: int) -> Pattern:
-        return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
-
-    def sizes(self) -> tuple[int, int]:
-        other = 1 - self.axis
-        found = {p.sizes()[other] for p in self.patterns} - {1}
-        if len(found - {0}) > 1:
-            raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
-        sizes = max(found, default=1), len(self.patterns)
-        return sizes if self.axis else sizes[::-1]
-
-    def grids(self) -> frozenset[tuple[int, ...]]:
-        return frozenset().union(*(p.grids() for p in self.patterns))
-
-    def at(self, batch: int, head: int) -> Pattern:
-        name, number = (("batch", batch), ("head", head))[self.axis]
-        several = len(self.patterns) > 1
-        chosen = integer(name, number, 0, len(self.patterns) - 1) if several else 0
-        return self.patterns[chosen].at(batch, head)
-
-    def _only(self) -> Pattern:
-        if len(self.patterns) > 1:
-            name, one, got = type(self).__name__, _AXES[self.axis], len(self.patterns)
-            raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
-        return self.patterns[0]
-
-    @property
-    def _has_order(self) -> bool:  # type: ignore[override]  # per instance
-        return any(p._has_order for p in self.patterns)
-
-    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        return self._only().runs(q, kv_len)
-
-    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        return self._only().parts(q_len, kv_len)
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._only().ends(q_len)
-
-
-@register(
-    "per_head",
-    example=lambda: (((Causal(), SlidingWindow(4, 0)),), 32),
-    typical=lambda: (((Causal(), SlidingWindow(511, 0)),), 4096),
-)
-@dataclass(frozen=True)
-class PerHead(Chosen):
-    """A separate pattern for each query head.
-
-    For models that mix local and global heads.
-
-    Parameters
-    ----------
-    patterns : tuple of Pattern
-        One per query head, or per group of neighbouring heads if their number divides the number of heads. All must
-        support the same number of batch entries.
-    """
-
-    axis = 1
-
-    def allows(self, q: Any, k: Any) -> Any:
-        return self._only().allows(q, k)
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
-        own = sizes._replace(heads_q=1, heads_kv=1)
-        return cls(tuple(draw.pattern(own) for _ in range(heads))), sizes
-
-
-@register(
-    "per_batch",
-    example=lambda: (((SlidingWindow(4, 0),),), 32),  # a single entry, to suit batch 1
-    typical=lambda: (((SlidingWindow(511, 0),),), 4096),
-)
-@dataclass(frozen=True)
-class PerBatch(Chosen):
-    """A separate pattern for each batch entry.
-
-    For batches whose entries differ in global tokens, windows or cache lengths.
-
-    Parameters
-    ----------
-    patterns : tuple of Pattern
-        One per batch entry. All must support the same number of heads.
-
-    Examples
-    --------
-    >>> from spattn.patterns import GlobalTokens, SlidingWindow
-    >>> pattern = SlidingWindow(1) | PerBatch((GlobalTokens((0,)), GlobalTokens((3,))))
-    >>> pattern.index_set(4, 4, batch=0).row(2), pattern.index_set(4, 4, batch=1).row(0)
-    (array([0, 1, 2, 3]), array([0, 1, 3]))
-    """
-
-    axis = 0
-
-    def allows(self, q: Any, k: Any) -> Any:
-        return self._only().allows(q, k)
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        own = sizes._replace(batch=1, heads_q=1, heads_kv=1)
-        return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes
 
 
 class _Side(NamedTuple):
@@ -245,6 +112,7 @@ class PerAxis(GridPattern):
 
     Examples
     --------
+    >>> from spattn.patterns import Causal, SlidingWindow
     >>> PerAxis((2, 3), (Causal(), SlidingWindow(1))).index_set(6, 6).row(3)
     array([0, 1, 3, 4])
     """
@@ -252,7 +120,7 @@ class PerAxis(GridPattern):
     patterns: tuple[Pattern, ...]
 
     def __post_init__(self) -> None:
-        grid, patterns = lengths(self.grid), _checked(self.patterns)
+        grid, patterns = lengths(self.grid), pattern_tuple(self.patterns)
         for pattern in patterns:
             if pattern.sizes() != (1, 1):
                 raise ValueError(f"patterns: expected patterns of one batch entry and head, got {pattern!r}")
@@ -331,3 +199,97 @@ class PerAxis(GridPattern):
         shape, sizes = cls.random_grid(draw, sizes)
         axes = (sizes._replace(batch=1, heads_q=1, heads_kv=1, q_len=n, kv_len=n) for n in shape)
         return cls(shape, tuple(draw.pattern(axis).at(0, 0) for axis in axes)), sizes
+
+
+def _random_axial(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+    shape, sizes = GridPattern.random_grid(draw, sizes)
+    return (shape, draw.integer(-len(shape), len(shape) - 1)), sizes
+
+
+@recipe("axial", example=(((6, 6), 0), 36), typical=(((64, 64), 0), 4096), random=_random_axial, fixes_lengths=True)
+def axial(grid: Positive | tuple[Positive, ...], axis: Annotated[int, Range()]) -> Pattern:
+    """Keys that differ from the query in one coordinate only.
+
+    For images and volumes, with another axis in each layer or head.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        Tokens along each axis, in row-major order.
+    axis : int
+        The axis along which a query attends; negative counts from the last.
+
+    Returns
+    -------
+    Pattern
+        ``PerAxis(grid, patterns)`` with ``Full()`` along `axis` and ``BlockLocal(1)`` along all others.
+
+    References
+    ----------
+    Ho, Kalchbrenner, Weissenborn, Salimans. Axial Attention in Multidimensional Transformers. arXiv:1912.12180.
+    """
+    shape = lengths(grid)
+    along = integer("axis", axis, -len(shape), len(shape) - 1) % len(shape)
+    return PerAxis(shape, tuple(Full() if number == along else BlockLocal(1) for number in range(len(shape))))
+
+
+def _random_windowed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+    shape, sizes = GridPattern.random_grid(draw, sizes)
+    window = [draw.integer(1, n) for n in shape]
+    shift = [draw.integer(0, w - 1) for w in window]
+    return (shape, draw.one_or_each(window), draw.one_or_each(shift)), sizes
+
+
+@recipe(
+    "windowed",
+    example=(((8, 8), 4, 2), 64),
+    typical=(((64, 64), 8, 4), 4096),
+    random=_random_windowed,
+    fixes_lengths=True,
+)
+def windowed(
+    grid: Positive | tuple[Positive, ...],
+    window: Positive | tuple[Positive, ...],
+    shift: Count | tuple[Count, ...] = 0,
+) -> Pattern:
+    """Keys of the query's own window of a grid, after a cyclic shift of the windows.
+
+    For hierarchical vision models, whose layers alternate between shifted and unshifted windows.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        Tokens along each axis, in row-major order.
+    window : int or tuple of int
+        Tokens of a window along each axis.
+    shift : int or tuple of int, optional
+        Cyclic shift of the windows along each axis, less than `window`. Tokens from opposite edges of the grid do not
+        attend to each other.
+
+    Returns
+    -------
+    Pattern
+        ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis that whole windows fill.
+
+    References
+    ----------
+    Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
+    """
+    shape = lengths(grid)
+    windows = per_axis("window", window, len(shape), least=1)
+    shifts = per_axis("shift", shift, len(shape), least=0)
+    for length, w, s in zip(shape, windows, shifts, strict=True):
+        if w > length:
+            raise ValueError(f"window: expected at most {length} (tokens of the axis), got {w}")
+        if s >= w:
+            raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
+    return PerAxis(shape, tuple(itertools.starmap(_windows, zip(shape, windows, shifts, strict=True))))
+
+
+def _windows(length: int, window: int, shift: int) -> Pattern:
+    """The windows along an axis; if they do not fill it, one may end inside the tokens that the shift wraps around."""
+    cut = (shift - length) % window
+    if not 0 < cut < shift:
+        return BlockLocal(window, shift)
+    whole, rest = divmod(length - shift, window)
+    return Documents((cut, shift - cut, *(window,) * whole, *([rest] if rest else [])))
