@@ -167,7 +167,10 @@ def reach(start, neighbours, without):
     return found
 
 
-STRUCTS = {"sm80": (params.structs_of("sm80/forward/merge.cu"), "sm_80", {})} | {
+SOURCES = {"sm80/forward": "sm80/forward/merge.cu", "sm80/backward": "sm80/backward/sum.cu"}
+STRUCTS = {
+    name: (params.structs_of(source), "sm_80", {"SPATTN_DTYPE": "float64"}) for name, source in SOURCES.items()
+} | {
     f"sm90/forward, {room} maps": (
         hopper_params.structs(room),
         builds.ARCH,
@@ -189,7 +192,7 @@ STRUCTS |= {
 def test_structs(tmp_path, structs):
     """The structs of params.cuh are those that the host packs; each field that lies elsewhere is named."""
     own, arch, defines = STRUCTS[structs]
-    source = f"{structs.split(',')[0]}/params.cuh"
+    source = SOURCES.get(structs, f"{structs.split(',')[0]}/params.cuh")
     done = nvcc(compile.translation_unit(source, own), arch, defines, tmp_path / "same.cubin")
     assert done.returncode == 0, done.stderr
     moved = {name: np.dtype([("pad", "i8", 2), *fields(dtype)])[list(dtype.names)] for name, dtype in own.items()}
@@ -228,7 +231,28 @@ def test_every_default_has_a_kernel():
                     assert forward_shared_bytes(own) <= shared_bytes
 
 
-SUFFIX = {"float16": "mma", "bfloat16": "mma", "float32": "tf32", "float64": "ffma"}
+# (dtype, precision): kernels of the forward and the backward. TF32 products are as exact as float32 in the forward,
+# where each is split into three; the backward computes float32 by fused multiply-adds.
+PRODUCTS = {
+    ("float16", None): ("mma", "mma"),
+    ("bfloat16", None): ("mma", "mma"),
+    ("float32", None): ("tf32", "ffma"),
+    ("float32", "tf32"): ("tf32", "tf32"),
+    ("float64", None): ("ffma", "ffma"),
+}
+
+
+def test_every_precision_has_its_kernels():
+    """No head dimension, alignment or device gets fewer products than its precision needs."""
+    sizes = itertools.product(ROOMS, PRODUCTS.items(), (1, 64, 129, 256), (1, 64, 129, 256), (False, True))
+    for room, ((dtype, precision), (forward, backward)), *dims, aligned in sizes:
+        tile = variants.tile_within(room, dtype, max(dims))
+        own = variants.forward_variant(dtype, *dims, tile, aligned, room, precision)
+        assert own.source == f"sm80/forward/attention_{forward}.cu"
+        assert own.macros.get("SPATTN_TERMS") == ((1 if precision else 3) if forward == "tf32" else None)
+        for by_keys in (False, True):
+            found = variants.backward_variants(dtype, *dims, by_keys, aligned, room, precision)
+            assert {own.source for own in found} == {f"sm80/backward/backward_{backward}.cu"}
 
 
 def test_every_tile_has_a_kernel():
@@ -238,7 +262,7 @@ def test_every_tile_has_a_kernel():
             own = variants.forward_variant(dtype, *dims, (block_q, 64), False, shared_bytes)
             assert portable.accepts(block_q, 64) and block_q % own.rows == 0 and own.rows % 16 == 0
             assert forward_shared_bytes(own) <= shared_bytes and own.rows == own.macros["SPATTN_ROWS"]
-            assert own.source.endswith(f"_{SUFFIX[dtype]}.cu")
+            assert own.source == f"sm80/forward/attention_{PRODUCTS[dtype, None][0]}.cu"
 
 
 def forward_shared_bytes(own):

@@ -106,12 +106,28 @@ def test_portable_score(call, monkeypatch, q_len, score):
     assert found["score"].tolist() == (77 if score else 0, -0.5, 400 - q_len) and found["scale"] == -0.5
 
 
+def test_portable_score_is_checked(call, monkeypatch):
+    """Kernels read a parameter for each query head; a named identity folds the scale as no function does."""
+    monkeypatch.setattr(params, "score_values", lambda device, score: 77)
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    for wrong in (Score("alibi", (1.0, 2.0)), Score("cube", (1.0,) * 4)):
+        call.score = wrong
+        with pytest.raises(
+            ValueError, match=f"expected one of identity, softcap, alibi with 4 values, got .*{wrong.name}"
+        ):
+            params.pack(call, on_device, 111, 222)
+    call.score = Score("identity", (0.0,) * 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222), params.PARAMS)
+    assert found["scale_log2"] == pytest.approx(0.5 * np.log2(np.e)) and found["sign"] == -1
+
+
 def test_portable_kernels_depend_on_the_score(call, monkeypatch):
     """Each function has kernels of its own, for any parameters; the identity has no macro."""
     for module in (portable, portable_backward):
         monkeypatch.setattr(module, "load", lambda device, own: own.macros.get("SPATTN_SCORE_KIND"))
     call.device = type("Gpu", (), {"shared_bytes": 227 << 10})()  # kernels are cached by device
-    for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (ALIBI._replace(values=(1.0,) * 4), 2), (None, None)):
+    others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
+    for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
         call.score = score
         assert portable.attention_kernel(call) == (kind, 128)
         for by_keys in (False, True):

@@ -14,9 +14,10 @@ namespace spattn {
 
 constexpr bool kScored = SPATTN_SCORE_KIND != 0;
 
-// 1 - 2 / (1 + e^2x): an absolute error of a few 2^-24, which is that of a score of the same size.
+// 1 - 2 / (1 + e^2x): an absolute error of a few 2^-24, which is that of a score of the same size. A power that
+// overflows is divided by to 0; NaN stays NaN.
 __device__ __forceinline__ float score_tanh(float x) {
-  return 1.0f - __fdividef(2.0f, 1.0f + exp2f(fminf(x * 2.885390081777927f, 126.0f)));
+  return 1.0f - __fdividef(2.0f, 1.0f + exp2f(x * 2.885390081777927f));
 }
 __device__ __forceinline__ double score_tanh(double x) { return tanh(x); }
 

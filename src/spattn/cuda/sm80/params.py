@@ -10,6 +10,7 @@ import numpy as np
 from ...arrays.operand import Operand
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import COMPONENT, VIEW, Plan, tile_lists
+from ...request.score import check_score
 from ...schedule.subtiles import KEYS, SUBTILE_ENTRY, SUBTILE_WORK, Cut, Pass, by_keys, by_queries, subtile_masks
 from ...schedule.tasks import TASK, launch_lists, merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
@@ -17,7 +18,7 @@ from ..driver.device import Device
 from ..driver.structs import packer
 from ..host.backward_pass import BackwardPass
 from ..host.forward_pass import ForwardPass, fold_scale
-from ..host.score import score_values
+from ..host.score import score_macros, score_values
 
 __all__ = [
     "PassOnDevice",
@@ -180,7 +181,8 @@ def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
 
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """The bytes of the forward's ``Params``."""
-    scale_log2, sign = fold_scale(call.scale) if call.score is None else (math.log2(math.e), 1)
+    score = _pack_score(*_score_of(call))
+    scale_log2, sign = (math.log2(math.e), 1) if score_macros(call.score) else fold_scale(call.scale)
     heads_q = call.q.shape[1]
     head = _pack_call(
         *(number for x in (call.q, call.k, call.v, call.out) for number in (x.pointer, *x.strides)),
@@ -195,11 +197,13 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
         call.q.shape[3],
         call.v.shape[3],
     )
-    return head + plan.packed + _pack_score(*_score_of(call))
+    return head + plan.packed + score
 
 
 def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
     """The fields of ``ScoreParams``."""
+    if call.score is not None:
+        check_score(call.score, call.q.shape[1])
     return score_values(call.device, call.score), call.scale, call.k.shape[2] - call.q.shape[2]
 
 
