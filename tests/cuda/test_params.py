@@ -124,7 +124,7 @@ def test_portable_score_is_checked(call, monkeypatch):
 def test_portable_kernels_depend_on_the_score(call, monkeypatch):
     """Each function has kernels of its own, for any parameters; the identity has no macro."""
     for module in (portable, portable_backward):
-        monkeypatch.setattr(module, "load", lambda device, own: own.macros.get("SPATTN_SCORE_KIND"))
+        monkeypatch.setattr(module, "load", lambda device, own, score: dict(score).get("SPATTN_SCORE_KIND"))
     call.device = type("Gpu", (), {"shared_bytes": 227 << 10})()  # kernels are cached by device
     others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
     for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):

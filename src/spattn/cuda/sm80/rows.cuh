@@ -25,6 +25,11 @@ __device__ __forceinline__ unsigned advance(unsigned address, int ahead) {
   return (address ^ (ahead % kSpan * 16)) + ahead / kSpan * kSpan * 16;
 }
 
+// Chunk `number` of a row of float32.
+__device__ __forceinline__ float4 chunk(const Element* row, int number) {
+  return *reinterpret_cast<const float4*>(row + number * kVector);
+}
+
 // Copies one chunk element by element: any alignment, stride and number of columns.
 __device__ __forceinline__ void copy_elements(Element* destination, const Element* source, long long column_stride,
                                               int columns) {

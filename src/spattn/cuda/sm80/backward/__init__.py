@@ -13,13 +13,12 @@ from ...driver.device import Device
 from ...driver.launch import Kernel
 from ...host.backward_pass import BackwardPass
 from ...host.score import score_macros
-from ..kernels import load
+from ..kernels import load, load_common
 from ..params import pack_backward, pack_sum, passes_on_device
-from ..variants import backward_variants, variant
+from ..variants import backward_variants
 
 __all__ = ["backward"]
 
-_THREADS = 256  # of statistics.cu
 _ITEMSIZE = {"float64": 8}
 
 
@@ -35,20 +34,21 @@ def backward(call: BackwardPass) -> None:
     memory = call.allocate(starts[-1])
     statistics, dq, dk, dv = (memory + start for start in starts[:-1])
     targets = ((call.dq, dq), None), ((call.dk, dk), (call.dv, dv))
-    ready_statistics, ready_sum = _other_kernels(call.device, call.dtype)
     for keyed, (scores, values) in enumerate(targets):
         own = plan[keyed]
         params = pack_backward(call, own, statistics, scores, values)
         if not keyed:
-            ready_statistics.launch(-(-batch * heads_q * q_len // (_THREADS // 32)), params, call.stream)
+            ready = load_common(call.device, "backward/statistics", call.dtype)
+            ready.launch(-(-batch * heads_q * q_len // (ready.threads // 32)), params, call.stream)  # a warp per row
         if own.tasks:
             for ready, rows in backward_kernels(call, bool(keyed)):
                 blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
                 ready.launch(blocks, params, call.stream)
         if own.sum_blocks:
+            ready = load_common(call.device, "backward/sum", call.dtype)
             for target, partial in filter(None, (scores, values)):
                 blocks = batch * target.shape[1] * own.sum_blocks
-                ready_sum.launch(blocks, pack_sum(own, target, partial), call.stream)
+                ready.launch(blocks, pack_sum(own, target, partial), call.stream)
 
 
 def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
@@ -70,9 +70,4 @@ def _backward_kernels(
     score: tuple[tuple[str, object], ...],
 ) -> list[tuple[Kernel, int]]:
     found = backward_variants(dtype, head_dim, head_dim_v, by_keys, aligned, device.shared_bytes, precision)
-    return [(load(device, own._replace(macros=own.macros | dict(score))), own.rows) for own in found]
-
-
-@functools.cache
-def _other_kernels(device: Device, dtype: str) -> tuple[Kernel, Kernel]:
-    return load(device, variant("backward/statistics", dtype)), load(device, variant("backward/sum", dtype))
+    return [(load(device, own, score), own.rows) for own in found]

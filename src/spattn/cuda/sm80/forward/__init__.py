@@ -12,9 +12,9 @@ from ...driver.device import Device
 from ...driver.launch import Kernel
 from ...host.forward_pass import ForwardPass
 from ...host.score import score_macros
-from ..kernels import load
+from ..kernels import load, load_common
 from ..params import PlanOnDevice, pack, plan_on_device
-from ..variants import HEAD_DIMS, ITEMSIZE, KEYS, forward_variant, tile_within, variant
+from ..variants import HEAD_DIMS, ITEMSIZE, KEYS, forward_variant, tile_within
 
 __all__ = ["LARGEST_HEAD_DIM", "accepts", "forward", "tile"]
 
@@ -44,7 +44,7 @@ def forward(call: ForwardPass) -> None:
         ready, rows = attention_kernel(call)
         launch_all(call, plan, ready, plan.items * (call.plan.block_q // rows), partial, partial_lse)
     if plan.merges:
-        ready = _merge_kernel(call.device, call.dtype)
+        ready = load_common(call.device, "forward/merge", call.dtype)
         blocks = -(-plan.merges // (ready.threads // 32))  # one warp per row
         launch_all(call, plan, ready, blocks, partial, partial_lse)
 
@@ -77,9 +77,4 @@ def _attention_kernel(
     score: tuple[tuple[str, object], ...],
 ) -> tuple[Kernel, int]:
     own = forward_variant(dtype, head_dim, head_dim_v, tile, aligned, device.shared_bytes, precision)
-    return load(device, own._replace(macros=own.macros | dict(score))), own.rows
-
-
-@functools.cache
-def _merge_kernel(device: Device, dtype: str) -> Kernel:
-    return load(device, variant("forward/merge", dtype))
+    return load(device, own, score), own.rows

@@ -69,10 +69,6 @@ __device__ __forceinline__ Operand rounded(float x0, float x1, float x2, float x
   return {{round_to_tf32(x0), round_to_tf32(x1), round_to_tf32(x2), round_to_tf32(x3)}, {}};
 }
 
-__device__ __forceinline__ float4 chunk(const Element* row, int number) {
-  return *reinterpret_cast<const float4*>(row + number * kVector);
-}
-
 // sum += a · b, and rest += the products with a low part, for operands (a0 … a3), (b0, b1) of m16n8k8.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], float (&rest)[4], const Operand& a, const Operand& b0,
                                              const Operand& b1, int i0, int i1) {
