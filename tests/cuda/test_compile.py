@@ -226,7 +226,7 @@ def test_every_default_has_a_kernel():
                 tile = variants.tile_within(shared_bytes, dtype, head_dim)
                 assert portable.accepts(*tile)
                 for precision in (None, "tf32") if dtype == "float32" else (None,):
-                    own = variants.forward_variant(dtype, head_dim, head_dim, tile, False, shared_bytes, precision)
+                    (own,) = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, False, shared_bytes)
                     assert own.macros["SPATTN_HEAD_DIM"] >= head_dim and own.rows == tile[0]
                     assert forward_shared_bytes(own) <= shared_bytes
 
@@ -247,11 +247,11 @@ def test_every_precision_has_its_kernels():
     sizes = itertools.product(ROOMS, PRODUCTS.items(), (1, 64, 129, 256), (1, 64, 129, 256), (False, True))
     for room, ((dtype, precision), (forward, backward)), *dims, aligned in sizes:
         tile = variants.tile_within(room, dtype, max(dims))
-        own = variants.forward_variant(dtype, *dims, tile, aligned, room, precision)
+        (own,) = variants.forward_variants(dtype, precision, *dims, tile, aligned, room)
         assert own.source == f"sm80/forward/attention_{forward}.cu"
         assert own.macros.get("SPATTN_TERMS") == ((1 if precision else 3) if forward == "tf32" else None)
         for by_keys in (False, True):
-            found = variants.backward_variants(dtype, *dims, by_keys, aligned, room, precision)
+            found = variants.backward_variants(dtype, precision, *dims, by_keys, aligned, room)
             assert {own.source for own in found} == {f"sm80/backward/backward_{backward}.cu"}
 
 
@@ -259,7 +259,7 @@ def test_every_tile_has_a_kernel():
     """Tiles that exceed the registers or the shared memory of a CTA are computed by several, each of the same rows."""
     for shared_bytes, dtype in itertools.product(ROOMS, prebuild.DTYPES):
         for block_q, dims in itertools.product(range(16, 257, 16), ((64, 64), (128, 40), (40, 256), (256, 256))):
-            own = variants.forward_variant(dtype, *dims, (block_q, 64), False, shared_bytes)
+            (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, shared_bytes)
             assert portable.accepts(block_q, 64) and block_q % own.rows == 0 and own.rows % 16 == 0
             assert forward_shared_bytes(own) <= shared_bytes and own.rows == own.macros["SPATTN_ROWS"]
             assert own.source == f"sm80/forward/attention_{PRODUCTS[dtype, None][0]}.cu"
@@ -277,7 +277,7 @@ def test_every_default_has_a_backward():
     sizes = list(itertools.product((1, 32, 40, 64, 96, 128, 129, 192, 256), repeat=2))
     for shared_bytes, (dtype, precision), by_keys in itertools.product(ROOMS, kinds, (False, True)):
         for head_dim, head_dim_v in sizes:
-            found = variants.backward_variants(dtype, head_dim, head_dim_v, by_keys, True, shared_bytes, precision)
+            found = variants.backward_variants(dtype, precision, head_dim, head_dim_v, by_keys, True, shared_bytes)
             for own in found:
                 dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
                 assert dims[0] >= head_dim and dims[1] >= head_dim_v
@@ -300,7 +300,7 @@ def backward_shared_bytes(own):
 def test_shared_bytes(tmp_path, dims, by_keys):
     """It is what it takes."""
     for room, (dtype, precision) in itertools.product(ROOMS[::2], (("float16", None), ("float32", "tf32"))):
-        for own in variants.backward_variants(dtype, *dims, by_keys, False, room, precision):
+        for own in variants.backward_variants(dtype, precision, *dims, by_keys, False, room):
             unit = compile.translation_unit("sm80/backward/mma_steps.cuh", {})
             unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {backward_shared_bytes(own)}, "");'
             done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
@@ -312,7 +312,7 @@ def test_shared_bytes(tmp_path, dims, by_keys):
 def test_forward_shared_bytes(tmp_path, dims, dtype):
     """So does a forward, with a tile in parts too."""
     for room, block_q in itertools.product(ROOMS[::2], (48, 256)):
-        own = variants.forward_variant(dtype, *dims, (block_q, 64), False, room)
+        (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, room)
         header = own.source if dtype == "float64" else "sm80/forward/mma_attention.cuh"
         unit = compile.translation_unit(header, {})
         unit += f'\nstatic_assert(sizeof(spattn::sm80::Shared) == {forward_shared_bytes(own)}, "");'
@@ -329,9 +329,9 @@ SCORED = [("bfloat16", None, 128), ("float32", None, 64), ("float32", "tf32", 64
 def test_scores(tmp_path, dtype, precision, head_dim, name):
     """Every kernel compiles with a score function, which costs some words of local memory at most."""
     tile, macros = variants.tile_within(ROOMS[1], dtype, head_dim), score_macros(Score(name, ()))
-    found = [variants.forward_variant(dtype, head_dim, head_dim, tile, True, ROOMS[1], precision)]
+    found = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, True, ROOMS[1])
     for by_keys in (False, True):
-        found += variants.backward_variants(dtype, head_dim, head_dim, by_keys, True, ROOMS[1], precision)
+        found += variants.backward_variants(dtype, precision, head_dim, head_dim, by_keys, True, ROOMS[1])
     for own in found:
         structs = params.structs_of(own.source)
         check_registers(own.source, "sm_80", own.macros | macros, structs, tmp_path / "kernel.cubin", 255, 256)

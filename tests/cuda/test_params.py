@@ -13,7 +13,7 @@ from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
-from spattn.cuda.sm80 import params
+from spattn.cuda.sm80 import kernels, params
 from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.cuda.sm90.forward import prepared
 from spattn.planning.contract.validated import validated
@@ -123,9 +123,8 @@ def test_portable_score_is_checked(call, monkeypatch):
 
 def test_portable_kernels_depend_on_the_score(call, monkeypatch):
     """Each function has kernels of its own, for any parameters; the identity has no macro."""
-    for module in (portable, portable_backward):
-        monkeypatch.setattr(module, "load", lambda device, own, score: dict(score).get("SPATTN_SCORE_KIND"))
-    call.device = type("Gpu", (), {"shared_bytes": 227 << 10})()  # kernels are cached by device
+    monkeypatch.setattr(kernels, "kernel", lambda device, source, arch, macros, *_: macros.get("SPATTN_SCORE_KIND"))
+    call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
     others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
     for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
         call.score = score

@@ -15,7 +15,7 @@ import numpy as np
 
 from .driver import cache, compile
 from .sm80.params import structs_of
-from .sm80.variants import HEAD_DIMS, Variant, backward_variants, forward_variant, tile_within, variant
+from .sm80.variants import HEAD_DIMS, backward_variants, forward_variants, tile_within, variant
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Shared memory per CTA in bytes (CUDA C++ Programming Guide, table of technical specifications).
@@ -30,15 +30,13 @@ def kernels(
     aligned arrays."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
-        found: list[Variant] = [
-            variant(name, dtype) for name in ("forward/merge", "backward/statistics", "backward/sum")
-        ]
+        found = [variant(source, dtype) for source in ("forward/merge", "backward/statistics", "backward/sum")]
         for head_dim in head_dims:
             dims, tile = (head_dim, head_dim), tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
-                found.append(forward_variant(dtype, *dims, tile, True, shared_bytes, precision))
+                found += forward_variants(dtype, precision, *dims, tile, True, shared_bytes)
                 for by_keys in (False, True):
-                    found += backward_variants(dtype, *dims, by_keys, True, shared_bytes, precision)
+                    found += backward_variants(dtype, precision, *dims, by_keys, True, shared_bytes)
         for source, macros, _ in found:
             yield source, macros, structs_of(source)
 

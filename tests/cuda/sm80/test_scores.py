@@ -15,7 +15,7 @@ from spattn import Tiling, cuda, patterns
 from spattn.cuda.driver import compile, device
 from spattn.cuda.host.score import score_macros
 from spattn.cuda.sm80.params import structs_of
-from spattn.cuda.sm80.variants import backward_variants, forward_variant, tile_within, variant
+from spattn.cuda.sm80.variants import backward_variants, forward_variants, tile_within, variant
 from spattn.request.call import Call
 from spattn.request.score import Score
 from spattn.testing import DTYPES, assert_within_bound, count_orders, dense_mask, eps, inputs, random
@@ -48,9 +48,9 @@ def compiled():
     scored += [((dtype, None), ODD_DIMS, SCORES["alibi"]) for dtype in ODD_KERNELS]
     for (dtype, precision), dims, score in scored:
         tile, aligned = tile_within(gpu.shared_bytes, dtype, max(dims)), dims == DIMS
-        own = [forward_variant(dtype, *dims, tile, aligned, gpu.shared_bytes, precision)]
+        own = forward_variants(dtype, precision, *dims, tile, aligned, gpu.shared_bytes)
         for by_keys in (False, True):
-            own += backward_variants(dtype, *dims, by_keys, aligned, gpu.shared_bytes, precision)
+            own += backward_variants(dtype, precision, *dims, by_keys, aligned, gpu.shared_bytes)
         found += [one._replace(macros=one.macros | score_macros(score)) for one in own]
     with ThreadPoolExecutor() as pool:
         cubins = [pool.submit(compile.cubin, x.source, gpu.arch, x.macros, structs_of(x.source)) for x in found]

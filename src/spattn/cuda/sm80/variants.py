@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HEAD_DIMS", "ITEMSIZE", "KEYS", "Variant", "backward_variants", "forward_variant", "tile_within", "variant"]
+__all__ = [
+    "HEAD_DIMS",
+    "ITEMSIZE",
+    "KEYS",
+    "Variant",
+    "backward_variants",
+    "forward_variants",
+    "tile_within",
+    "variant",
+]
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # compiled sizes of the mma.sync kernels; others are zero-padded
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -41,16 +50,16 @@ def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]
     return next((height for height in heights if _fits(height, dtype, dims, shared_bytes)), 16), KEYS
 
 
-def forward_variant(
+def forward_variants(
     dtype: str,
+    precision: str | None,
     head_dim: int,
     head_dim_v: int,
     tile: tuple[int, int],
     aligned: bool,
     shared_bytes: int,
-    precision: str | None = None,
-) -> Variant:
-    """The attention kernel for plans with tiles of this shape on a device with `shared_bytes` per CTA."""
+) -> list[Variant]:
+    """The one attention kernel for plans with tiles of this shape on a device with `shared_bytes` per CTA."""
     dims = [_padded(dtype, dim) for dim in (head_dim, head_dim_v)]
     heights = range(min(tile[0], _most_rows(dtype, max(dims))), 16, -16)
     fitting = (n for n in heights if tile[0] % n == 0 and _fits(n, dtype, dims, shared_bytes))
@@ -66,11 +75,11 @@ def forward_variant(
         "SPATTN_HEAD_DIM_V": dims[1],
     }
     if ITEMSIZE[dtype] == 2:
-        return Variant("sm80/forward/attention_mma.cu", macros | {"SPATTN_ATOMS": _atoms(rows, max(dims))}, rows)
+        return [Variant("sm80/forward/attention_mma.cu", macros | {"SPATTN_ATOMS": _atoms(rows, max(dims))}, rows)]
     if dtype == "float64":
-        return Variant("sm80/forward/attention_ffma.cu", macros, rows)
+        return [Variant("sm80/forward/attention_ffma.cu", macros, rows)]
     terms = {"SPATTN_ATOMS": 1, "SPATTN_TERMS": 1 if precision else 3}
-    return Variant("sm80/forward/attention_tf32.cu", macros | terms, rows)
+    return [Variant("sm80/forward/attention_tf32.cu", macros | terms, rows)]
 
 
 def _padded(dtype: str, head_dim: int) -> int:
@@ -116,12 +125,12 @@ def forward_shared_bytes(rows: int, dtype: str, dims: list[int]) -> int:
 
 def backward_variants(
     dtype: str,
+    precision: str | None,
     head_dim: int,
     head_dim_v: int,
     by_keys: bool,
     aligned: bool,
     shared_bytes: int,
-    precision: str | None = None,
 ) -> list[Variant]:
     """Kernels of the dK/dV or dQ part on a device with `shared_bytes` per CTA.
 

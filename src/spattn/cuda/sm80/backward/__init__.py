@@ -6,13 +6,10 @@ dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 
 
 from __future__ import annotations
 
-import functools
 import itertools
 
-from ...driver.device import Device
 from ...driver.launch import Kernel
 from ...host.backward_pass import BackwardPass
-from ...host.score import score_macros
 from ..kernels import load, load_common
 from ..params import pack_backward, pack_sum, passes_on_device
 from ..variants import backward_variants
@@ -54,20 +51,5 @@ def backward(call: BackwardPass) -> None:
 def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
     """The dK/dV or dQ kernels for a call's dtype, head dimensions, alignment and score function, with their rows per
     CTA."""
-    dims, score = (call.q.shape[3], call.v.shape[3]), tuple(score_macros(call.score).items())
-    return _backward_kernels(call.device, call.dtype, *dims, by_keys, call.aligned(), call.precision, score)
-
-
-@functools.cache
-def _backward_kernels(
-    device: Device,
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    by_keys: bool,
-    aligned: bool,
-    precision: str | None,
-    score: tuple[tuple[str, object], ...],
-) -> list[tuple[Kernel, int]]:
-    found = backward_variants(dtype, head_dim, head_dim_v, by_keys, aligned, device.shared_bytes, precision)
-    return [(load(device, own, score), own.rows) for own in found]
+    problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
+    return load(call.device, call.score, backward_variants, *problem)

@@ -6,15 +6,12 @@ with query tiles of a multiple of 16 tokens.
 
 from __future__ import annotations
 
-import functools
-
 from ...driver.device import Device
 from ...driver.launch import Kernel
 from ...host.forward_pass import ForwardPass
-from ...host.score import score_macros
 from ..kernels import load, load_common
 from ..params import PlanOnDevice, pack, plan_on_device
-from ..variants import HEAD_DIMS, ITEMSIZE, KEYS, forward_variant, tile_within
+from ..variants import HEAD_DIMS, ITEMSIZE, KEYS, forward_variants, tile_within
 
 __all__ = ["LARGEST_HEAD_DIM", "accepts", "forward", "tile"]
 
@@ -61,20 +58,5 @@ def launch_all(
 def attention_kernel(call: ForwardPass) -> tuple[Kernel, int]:
     """The kernel for a call's dtype, head dimensions, tiles, alignment and score function, and its rows per CTA."""
     dims, tile = (call.q.shape[3], call.v.shape[3]), (call.plan.block_q, call.plan.block_kv)
-    aligned, score = call.aligned(ITEMSIZE[call.dtype]), tuple(score_macros(call.score).items())
-    return _attention_kernel(call.device, call.dtype, *dims, tile, aligned, call.precision, score)
-
-
-@functools.cache
-def _attention_kernel(
-    device: Device,
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    tile: tuple[int, int],
-    aligned: bool,
-    precision: str | None,
-    score: tuple[tuple[str, object], ...],
-) -> tuple[Kernel, int]:
-    own = forward_variant(dtype, head_dim, head_dim_v, tile, aligned, device.shared_bytes, precision)
-    return load(device, own, score), own.rows
+    problem = call.dtype, call.precision, *dims, tile, call.aligned(ITEMSIZE[call.dtype])
+    return load(call.device, call.score, forward_variants, *problem)[0]
