@@ -97,13 +97,14 @@ def test_portable_score(call, monkeypatch, q_len, score):
     call = dataclasses.replace(call, score=score, q=call.q._replace(shape=(2, 4, q_len, 64)))
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
-    assert found["score"].tolist() == (77 if score else 0, -0.5, 400 - q_len)
+    expected = (77, -0.5, 400 - q_len) if score else (0, 0.0, 0)
+    assert found["score"].tolist() == expected
     assert found["scale_log2"] == pytest.approx(np.log2(np.e) if score else 0.5 * np.log2(np.e))
     assert found["sign"] == (1 if score else -1)
     backward = backward_of(call)
     own, _ = params.passes_on_device(call.plan, GPU, 2, 4, 2)
     (found,) = np.frombuffer(params.pack_backward(backward, own, 111, (call.q, 0), None), params.BACKWARD_PARAMS)
-    assert found["score"].tolist() == (77 if score else 0, -0.5, 400 - q_len) and found["scale"] == -0.5
+    assert found["score"].tolist() == expected and found["scale"] == -0.5
 
 
 def test_portable_score_is_checked(call, monkeypatch):
@@ -126,9 +127,10 @@ def test_portable_kernels_depend_on_the_score(call, monkeypatch):
     monkeypatch.setattr(kernels, "kernel", lambda device, source, arch, macros, *_: macros.get("SPATTN_SCORE_KIND"))
     call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
     others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
         call.score = score
-        assert portable.attention_kernel(call) == (kind, 128)
+        assert portable.attention_kernel(call, on_device) == (kind, 128)
         for by_keys in (False, True):
             found = portable_backward.backward_kernels(backward_of(call), by_keys)
             assert [ready for ready, _ in found] == [kind]

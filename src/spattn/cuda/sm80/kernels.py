@@ -16,20 +16,14 @@ from .variants import Variant, variant
 __all__ = ["load", "load_common"]
 
 
+@functools.lru_cache(1024)  # for parameters of score functions that change from call to call
 def load(
     device: Device, score: Score | None, find: Callable[..., list[Variant]], *problem: Any
 ) -> list[tuple[Kernel, int]]:
     """The kernels of the variants ``find(*problem, device.shared_bytes)`` with a score function, and their rows per
     CTA."""
-    return _load(device, tuple(score_macros(score).items()), find, problem)
-
-
-@functools.cache
-def _load(
-    device: Device, macros: tuple[tuple[str, object], ...], find: Callable[..., list[Variant]], problem: tuple[Any, ...]
-) -> list[tuple[Kernel, int]]:
-    found = find(*problem, device.shared_bytes)
-    return [(_kernel(device, own.source, own.macros | dict(macros)), own.rows) for own in found]
+    found, macros = find(*problem, device.shared_bytes), score_macros(score)
+    return [(_kernel(device, own.source, own.macros | macros), own.rows) for own in found]
 
 
 @functools.cache

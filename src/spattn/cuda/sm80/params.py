@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ...schedule.subtiles import KEYS, SUBTILE_ENTRY, SUBTILE_WORK, Cut, Pass, b
 from ...schedule.tasks import TASK, launch_lists, merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
+from ..driver.launch import Kernel
 from ..driver.structs import packer
 from ..host.backward_pass import BackwardPass
 from ..host.forward_pass import ForwardPass, fold_scale
@@ -130,6 +132,7 @@ _BACKWARD_STRUCTS = {
 
 _pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields in (_CALL, _PLAN))
 _pack_score, _pack_backward, _pack_sum = (packer(dtype).pack for dtype in (SCORE, BACKWARD_PARAMS, SUM_ROWS))
+_IDENTITY = _pack_score(0, 0.0, 0)
 
 
 def structs_of(source: str) -> Mapping[str, np.dtype]:
@@ -141,6 +144,7 @@ class PlanOnDevice:
     """A plan's arrays on one device, with launch lists for fixed numbers of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
+        self.kernels: dict[tuple[Any, ...], tuple[Kernel, int]] = {}  # of forward/__init__.py
         shared = _upload_arrays(plan, device)
         lists = launch_lists(plan, batch, heads_q)
         self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
@@ -181,11 +185,21 @@ def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
 
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """The bytes of the forward's ``Params``."""
-    score = _pack_score(*_score_of(call))
-    scale_log2, sign = (math.log2(math.e), 1) if score_macros(call.score) else fold_scale(call.scale)
+    (scale_log2, sign), score = fold_scale(call.scale), _IDENTITY
+    if call.score is not None:
+        score = _pack_score(*_score_of(call))
+        if score_macros(call.score):
+            scale_log2, sign = math.log2(math.e), 1
     heads_q = call.q.shape[1]
     head = _pack_call(
-        *(number for x in (call.q, call.k, call.v, call.out) for number in (x.pointer, *x.strides)),
+        call.q.pointer,
+        *call.q.strides,
+        call.k.pointer,
+        *call.k.strides,
+        call.v.pointer,
+        *call.v.strides,
+        call.out.pointer,
+        *call.out.strides,
         call.lse,
         partial,
         partial_lse,
@@ -201,9 +215,10 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
 
 
 def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
-    """The fields of ``ScoreParams``."""
-    if call.score is not None:
-        check_score(call.score, call.q.shape[1])
+    """The fields of ``ScoreParams``; no kernel reads them for the identity."""
+    if call.score is None:
+        return 0, 0.0, 0
+    check_score(call.score, call.q.shape[1])
     return score_values(call.device, call.score), call.scale, call.k.shape[2] - call.q.shape[2]
 
 

@@ -38,7 +38,7 @@ def forward(call: ForwardPass) -> None:
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
     partial, partial_lse = call.workspace()
     if plan.items:
-        ready, rows = attention_kernel(call)
+        ready, rows = attention_kernel(call, plan)
         launch_all(call, plan, ready, plan.items * (call.plan.block_q // rows), partial, partial_lse)
     if plan.merges:
         ready = load_common(call.device, "forward/merge", call.dtype)
@@ -55,8 +55,13 @@ def launch_all(
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
 
 
-def attention_kernel(call: ForwardPass) -> tuple[Kernel, int]:
+def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int]:
     """The kernel for a call's dtype, head dimensions, tiles, alignment and score function, and its rows per CTA."""
-    dims, tile = (call.q.shape[3], call.v.shape[3]), (call.plan.block_q, call.plan.block_kv)
-    problem = call.dtype, call.precision, *dims, tile, call.aligned(ITEMSIZE[call.dtype])
-    return load(call.device, call.score, forward_variants, *problem)[0]
+    head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score
+    found = plan.kernels.get(key)
+    if found is None:
+        problem = *key[:4], (call.plan.block_q, call.plan.block_kv), aligned
+        (found,) = load(call.device, call.score, forward_variants, *problem)
+        plan.kernels[key] = found
+    return found
