@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +44,7 @@ each_kernel = pytest.mark.parametrize(("dtype", "precision"), KERNELS)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    """Compile the kernels of this module in parallel; the calls find them in the cache."""
+    """Compile the kernels of this module in parallel, one process at a time; the calls find them in the cache."""
     gpu = device.get()
     common = "forward/merge", "backward/statistics", "backward/sum"
     found = [variant(source, dtype) for source in common for dtype in DTYPES]
@@ -52,9 +56,11 @@ def compiled():
         for by_keys in (False, True):
             own += backward_variants(dtype, precision, *dims, by_keys, aligned, gpu.shared_bytes)
         found += [one._replace(macros=one.macros | score_macros(score)) for one in own]
-    with ThreadPoolExecutor() as pool:
+    lock = Path(tempfile.gettempdir()) / f"spattn-test-scores-{os.getuid()}.lock"
+    with lock.open("w") as file, ThreadPoolExecutor() as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)
         cubins = [pool.submit(compile.cubin, x.source, gpu.arch, x.macros, structs_of(x.source)) for x in found]
-    assert all(one.result() for one in cubins)
+        assert all(one.result() for one in cubins)
 
 
 def dense(dtype, precision, score, q, k, v, mask, scale, dout, dlse, *, order=None):
