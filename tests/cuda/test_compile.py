@@ -256,7 +256,7 @@ def test_every_precision_has_its_kernels():
 
 
 def test_every_tile_has_a_kernel():
-    """Tiles that exceed the registers or the shared memory of a CTA are computed by several, each of the same rows."""
+    """Several CTAs compute a tile that exceeds the registers or the shared memory of one, each as many rows."""
     for shared_bytes, dtype in itertools.product(ROOMS, prebuild.DTYPES):
         for block_q, dims in itertools.product(range(16, 257, 16), ((64, 64), (128, 40), (40, 256), (256, 256))):
             (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, shared_bytes)
@@ -266,7 +266,7 @@ def test_every_tile_has_a_kernel():
 
 
 def forward_shared_bytes(own):
-    """What the host thinks that a block of the forward takes."""
+    """The shared memory of a forward CTA, as the host computes it."""
     dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
     return variants.forward_shared_bytes(own.rows, own.macros["SPATTN_DTYPE"], dims)
 
@@ -310,7 +310,7 @@ def test_shared_bytes(tmp_path, dims, by_keys):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 40), (96, 256)], ids=str)
 def test_forward_shared_bytes(tmp_path, dims, dtype):
-    """So does a forward, with a tile in parts too."""
+    """The host computes the shared memory of the forward exactly, for tiles split into several CTAs too."""
     for room, block_q in itertools.product(ROOMS[::2], (48, 256)):
         (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, room)
         header = own.source if dtype == "float64" else "sm80/forward/mma_attention.cuh"
@@ -327,7 +327,7 @@ SCORED = [("bfloat16", None, 128), ("float32", None, 64), ("float32", "tf32", 64
 @pytest.mark.parametrize("name", KINDS[1:])
 @pytest.mark.parametrize(("dtype", "precision", "head_dim"), SCORED)
 def test_scores(tmp_path, dtype, precision, head_dim, name):
-    """Every kernel compiles with a score function, which costs some words of local memory at most."""
+    """Every kernel compiles with each score function and spills at most 256 bytes."""
     tile, macros = variants.tile_within(ROOMS[1], dtype, head_dim), score_macros(Score(name, ()))
     found = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, True, ROOMS[1])
     for by_keys in (False, True):
