@@ -293,7 +293,7 @@ def _check_order(plan: Plan) -> None:
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Whether :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts a plan."""
-    gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
+    gpu = device.get(call.kind.ordinal(call.q))
     if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         if backward:  # another plan is faster than the portable kernels
             return hopper_backward.accepts(plan.block_q, plan.block_kv) and not plan.ordered
@@ -301,7 +301,7 @@ def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
             return True
     if plan.ordered:
         return False
-    return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
+    return portable.accepts(plan.block_q, plan.block_kv)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Score"]
+__all__ = ["KINDS", "Score", "check_score"]
 
 KINDS = ("identity", "softcap", "alibi")  # files of scores/, by number
 
@@ -18,3 +18,9 @@ class Score(NamedTuple):
 
     name: str
     values: tuple[float, ...]  # (heads_q,)
+
+
+def check_score(score: Score, heads_q: int) -> None:
+    """Check the name and the number of parameters, which kernels read by query head."""
+    if score.name not in KINDS or len(score.values) != heads_q:
+        raise ValueError(f"score: expected one of {', '.join(KINDS)} with {heads_q} values, got {score}")
