@@ -190,7 +190,7 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
     for place in where:
         rows = place.rows(covered)
         rows += place.of_tiles((place.numbers() >= 0).view(np.uint8))
-        np.minimum(rows, 2, out=rows)  # limits the sum, so that it does not overflow and two writers stay two
+        np.minimum(rows, 2, out=rows)  # uint8 must not overflow; 2 stands for two or more writers
     if covered.max(initial=0) > 1:
         for place in where:
             number = place.numbers()

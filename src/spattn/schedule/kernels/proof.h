@@ -40,7 +40,7 @@ struct Writers {
   const int32_t *rows, *indptr, *sources;  // combines
   int64_t merges, sources_count;
   int64_t length;           // number of rows of a variant
-  int64_t block, together;  // number of cells of a tile, number of tiles of an item
+  int64_t block, together;  // a tile has `block` cells, an item `together` tiles
   int64_t slots;
 };
 

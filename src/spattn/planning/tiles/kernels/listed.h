@@ -65,7 +65,7 @@ class ListedPairs {
   int64_t tile_of(int64_t place) const { return shift_ < 0 ? place / block_kv_ : place >> shift_; }
 
   int64_t block_q_, block_kv_, first_key_, keys_, shift_;
-  std::vector<int64_t> next_;  // for each key tile the number of cells, then the index of its next cell; else 0
+  std::vector<int64_t> next_;  // number of cells of each key tile, then index of its next cell; 0 between calls
   Marks marks_;                // non-empty key tiles
 };
 
