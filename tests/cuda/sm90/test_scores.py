@@ -134,7 +134,7 @@ def check(got, score, arrays, mask, scale=SCALE, dlse=0.0):
     """Compares the results that are there with the formula: forward alone, or with gradients."""
     expected = dense(score, arrays, mask, scale, dlse)
     dtype = arrays[0].dtype
-    low = [dense(score, arrays, mask, scale, np.float32(dlse), dtype, factor) for factor in (1, 1.25, 1.6)]
+    low = [dense(score, arrays, mask, scale, np.float32(dlse), dtype, factor) for factor in (1, 1.5)]
     for name, x, want, *lossy in zip(NAMES, got, expected[: len(got)], *low, strict=False):
         # Statistics are in float32, but of approximate exponentials and logarithms.
         assert_within_bound(x, want, lossy, "float16" if name == "lse" else dtype, name)
