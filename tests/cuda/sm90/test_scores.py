@@ -11,7 +11,7 @@ import pytest
 
 from spattn import cuda, patterns
 from spattn.arrays import to_host
-from spattn.choose.specializations import ARCH, FEWER, build, variant
+from spattn.choose.specializations import ARCH, build, variant
 from spattn.cuda.driver import compile, device
 from spattn.cuda.host.score import score_macros
 from spattn.cuda.sm90.backward import params as backward_params
@@ -73,8 +73,8 @@ def kernels():
     for head_dim in (128, 256):
         yield from forward_kernels("bfloat16", head_dim=head_dim, scores=[ALIBI])
         yield from backward_kernels("bfloat16", head_dim, [ALIBI])
-    for room, cells in ((MAPS[0], 64), (MAPS[-1], FEWER)):
-        yield from forward_kernels("bfloat16", room, rows=64, cells=cells, scores=[ALIBI])
+    for room in MAPS:
+        yield from forward_kernels("bfloat16", room, rows=64, scores=[ALIBI])
     yield from forward_kernels("bfloat16", keys=np.inf, scores=[ALIBI])
     yield from forward_kernels("float16", MAPS[0], 1, True, keys=np.inf, scores=[ALIBI])
     problems, room = GROUPS[0]
@@ -206,7 +206,7 @@ def test_pieces():
         (GRID, (64, 64), None),
         (GRID, (64, 64), (8, 8)),
         (GRID, (49, 64), (7, 7)),
-        (patterns.windowed((21, 28), 7, 3), (49, 64), (7, 7)),  # key boxes of fewer cells, which depend on the region
+        (patterns.windowed((21, 28), 7, 3), (49, 64), (7, 7)),  # regions of several shapes
         (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), (36, 64), (3, 4, 3)),
         (patterns.Causal(), (33, 64), None),
     ],
