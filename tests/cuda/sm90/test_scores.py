@@ -51,9 +51,9 @@ each_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH, **others):
+def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH):
     """(source, architecture, macros, structs) of a forward kernel with each score function."""
-    defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]), **others)
+    defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]))
     own = structs(defines["SPATTN_MAPS"], defines["SPATTN_PROBLEMS"])
     return [("sm90/forward/attention.cu", ARCH, defines | score_macros(score), own) for score in scores]
 
