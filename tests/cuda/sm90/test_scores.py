@@ -51,9 +51,9 @@ each_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH, **others):
+def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH):
     """(source, architecture, macros, structs) of a forward kernel with each score function."""
-    defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]), **others)
+    defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]))
     own = structs(defines["SPATTN_MAPS"], defines["SPATTN_PROBLEMS"])
     return [("sm90/forward/attention.cu", ARCH, defines | score_macros(score), own) for score in scores]
 
@@ -134,7 +134,7 @@ def check(got, score, arrays, mask, scale=SCALE, dlse=0.0):
     """Compares the results that are there with the formula: forward alone, or with gradients."""
     expected = dense(score, arrays, mask, scale, dlse)
     dtype = arrays[0].dtype
-    low = [dense(score, arrays, mask, scale, np.float32(dlse), dtype, factor) for factor in (1, 1.25, 1.6)]
+    low = [dense(score, arrays, mask, scale, np.float32(dlse), dtype, factor) for factor in (1, 1.5)]
     for name, x, want, *lossy in zip(NAMES, got, expected[: len(got)], *low, strict=False):
         # Statistics are in float32, but of approximate exponentials and logarithms.
         assert_within_bound(x, want, lossy, "float16" if name == "lse" else dtype, name)
@@ -206,7 +206,7 @@ def test_pieces():
         (GRID, (64, 64), None),
         (GRID, (64, 64), (8, 8)),
         (GRID, (49, 64), (7, 7)),
-        (patterns.windowed((21, 28), 7, 3), (49, 64), (7, 7)),
+        (patterns.windowed((21, 28), 7, 3), (49, 64), (7, 7)),  # regions of several shapes
         (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), (36, 64), (3, 4, 3)),
         (patterns.Causal(), (33, 64), None),
     ],

@@ -38,7 +38,7 @@ SPILLS = {"forward": 240, "backward": 480}
 
 def named(kernel):
     source, _, defines, _ = kernel
-    names = "HEAD_DIM", "BLOCK_Q", "BY_KEYS", "VALUES", "QUERIES", "COLUMNS", "GATHERS", "PROBLEMS"
+    names = "HEAD_DIM", "BLOCK_Q", "BY_KEYS", "VALUES", "QUERIES", "GATHERS", "PROBLEMS", "MAPS"
     sizes = [f"{name.lower()} {defines[f'SPATTN_{name}']}" for name in names if f"SPATTN_{name}" in defines]
     return f"{source.split('/')[1]} {KINDS[defines[KIND]]} {' '.join(sizes)}"
 
