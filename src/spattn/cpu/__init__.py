@@ -369,7 +369,7 @@ def _heads_together(call: Call, plan: Plan) -> int:
 
 def _reach(call: Call, plan: Plan, isa: str) -> int:
     """Return the key range of a view if interleaving K pays off (row-by-row tiles that share keys often), else 0."""
-    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order):
+    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order) or call.score:
         return 0
     pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
     if pairs < _LEAST_PAIRS * call.batch * call.heads_kv * call.kv_len:

@@ -34,7 +34,7 @@ struct KeyBlock {
 class TileItem {
  public:
   TileItem(const Item& item, int64_t cells, const Sums& sums, TileBackwardScratch& s)
-      : item_(item), keys_(item.keys()), values_(item.values()), cells_(cells),
+      : item_(item), score_(item.call, item.head), keys_(item.keys()), values_(item.values()), cells_(cells),
         vectors_((cells + kLanes<float> - 1) / kLanes<float>), sums_(sums), s_(s) {}
 
   void run() {
@@ -61,6 +61,7 @@ class TileItem {
     BackwardEntry entry = {item_.key_tile(at), item_.mask(at), 0, {}, {}};
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
+    if (score_) list_positions(entry.place, position);
     entry.keys = tile_rows(keys_, entry.place, entry.rows(), call.head_dim, s_.depth_key, position, s_.key_rows);
     entry.values =
         tile_rows(values_, entry.place, entry.rows(), call.head_dim_v, s_.depth_value, position, s_.value_rows);
@@ -95,24 +96,25 @@ class TileItem {
   // P' and dS'.
   void weigh(const BackwardEntry& entry, const KeyBlock& block) {
     const Mask& allowed = entry.mask;
-    const Logits<float> logits(item_.call.scale);
+    const Logits<float> logits(item_.call);
     const float scale = float(item_.call.scale);
     uint32_t* const pairs = s_.pairs_of(block.index);
+    const int64_t key = block.index * kTileTerms, first = block.begin * kLanes<float>, end = block.end * kLanes<float>;
+    if (score_) {
+      apply_score<false>(score_, s_.rows.position.key + key, kTileTerms, s_.rows.position.query + first, end - first,
+                         s_.scores + first, s_.width.query, s_.derivatives + first);
+    }
     if (allowed) {
-      const int64_t key = block.index * kTileTerms;
       const uint64_t* words = allowed.bits + key / 64;
       for (int64_t r = 0; r < cells_; ++r) s_.allowed[r] = uint32_t(words[r * allowed.words] >> (key % 64));
       if (block.begin % 2) clear_weights(block.begin - 1, s_);
       if (block.end % 2 && block.end < vectors_) clear_weights(block.end, s_);
     }
-    for (int64_t column = block.begin * kLanes<float>; column < block.end * kLanes<float>; column += kLanes<float>) {
-      for (int64_t row = 0; row < kTileRows; row += kStretch) {
-        if (allowed) {
-          weigh_rows<true>(row, column, logits, scale, pairs, s_);
-        } else {
-          weigh_rows<false>(row, column, logits, scale, pairs, s_);
-        }
-      }
+    const auto weigh = score_    ? allowed ? weigh_rows<true, true> : weigh_rows<false, true>
+                       : allowed ? weigh_rows<true, false>
+                                 : weigh_rows<false, false>;
+    for (int64_t column = first; column < end; column += kLanes<float>) {
+      for (int64_t row = 0; row < kTileRows; row += kStretch) weigh(row, column, logits, scale, pairs, s_);
     }
   }
 
@@ -169,6 +171,7 @@ class TileItem {
   }
 
   const Item& item_;
+  Score<float> score_;
   Head keys_, values_;
   int64_t cells_, vectors_;
   const Sums& sums_;

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "simd/bfloat16.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/operand.h"
@@ -31,6 +32,7 @@ struct TileBackwardScratch {
   uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V not read in place
   uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block by pairs
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
+  float* derivatives;                      // (kTileTerms, width.query): of the score function
   uint32_t* allowed;                       // (width.query): a block's bitmask
   uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
   uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
@@ -52,6 +54,7 @@ struct TileBackwardScratch {
     key_columns = arena.array<uint16_t>(depth_key * block_kv);
     scores = arena.array<float>(kTileTerms * width.query);
     score_gradients = arena.array<float>(kTileTerms * width.query);
+    derivatives = arena.array<float>(call.score ? kTileTerms * width.query : 0);
     allowed = arena.array<uint32_t>(width.query);
     weights = arena.array<uint16_t>(kTileTerms * terms);
     gradients = arena.array<uint16_t>(kTileTerms * terms);
@@ -103,7 +106,7 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
   gather_item<RawBfloat16>(item, tile, raw, s.rows);
-  pack_columns(raw.query, s.depth_key, ld, Logits<float>(item.call.scale).sign, s.query_columns, ld);
+  pack_columns(raw.query, s.depth_key, ld, Logits<float>(item.call).sign, s.query_columns, ld);
   pack_columns(raw.dout, s.depth_value, ld, 1, s.dout_columns, ld);
   pack_pairs(raw.query, s.depth_key, ld, s.query_pairs, s.width.key, s.terms);
   pack_pairs(raw.dout, s.depth_value, ld, s.dout_pairs, s.width.value, s.terms);
@@ -164,7 +167,7 @@ constexpr int kStretch = 4;  // pairs of keys per iteration
 
 // Softmax of the keys [row, row + kStretch), and those kTileRows after them, for the vector of queries at `column`. The
 // low parts of lse2 and of the factor are omitted: their error is that of rounding lse, below the rounding to bfloat16.
-template <bool kMasked>
+template <bool kMasked, bool kScored>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
@@ -178,9 +181,9 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
       const int64_t at = (row + half * kTileRows + i) * ld + column;
-      const Vec<float> score = Logits<float>::score(load<Vec<float>>(s.scores + at));
-      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(score, lse2)), keep);
-      const Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(load<Vec<float>>(s.scores + at), lse2)), keep);
+      Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      if constexpr (kScored) difference *= load<Vec<float>>(s.derivatives + at);
       gradient = score_gradient(weight, difference * scale);
     };
     __m512 weight[2], gradient[2];

@@ -6,6 +6,7 @@
 #include "amx/pack.h"
 #include "amx/softmax.h"
 #include "finish/finish.h"
+#include "softmax/score.h"
 #include "tile/prefetch.h"
 
 namespace spattn {
@@ -47,6 +48,14 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
   const int64_t steps = s.counts.key_steps;
   const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize, steps * kPanelSize};
   multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
+}
+
+// Applies the score function to s.panel_scores.
+template <class Path>
+void score_block(const Tile& tile, const Block& block, const Score<float>& score, AmxScratch<Path>& s) {
+  list_positions(tile, s.position.key);
+  apply_score<false>(score, s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
+                     block.columns * kTileColumns, s.panel_scores, kPanel);
 }
 
 // Computes s.weight_tiles = P', and rescales O' where the running maximum moves.
@@ -103,6 +112,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   [[maybe_unused]] const TileSession session;
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
+  const Score<float> score(item.call, item.head);
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
   const bool back = work.query_tile % 2;  // alternate direction, for cache reuse
   Listed at = back ? item.last() : item.first();
@@ -110,7 +120,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   for (int64_t i = work.begin; i < work.end;) {
     int64_t count = 0;
     for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
-      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at)};
+      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at), at};
       at = back ? item.before(at) : item.after(at);
       unfit |= s.entries[count].tile.unfit;
     }
@@ -120,6 +130,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
+        if (score) score_block(item.key_tile(entry->at), block, score, s);
         weigh_block(block, entry->mask, logits, s);
         multiply_values(block, entry->tile.values, s);
       }
@@ -152,7 +163,7 @@ template <class Path> struct TileForward {
     prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
     const int64_t cells = list_positions(tile, s.position.query);
     const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
-    const Logits<float> logits(item.call.scale);
+    const Logits<float> logits(item.call);
     leave_marked(item, cells, s.position.key, s.exact);
     pack_queries<Path>(item, cells, logits.sign, s);
     s.rows.reset(columns);

@@ -4,6 +4,7 @@
 #include "finish/finish.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
+#include "tile/item.h"
 #include "tile/mask.h"
 #include "tile/scratch.h"
 #include "tile/tile_cache.h"
@@ -25,6 +26,7 @@ struct PackedTile {
 struct Entry {
   PackedTile tile;
   Mask mask;
+  Listed at;
 };
 
 // Numbers of tiles along head_dim, head_dim_v and the keys.
@@ -94,7 +96,7 @@ template <class Path> struct AmxScratch {
 
  private:
   AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
-      : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
+      : cache(arena.array<TileCache>(1)), position(call, width.query, arena), rows(width.query, arena),
         exact(width.query, call.head_dim_v, arena), counts(call), output(width.query, width.value, arena),
         query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
         panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),

@@ -95,8 +95,11 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
   clear(dq, call.head_dim);
   row.each_key([&](int64_t key) {
     const char* k = row.keys.data + key * row.keys.position;
-    const double weight = scalar_weight(row.logits.scalar_exponent(row.score(key), reference) - rest);
-    const double gradient = weight * (dout.times(row.values, key) - delta) * call.scale;
+    double derivative = 1;
+    const double score = row.score(key, &derivative);
+    if (row.removed(score)) return;
+    const double weight = scalar_weight(row.logits.scalar_exponent(score, reference) - rest);
+    const double gradient = weight * (dout.times(row.values, key) - delta) * derivative * call.scale;
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * row.element(k + d * row.keys.feature);
     if (!sums) return;
     T* dk = reinterpret_cast<T*>(sums->dk) + (key - sums->begin) * sums->ld_dk;

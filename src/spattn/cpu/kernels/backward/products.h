@@ -5,6 +5,7 @@
 #include "backward/scratch.h"
 #include "simd/vec.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/mask.h"
 #include "tile/operand.h"
@@ -39,13 +40,22 @@ template <class T> struct KeyTile {
 
 // kKeyRows rows of P' and dS' by N vectors of queries.
 template <class T, int N, bool kMasked>
-void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, SplitLogits<T> logits,
-                  BackwardScratch<T>& s) {
+void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, const Score<T>& score,
+                  SplitLogits<T> logits, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kBits = LaneMask<T>::kBits;
   const int64_t ld = s.width.query, at = key * ld + column;
   Vec<T> product[kKeyRows][N] = {};
   multiply(tile.keys.data + key * tile.keys.ld, tile.keys.ld, 1, s.query + column, ld, call.head_dim, product);
+  if (score) {
+    T* const scores = s.weights + at;
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows * N; ++i) store(scores + i / N * ld + i % N * L, product[i / N][i % N]);
+    apply_score<false>(score, s.rows.position.key + key, kKeyRows, s.rows.position.query + column, N * L, scores, ld,
+                       s.derivatives + at);
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows * N; ++i) product[i / N][i % N] = load<Vec<T>>(scores + i / N * ld + i % N * L);
+  }
   const Word<T>* allowed = s.mask.words(key, column);
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
@@ -53,8 +63,7 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
     const Vec<T> lse2_low = load<Vec<T>>(s.rows.lse2_low + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      const Vec<T> score = Logits<T>::score(product[i][j]);
-      Vec<T> weight = normalised_weight<T>(logits.exponent(score, lse2, lse2_low), lse2);
+      Vec<T> weight = normalised_weight<T>(logits.exponent(product[i][j], lse2, lse2_low), lse2);
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
         weight = masked_weight<T>(weight, bit);
@@ -77,11 +86,11 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
 
 template <class T, bool kMasked>
 SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
-                                SplitLogits<T> logits, BackwardScratch<T>& s) {
+                                const Score<T>& score, SplitLogits<T> logits, BackwardScratch<T>& s) {
   static_assert(kQueryVectors == 3, "one case per width");
-  if (vectors == 3) weight_block<T, 3, kMasked>(call, tile, key, column, logits, s);
-  if (vectors == 2) weight_block<T, 2, kMasked>(call, tile, key, column, logits, s);
-  if (vectors == 1) weight_block<T, 1, kMasked>(call, tile, key, column, logits, s);
+  if (vectors == 3) weight_block<T, 3, kMasked>(call, tile, key, column, score, logits, s);
+  if (vectors == 2) weight_block<T, 2, kMasked>(call, tile, key, column, score, logits, s);
+  if (vectors == 1) weight_block<T, 1, kMasked>(call, tile, key, column, score, logits, s);
 }
 
 // Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
@@ -99,20 +108,21 @@ template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vector
   for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
 }
 
-// Computes s.weights = P' and s.gradients = dS'.
+// Computes s.weights = P' and s.gradients = dS', the gradient of the scores that a score function gives.
 template <class T>
-void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
+void compute_weights(const Call& call, const KeyTile<T>& tile, const Score<T>& score, SplitLogits<T> logits,
+                     BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const int64_t vectors = (tile.cells + L - 1) / L;
   for (int64_t first = 0; first < vectors; first += kQueryVectors) {
     const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
     for (int64_t key = 0; key < tile.rows; key += kKeyRows) {
       if (!tile.mask) {
-        weight_block<T, false>(width, call, tile, key, first * L, logits, s);
+        weight_block<T, false>(width, call, tile, key, first * L, score, logits, s);
       } else {
         int64_t column = first * L, active = width;
         clear_idle(key, column, active, s);
-        weight_block<T, true>(active, call, tile, key, column, logits, s);
+        weight_block<T, true>(active, call, tile, key, column, score, logits, s);
       }
     }
   }

@@ -128,7 +128,7 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   const Call& call = item.call;
   gather_item<E>(item, tile, s.raw, s.rows);
   const int64_t rows = round_up(tile.cells(), kLanes<T>);
-  transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call.scale).sign, s.query, s.width.query);
+  transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call).sign, s.query, s.width.query);
   transpose_rows(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
   compute_delta(rows, call.head_dim_v, s);
   subtract_dlse(item, tile.cells(), T(call.scale), s.rows);

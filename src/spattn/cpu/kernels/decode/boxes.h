@@ -51,7 +51,7 @@ template <class E> struct Boxes {
   int64_t lists = 0;
 
   Boxes(const Item& any, const KeyHead& keys, DecodeScratch<T>& s)
-      : call(any.call), batch(any.batch), head(any.head), keys(keys), logits(any.call.scale), s(s) {
+      : call(any.call), batch(any.batch), head(any.head), keys(keys), logits(any.call), s(s) {
     for (int64_t i = 0; i < kMostBoxes; ++i) boxes[i].runs = s.runs.of_tile(i);
   }
 

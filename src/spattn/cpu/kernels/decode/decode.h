@@ -18,6 +18,7 @@
 #include "finish/finish.h"
 #include "kernels.h"
 #include "simd/element.h"
+#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
 #include "tile/mask.h"
@@ -111,9 +112,11 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// Computes S of all rows over the keys that they attend to, by dot products with the rows of K from visit_keys().
+// Computes S of all rows over the keys that they attend to, by dot products with the rows of K from visit_keys(), and
+// applies the score function. `cells` rows have a head each; `count` keys at `position`, in whole vectors.
 template <class T, class VisitKeys>
-void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
+void score_rows(const Item& item, const VisitKeys& visit_keys, const int64_t* position, int64_t count, int64_t cells,
+                int64_t rows, DecodeScratch<T>& s) {
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
       multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row].all), s.query + row,
@@ -121,6 +124,10 @@ void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) 
       keys.prefetched();
     });
   });
+  for (int64_t row = 0; item.call.score && row < rows; row += cells) {
+    apply_score<true>(Score<T>(item.call, item.head + row / cells), s.position.query, cells, position, count,
+                      s.scores + row * s.ld, s.ld);
+  }
 }
 
 // Masks the scores of the rows [begin, end) from `count` on, up to a whole vector.
@@ -188,7 +195,7 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
   const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
   int64_t* const position = s.listed;
-  if (!key_line || !value_line) list_keys(tile, count, position);
+  if (!key_line || !value_line || call.score) list_keys(tile, count, position);
   const auto visit_keys = [&](const auto& visit) {
     if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
     const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
@@ -200,7 +207,7 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
   find_reached<T>(item.mask(at), 1, cells, count, rows, s.reached);
-  score_rows(visit_keys, rows, s);
+  score_rows(item, visit_keys, position, count, cells, rows, s);
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
@@ -243,7 +250,7 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
   const Call& call = item.call;
-  const Logits<T> logits(call.scale);
+  const Logits<T> logits(call);
   const int64_t rows = (end - item.head) * cells;
   for (int64_t row = 0; row < rows; row += cells) {
     find_rows<E>({call, item.batch, item.head + row / cells, item.work}, cells, s.position.query, row, logits, s);

@@ -214,8 +214,7 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
     for (int j = 0; j < N; ++j) {
       SPATTN_UNROLL
       for (int i = 0; i < R; ++i) {
-        const Vec<T> score =
-            Logits<T>::score(by_runs<T>(fold<Add, T, F / 2>(sum[i][j]), typename MakeLanes<kLanes<T>>::type{}));
+        const Vec<T> score = by_runs<T>(fold<Add, T, F / 2>(sum[i][j]), typename MakeLanes<kLanes<T>>::type{});
         const int64_t beyond = 2 * i >= R && kHalves ? later : 0;  // runs
         T* const to = scores + i * ld_scores;
         if constexpr (kApart) {

@@ -6,15 +6,13 @@
 #include "simd/blocking.h"
 #include "simd/element.h"
 #include "simd/reduce.h"
-#include "softmax/logits.h"
 #include "tile/mask.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// R rows of S, or of other products if not kScores, for some keys, in whole vectors. Reduces a vector of dot products
-// at once.
-template <class Stored, int R, bool kScores = true, class Source, class T>
+// R rows of Q K' for some keys, in whole vectors. Reduces a vector of dot products at once.
+template <class Stored, int R, class Source, class T>
 void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
   constexpr int64_t kSize = sizeof(typename Stored::Storage);
@@ -35,8 +33,7 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
         }
       }
     }
-    Vec<T> total = across<Add, T>(sum);
-    if (kScores) total = Logits<T>::score(total);
+    const Vec<T> total = across<Add, T>(sum);
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       memcpy(scores + i * ld_scores + key, reinterpret_cast<const char*>(&total) + i * kKeys * sizeof(T),

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "simd/element.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/scratch.h"
@@ -51,10 +52,12 @@ template <class E> struct FallbackRow {
   int64_t query_feature;  // bytes
   int64_t* key_position;
   Logits<double> logits;
+  Score<double> score_function;
 
   FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
-        values(item.call.exact_v, item.batch, item.head_kv()), key_position(places.key), logits(item.call.scale) {
+        values(item.call.exact_v, item.batch, item.head_kv()), key_position(places.key), logits(item.call),
+        score_function(item.call, item.head) {
     const Head queries = item.queries();
     query = queries.data + position * queries.position;
     query_feature = queries.feature;
@@ -66,15 +69,20 @@ template <class E> struct FallbackRow {
     return double(E::decode(x));
   }
 
-  // Never inlined: a pair must have the same score wherever it is computed.
-  __attribute__((noinline)) double score(int64_t key) const {
+  // The score, scaled if the call has a score function, and its derivative. Never inlined: a pair must have the same
+  // score wherever it is computed.
+  __attribute__((noinline)) double score(int64_t key, double* derivative = nullptr) const {
     double product = 0;
     const char* row = keys.data + key * keys.position;
     for (int64_t d = 0; d < item.call.head_dim; ++d) {
       product += element(query + d * query_feature) * element(row + d * keys.feature);
     }
-    return logits.scalar_score(product);
+    if (!score_function) return product * logits.sign;
+    return score_function.of_pair(product, position, key, derivative);
   }
+
+  // Whether the score function excludes a pair, whose V may then be anything.
+  bool removed(double score) const { return score_function && score == -kInfinity<double>; }
 
   // Calls visit(key) for every allowed key, in order.
   template <class Visit> void each_key(const Visit& visit) const {
@@ -90,6 +98,7 @@ template <class E> struct FallbackRow {
   template <class Visit> void weigh_keys(Normaliser& n, const Visit& visit) const {
     each_key([&](int64_t key) {
       const double x = score(key), logit = x * logits.natural;
+      if (removed(x)) return;
       double rescale = 1, weight = 0;  // for a score of -inf
       if (x > n.largest && logit > -kInfinity<double>) {
         rescale = scalar_weight(logits.scalar_exponent(n.largest, x)), weight = 1;

@@ -5,6 +5,7 @@
 #include "forward/products.h"
 #include "forward/scratch.h"
 #include "kernels.h"
+#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
 #include "tile/mask.h"
@@ -30,7 +31,14 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const auto v = Path::value_operand(values, tile, call, cached, s);
   const Keys reached = mask ? s.mask.expand(mask, cells, key_cells) : Keys{0, key_cells};
   const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
-  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
+  const Score<T> score(call, item.head);
+  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), !score, s);
+  if (score) {
+    list_positions(tile, s.position.key);
+    apply_score<false>(score, s.position.key + blocks.begin, blocks.end - blocks.begin, s.position.query,
+                       vectors * kLanes<T>, s.scores + blocks.begin * s.width.query, s.width.query);
+    mask_scores(blocks, vectors, bool(mask), s);
+  }
   exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
   accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
 }
@@ -42,7 +50,7 @@ template <class Path> struct VectorForward {
   static void run(const Item& item, Scratch& s) {
     const int64_t cells = list_positions(item.query_tile(), s.position.query);
     const Head keys = item.keys(), values = item.values();
-    const Logits<T> logits(item.call.scale);
+    const Logits<T> logits(item.call);
     Path::pack_query(item.queries(), cells, logits.sign, item.call, s);
     s.rows.reset((cells + kLanes<T> - 1) / kLanes<T>);
     leave_marked(item, cells, s.position.key, s.exact);

@@ -51,7 +51,7 @@ void score_block(Operand<typename Path::Element> keys, Operand<typename Path::El
     Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      Vec<T> score = Logits<T>::score(sum[i][j]);
+      Vec<T> score = sum[i][j];
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
         score = Logits<T>::masked(score, bit);
@@ -86,10 +86,11 @@ template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors
 }
 
 // Computes s.scores = S' and s.rows.tile_max, the largest allowed score of each query, for the first `vectors` vectors
-// of queries and whole blocks of keys. Without a mask every pair is allowed.
+// of queries and whole blocks of keys. Without a mask every pair is allowed. If not `final`, a score function and
+// mask_scores() follow.
 template <class Path>
 void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
-                    int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<typename Path::T>& s) {
+                    int64_t head_dim, int64_t vectors, bool mask, bool final, ForwardScratch<typename Path::T>& s) {
   using T = typename Path::T;
   constexpr int L = kLanes<T>;
   const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
@@ -102,9 +103,27 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
       } else {
         int64_t column = first * L, active = width;
         skip_idle(key, column, active, s);
-        score_block<Path, true>(active, keys, values, depth, key, column, s);
+        if (final) score_block<Path, true>(active, keys, values, depth, key, column, s);
+        if (!final) score_block<Path, false>(active, keys, values, depth, key, column, s);
       }
     }
+  }
+}
+
+// Masks S' of whole blocks of keys and computes s.rows.tile_max, after a score function.
+template <class T> void mask_scores(Keys blocks, int64_t vectors, bool mask, ForwardScratch<T>& s) {
+  for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+    Vec<T> largest = splat(-kInfinity<T>);
+    for (int64_t key = blocks.begin; key < blocks.end; ++key) {
+      T* const at = s.scores + key * s.width.query + column;
+      if (mask) {
+        const Word<T> bit = Word<T>(1) << key % LaneMask<T>::kBits;
+        const BitsVec<T> allowed = load<BitsVec<T>>(s.mask.words(key, column)) & splat_bits<T>(bit);
+        store(at, Logits<T>::masked(load<Vec<T>>(at), allowed));
+      }
+      largest = larger(load<Vec<T>>(at), largest);
+    }
+    store(s.rows.tile_max + column, largest);
   }
 }
 
