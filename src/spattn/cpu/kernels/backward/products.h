@@ -84,48 +84,23 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   }
 }
 
-template <class T, bool kMasked>
-SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
-                                const Score<T>& score, SplitLogits<T> logits, BackwardScratch<T>& s) {
-  static_assert(kQueryVectors == 3, "one case per width");
-  if (vectors == 3) weight_block<T, 3, kMasked>(call, tile, key, column, score, logits, s);
-  if (vectors == 2) weight_block<T, 2, kMasked>(call, tile, key, column, score, logits, s);
-  if (vectors == 1) weight_block<T, 1, kMasked>(call, tile, key, column, score, logits, s);
-}
-
-// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
-// `key`, and clears P' and dS' of the others.
-template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vectors, BackwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
-  const auto mark = [&](int64_t at) {
-    for (int64_t i = key; i < key + kKeyRows; ++i) {
-      store(s.weights + i * s.width.query + at, Vec<T>{});
-      store(s.gradients + i * s.width.query + at, Vec<T>{});
-    }
-  };
-  for (; vectors && idle(column); column += L, --vectors) mark(column);
-  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
-}
-
 // Computes s.weights = P' and s.gradients = dS', the gradient of the scores that a score function gives.
 template <class T>
 void compute_weights(const Call& call, const KeyTile<T>& tile, const Score<T>& score, SplitLogits<T> logits,
                      BackwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const int64_t vectors = (tile.cells + L - 1) / L;
-  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
-    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = 0; key < tile.rows; key += kKeyRows) {
-      if (!tile.mask) {
-        weight_block<T, false>(width, call, tile, key, first * L, score, logits, s);
-      } else {
-        int64_t column = first * L, active = width;
-        clear_idle(key, column, active, s);
-        weight_block<T, true>(active, call, tile, key, column, score, logits, s);
-      }
+  const auto mark = [&](int64_t key, int64_t column) {
+    store(s.weights + key * s.width.query + column, Vec<T>{});
+    store(s.gradients + key * s.width.query + column, Vec<T>{});
+  };
+  const int64_t vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;
+  s.mask.each_block({0, tile.rows}, vectors, bool(tile.mask), mark, [&](auto some, int64_t key, int64_t column) {
+    constexpr int N = decltype(some)::value;
+    if (tile.mask) {
+      weight_block<T, N, true>(call, tile, key, column, score, logits, s);
+    } else {
+      weight_block<T, N, false>(call, tile, key, column, score, logits, s);
     }
-  }
+  });
 }
 
 // Adds to rows [key, key + R) of N vectors of dK or dV: the queries [begin, end) of `left` times `right`.

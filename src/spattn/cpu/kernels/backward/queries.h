@@ -56,7 +56,7 @@ template <class T> void subtract_dlse(const Item& item, int64_t cells, T factor,
   if (!item.call.dlse.data) return;
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (rows.idle[cell]) continue;
-    rows.delta[cell] -= factor * read_dlse<T>(item.call, item.batch, item.head, rows.position.query[cell]);
+    rows.delta[cell] -= factor * read_row_value<T>(item.call.dlse, item.batch, item.head, rows.position.query[cell]);
   }
 }
 
@@ -118,7 +118,7 @@ void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E:
     rows.lse2_low[cell] = T(0);
     rows.idle[cell] = true;
     if (cell >= tile.cells() || rows.position.query[cell] == kPadding) continue;
-    prepare_row(call, read_lse<T>(call, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
+    prepare_row(call, read_row_value<T>(call.lse, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
   }
 }
 

@@ -1,7 +1,7 @@
 // The two products of the decode kernel, with vectors along features: S = Q K' by dot products, O += P V as a sum of
 // scaled rows of V. A source of rows supplies K and V.
 #pragma once
-#include "decode/count.h"
+#include "simd/count.h"
 #include "kernels.h"
 #include "simd/blocking.h"
 #include "simd/element.h"

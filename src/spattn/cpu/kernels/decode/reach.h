@@ -1,6 +1,6 @@
 // Key ranges of a tile that blocks of rows attend to.
 #pragma once
-#include "decode/count.h"
+#include "simd/count.h"
 #include "kernels.h"
 #include "simd/vec.h"
 #include "tile/mask.h"

@@ -1,6 +1,6 @@
 // Sources of K and V rows: evenly spaced, at listed positions, or a copy in whole vectors.
 #pragma once
-#include "decode/count.h"
+#include "simd/count.h"
 #include "decode/reach.h"
 #include "kernels.h"
 #include "simd/element.h"

@@ -17,10 +17,12 @@ namespace SPATTN_ISA {
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 
-// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`.
+// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`. Never inlined:
+// the loop needs all registers.
 template <class Path, int N, bool kMasked>
-void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
-                 int64_t key, int64_t column, ForwardScratch<typename Path::T>& s) {
+__attribute__((noinline)) void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values,
+                                           int64_t depth, int64_t key, int64_t column,
+                                           ForwardScratch<typename Path::T>& s) {
   using T = typename Path::T;
   using Element = typename Path::Element;
   constexpr int L = kLanes<T>;
@@ -63,28 +65,6 @@ void score_block(Operand<typename Path::Element> keys, Operand<typename Path::El
   }
 }
 
-template <class Path, bool kMasked>
-SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
-                               Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
-                               ForwardScratch<typename Path::T>& s) {
-  static_assert(kQueryVectors == 3, "one case per width");
-  if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
-  if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
-  if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
-}
-
-// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
-// `key`, and masks the scores of the others.
-template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, ForwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
-  const auto mark = [&](int64_t at) {
-    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.width.query + at, splat(-kInfinity<T>));
-  };
-  for (; vectors && idle(column); column += L, --vectors) mark(column);
-  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
-}
-
 // Computes s.scores = S' and s.rows.tile_max, the largest allowed score of each query, for the first `vectors` vectors
 // of queries and whole blocks of keys. Without a mask every pair is allowed. If not `final`, a score function and
 // mask_scores() follow.
@@ -95,19 +75,17 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
   constexpr int L = kLanes<T>;
   const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
-  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
-    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = blocks.begin; key < blocks.end; key += kKeyRows) {
-      if (!mask) {
-        score_block<Path, false>(width, keys, values, depth, key, first * L, s);
-      } else {
-        int64_t column = first * L, active = width;
-        skip_idle(key, column, active, s);
-        if (final) score_block<Path, true>(active, keys, values, depth, key, column, s);
-        if (!final) score_block<Path, false>(active, keys, values, depth, key, column, s);
-      }
+  const auto mark = [&](int64_t key, int64_t column) {
+    store(s.scores + key * s.width.query + column, splat(-kInfinity<T>));
+  };
+  s.mask.each_block(blocks, vectors, mask, mark, [&](auto some, int64_t key, int64_t column) {
+    constexpr int N = decltype(some)::value;
+    if (mask && final) {
+      score_block<Path, N, true>(keys, values, depth, key, column, s);
+    } else {
+      score_block<Path, N, false>(keys, values, depth, key, column, s);
     }
-  }
+  });
 }
 
 // Masks S' of whole blocks of keys and computes s.rows.tile_max, after a score function.

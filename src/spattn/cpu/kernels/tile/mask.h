@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
+#include "simd/count.h"
 #include "simd/vec.h"
 #include "tile/arena.h"
 
@@ -107,6 +108,29 @@ template <class T> struct LaneMask {
   bool reaches(int64_t column, int64_t key) const {
     const Word<T> found = reached[(key / kBits * ld + column) / kLanes<T>];
     return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
+  }
+
+  // Calls run(Count<N>, key, column) for blocks of kKeyRows of `keys` by N vectors of queries. A mask shrinks blocks to
+  // the vectors that attend to any of the keys, and mark(key, column) is called for each key and the other vectors.
+  template <class Mark, class Run>
+  SPATTN_INLINE void each_block(Keys keys, int64_t vectors, bool masked, const Mark& mark, const Run& run) const {
+    constexpr int64_t L = kLanes<T>, W = kQueryVectors;
+    for (int64_t first = 0; first < vectors; first += W) {
+      for (int64_t key = keys.begin; key < keys.end; key += kKeyRows) {
+        int64_t column = first * L, active = vectors - first < W ? vectors - first : W;
+        const auto idle = [&](int64_t at) {
+          if (reaches(at, key)) return false;
+          for (int i = 0; i < kKeyRows; ++i) mark(key + i, at);
+          return true;
+        };
+        for (; masked && active && idle(column); --active) column += L;
+        while (masked && active && idle(column + (active - 1) * L)) --active;
+        static_assert(W == 3, "one case per width");
+        if (active == 3) run(Count<3>{}, key, column);
+        if (active == 2) run(Count<2>{}, key, column);
+        if (active == 1) run(Count<1>{}, key, column);
+      }
+    }
   }
 
   // Fills in the words of `cells` queries. Returns the range of the first `count` keys that any of the queries attends
