@@ -32,7 +32,8 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 def pytest_configure(config):
     if importlib.util.find_spec("spattn"):  # tests/test_wheels.py runs without it
         from spattn._util import checks as _checks
-        from spattn.testing.tables import check_table
+
+        from .tables import check_table
 
         _checks.observers[:] = [check_table]
     config.addinivalue_line("markers", "footprint: measures the memory of a process; meaningless under a sanitizer")

@@ -433,10 +433,12 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
     """(source, architecture, macros, structs) of most kernels that compositions need; the rest compile on first use."""
     from compositions.gpu import KINDS
 
+    from spattn.choose import specializations as builds
     from spattn.cuda import prebuild
-    from spattn.cuda.hopper import builds, params, select
-    from spattn.cuda.hopper_backward import params as backward_params
-    from spattn.cuda.hopper_backward import specializations as backward_builds
+    from spattn.cuda.sm90 import select
+    from spattn.cuda.sm90.backward import params as backward_params
+    from spattn.cuda.sm90.backward import specializations as backward_builds
+    from spattn.cuda.sm90.forward import params
     from spattn.schedule.tensor_maps import MAPS
 
     for dtype, dim in KINDS["portable"]:
@@ -450,29 +452,29 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
             for cells in (builds.TILE[1], builds.FEWER) if row.step_kv == builds.TILE[1] else (builds.TILE[1],):
                 for room in MAPS:
                     macros = builds.variant(row, dtype, room, cells=cells)
-                    yield "hopper/attention.cu", arch, macros, params.structs(room)
+                    yield "sm90/forward/attention.cu", arch, macros, params.structs(room)
                 for problems, room in params.GROUPS[:1]:
                     macros = builds.variant(row, dtype, room, problems, cells=cells)
-                    yield "hopper/attention.cu", arch, macros, params.structs(room, problems)
+                    yield "sm90/forward/attention.cu", arch, macros, params.structs(room, problems)
             macros = builds.variant(row, dtype, MAPS[0], gathers=True)
-            yield "hopper/attention.cu", arch, macros, params.structs(MAPS[0])
+            yield "sm90/forward/attention.cu", arch, macros, params.structs(MAPS[0])
         merge = builds.variant(builds.build(builds.TILE[0], dim), dtype, MAPS[0])
-        yield "hopper/merge.cu", arch, merge, params.structs(MAPS[0])
+        yield "sm90/forward/merge.cu", arch, merge, params.structs(MAPS[0])
         for rows in (builds.ROWS, builds.TILE[0]):
             own = {**params.structs(MAPS[0]), "Table": select.TABLE, "Job": select.JOB, "Select": select.SELECT}
-            for name in ("select_table", "select_tiles", "select_masks"):
+            for name in ("table", "tiles", "masks"):
                 macros = builds.variant(builds.build(rows, 1), dtype, MAPS[0])
-                yield f"hopper/{name}.cu", arch, macros, own
+                yield f"sm90/select/{name}.cu", arch, macros, own
         for one_pass in (False, True):
             table = backward_builds.builds(dim, one_pass)
             for room in backward_params.MAPS:
                 for row in table:
                     macros = backward_builds.variant(row, dtype, room)
-                    yield "hopper_backward/backward.cu", arch, macros, backward_params.structs(room)
+                    yield "sm90/backward/backward.cu", arch, macros, backward_params.structs(room)
             room = backward_params.MAPS[0]
             for name in ("statistics", "sum", *(["convert"] if one_pass else [])):
                 macros = backward_builds.variant(table[0], dtype, room)
-                yield f"hopper_backward/{name}.cu", arch, macros, backward_params.structs(room)
+                yield f"sm90/backward/{name}.cu", arch, macros, backward_params.structs(room)
 
 
 def compile_kernels(jobs: int) -> int:

@@ -87,7 +87,7 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
 
     import spattn
     from spattn import cuda
-    from spattn.cuda.hopper_backward import prepared
+    from spattn.cuda.sm90.backward import prepared
     from spattn.testing import inputs
 
     *dims, dtype = dims_and_dtype

@@ -34,11 +34,13 @@ import record
 from scipy.optimize import nnls
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
-from spattn.choose.features_cpu import Counts, Features, RowCounts, count, count_pairs, count_rows, predicted_ms
-from spattn.choose.machine_cpu import few_of, shape_of
+from spattn.choose.chooser import Sizes, predicted_ms
+from spattn.choose.features_cpu import Counts, Kernels, RowCounts, count, count_pairs, count_rows
+from spattn.choose.machine_cpu import few_of, kernels_of
 from spattn.request.call import Call
+from spattn.schedule import compiler
 
 HEADS, ROUNDS = 2, 6
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -95,6 +97,16 @@ PAIRS = tuple(itertools.product((0.001, 0.003, 0.01, 0.03), (64, 128)))
 PAIRS_TOKENS = 4096
 
 
+def pairs_of(plan: spattn.Plan, sizes: Sizes, kernels: Kernels) -> RowCounts:
+    """Features of tiles of one query."""
+    return count_pairs(plan, sizes)
+
+
+def rows_of(plan: spattn.Plan, sizes: Sizes, kernels: Kernels) -> RowCounts:
+    """Features of tiles of a few queries."""
+    return count_rows(plan, sizes, kernels.lanes)
+
+
 def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:
     """(problem, pattern, tokens, head_dim, (tile, box)) of every plan."""
     return [(name, pattern, n, dim, how) for name, pattern, n, dim, plans in PROBLEMS for how in plans]
@@ -115,7 +127,7 @@ def ready(tokens: int, dim: int, isa: str, dtype: str, plan_of, counted):
     q, k, v = (x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim)))
     call = Call.of(q, k, v)
     plan = plan_of(call)
-    counts = counted(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
+    counts = counted(plan, Sizes(1, HEADS, HEADS, dim, dim), kernels_of(isa, dtype))
     return cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts, plan.efficiency
 
 
@@ -220,9 +232,9 @@ def main() -> int:
     for names, each in coefficients.items():
         print(f"    {names}: {line(each)},".replace("'", '"'))
     for names in kernels:
-        one = fitted_to(scattered(), *names, count_pairs, [{"tile": (1, 64)}])
+        one = fitted_to(scattered(), *names, pairs_of, [{"tile": (1, 64)}])
         few = [how for how in FEW if how["tile"][0] <= few_of(*names)]
-        together = fitted_to(ROWS, *names, count_rows, few)
+        together = fitted_to(ROWS, *names, rows_of, few)
         print(f"    {names}: ({line(one)}, {line(together)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (

@@ -38,14 +38,15 @@ import ml_dtypes
 import numpy as np
 import record
 from scipy.optimize import nnls
-from spattn.plan import Plan
 
-from spattn import compiler
 from spattn import patterns as sp
-from spattn.choose.features_gpu import GpuCounts, Sizes, count_on_gpu
+from spattn.choose import machine_gpu
+from spattn.choose.chooser import Sizes
+from spattn.choose.features_gpu import GpuCounts, count_on_gpu
 from spattn.choose.machine_gpu import KINDS, cost_ms, kernel_of, kind_of, specialization_of
-from spattn.cuda import _choice
+from spattn.planning import Plan
 from spattn.request.call import Call
+from spattn.schedule import compiler
 
 ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # between two plans, relative to the largest result: two to three bfloat16 roundings
@@ -238,7 +239,7 @@ def measured(problem: Problem, sms: int) -> tuple[list[dict[str, object]], list[
     import torch
 
     from spattn import cuda
-    from spattn.cuda.repeat import Repeated
+    from spattn.cuda.host.repeat import Repeated
 
     torch.manual_seed(0)
     shape = problem.batch, problem.heads, problem.tokens, problem.head_dim
@@ -389,7 +390,7 @@ def choices(found: dict[str, object]) -> list[dict[str, object]]:
             shape = problem.batch, problem.heads, problem.tokens, problem.head_dim
             call = Call.of(*[np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape)] * 3)
             sms = found["sms"]
-            made = _choice.chosen(problem.pattern, call, workers_of(problem, WIDE, sms), None, sms)
+            made = machine_gpu.chosen(problem.pattern, call, workers_of(problem, WIDE, sms), None, sms)
             plans = ((number, plan_of(problem, how, sms)) for number, how in enumerate(problem.plans))
             same = next((number for number, plan in plans if number in times and alike(plan, made)), None)
             box = np.trim_zeros(made.views["box"][made.components["query_view"][0]] - 1, "f") + 1

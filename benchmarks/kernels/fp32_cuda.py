@@ -35,7 +35,7 @@ def contenders(pattern, sets) -> dict:
 
     import spattn
     from spattn import cuda, patterns
-    from spattn.cuda.portable import variants
+    from spattn.cuda.sm80.forward import variants
 
     q, k, v = sets[0]
     scale, made = q.shape[3] ** -0.5, spattn.plan_for(pattern, q, k, v, backend="cuda")

@@ -15,7 +15,7 @@ from . import patterns
 from .api.versions import show_versions, version
 from .errors import BackendUnavailableError
 from .patterns.base.registry import pattern_class
-from .patterns.show import expression as _expression
+from .patterns.registry import make, parse, signature
 
 __all__ = ["main"]
 
@@ -165,16 +165,16 @@ def _draw(options: argparse.Namespace) -> int:
 def _list_patterns() -> int:
     for name in patterns.registry.names():
         summary = (pattern_class(name).__doc__ or "").partition("\n")[0].replace("``", "`")
-        print(f"{_expression.signature(name)}\n    {summary}")
+        print(f"{signature(name)}\n    {summary}")
     return 0
 
 
 def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
     try:
         if text.isidentifier():
-            return _expression.make(text, **params)
+            return make(text, **params)
         if params:
             raise _Usage(f"--param: requires a pattern given by name only, got {text!r}")
-        return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
+        return patterns.from_json(text) if text.lstrip().startswith("{") else parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error

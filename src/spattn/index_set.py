@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._util.index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
-from ._util.ragged import ramp
+from ._util.ragged import offsets, ramp
 
 __all__ = ["AffineRows", "Runs"]
 
@@ -28,22 +28,6 @@ class Runs:
     start: np.ndarray
     step: np.ndarray
     count: np.ndarray
-
-    @classmethod
-    def empty(cls, rows: int) -> Runs:
-        """Rows without keys.
-
-        Parameters
-        ----------
-        rows : int
-            Number of rows.
-
-        Returns
-        -------
-        Runs
-        """
-        nothing = np.zeros((rows, 0), dtype=np.int64)
-        return cls(nothing, nothing, nothing)
 
     @classmethod
     def span(cls, start: npt.ArrayLike, stop: npt.ArrayLike, kv_len: int) -> Runs:
@@ -260,8 +244,7 @@ class AffineRows:
         if mask.ndim != 2 or mask.dtype != bool:
             raise ValueError(f"mask: expected a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
         row, column = np.nonzero(mask)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=mask.shape[0]))])
-        return cls.from_csr(indptr, column, mask.shape[1])
+        return cls.from_csr(offsets(np.bincount(row, minlength=mask.shape[0])), column, mask.shape[1])
 
     @classmethod
     def _from_flat(
@@ -271,7 +254,7 @@ class AffineRows:
         order = np.lexsort((start, row))
         row, start, step, count = row[order], start[order], step[order], count[order]
         per_row = np.bincount(row, minlength=rows)
-        first = np.concatenate([[0], np.cumsum(per_row)])
+        first = offsets(per_row)
         base = np.zeros(rows, dtype=np.int64)
         base[per_row > 0] = start[first[:-1][per_row > 0]]
         row_class, chosen = _classes(per_row, first, start - base[row], step, count)
@@ -282,7 +265,7 @@ class AffineRows:
             int(kv_len),
             base,
             row_class.astype(np.int32),
-            np.concatenate([[0], np.cumsum(lengths)]),
+            offsets(lengths),
             (start - base[row])[pick],
             step[pick],
             count[pick],
@@ -293,7 +276,8 @@ class AffineRows:
     @property
     def nnz(self) -> int:
         """Number of allowed pairs."""
-        return int(self._class_nnz()[self.row_class].sum()) if self.q_len else 0
+        before = offsets(self.count)
+        return int(np.diff(before[self.class_indptr])[self.row_class].sum())
 
     @property
     def density(self) -> float:
@@ -317,9 +301,8 @@ class AffineRows:
         -------
         (n,) int64 array
         """
-        runs = range(*self.class_indptr[self.row_class[i] :][:2])
-        keys = [self.row_base[i] + self.start[r] + self.step[r] * np.arange(self.count[r]) for r in runs]
-        return np.sort(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
+        _, start, step, count = self.flat_runs(np.array([i]))
+        return np.sort(np.repeat(start, count) + np.repeat(step, count) * ramp(count))
 
     def runs(self, i: int) -> list[tuple[int, int, int]]:
         """Runs ``(start, step, count)`` of query row `i`, with absolute starts.
@@ -333,10 +316,8 @@ class AffineRows:
         -------
         list of (int, int, int)
         """
-        first, last = self.class_indptr[self.row_class[i] :][:2]
-        return [
-            (int(self.row_base[i] + self.start[r]), int(self.step[r]), int(self.count[r])) for r in range(first, last)
-        ]
+        _, *fields = self.flat_runs(np.array([i]))
+        return list(zip(*(field.tolist() for field in fields), strict=True))
 
     def to_csr(self) -> tuple[np.ndarray, np.ndarray]:
         """Convert to CSR with sorted columns, in O(nnz) memory.
@@ -352,16 +333,28 @@ class AffineRows:
             If the machine has too little memory; raised before any allocation.
         """
         self._check_memory(7 * 8 * self.nnz)
-        lengths = np.diff(self.class_indptr)[self.row_class]
-        run = np.repeat(self.class_indptr[self.row_class], lengths) + ramp(lengths)
-        run_row = np.repeat(np.arange(self.q_len), lengths)
-        count = self.count[run]
+        run_row, start, step, count = self.flat_runs(np.arange(self.q_len))
         row = np.repeat(run_row, count)
-        start = np.repeat(self.row_base[run_row] + self.start[run], count)
-        column = start + np.repeat(self.step[run], count) * ramp(count)
+        column = np.repeat(start, count) + np.repeat(step, count) * ramp(count)
         order = np.lexsort((column, row))
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=self.q_len))]).astype(np.int64)
-        return indptr, column[order]
+        return offsets(np.bincount(row, minlength=self.q_len)), column[order]
+
+    def flat_runs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Concatenate the runs of several rows, with absolute starts.
+
+        Parameters
+        ----------
+        rows : (n,) int array
+            Query rows.
+
+        Returns
+        -------
+        row, start, step, count : (runs,) int64 arrays
+        """
+        first = self.class_indptr[self.row_class[rows]]
+        lengths = self.class_indptr[self.row_class[rows] + 1] - first
+        row, run = np.repeat(rows, lengths), np.repeat(first, lengths) + ramp(lengths)
+        return row, self.row_base[row] + self.start[run], self.step[run], self.count[run]
 
     def to_dense(self) -> np.ndarray:
         """Convert to a boolean array.
@@ -401,10 +394,6 @@ class AffineRows:
             f"AffineRows({self.q_len} × {self.kv_len}, nnz={self.nnz}, density={self.density:.4g}, "
             f"{len(self.class_indptr) - 1} row classes, {self.nbytes} bytes)"
         )
-
-    def _class_nnz(self) -> np.ndarray:
-        total = np.concatenate([[0], np.cumsum(self.count)])
-        return total[self.class_indptr[1:]] - total[self.class_indptr[:-1]]
 
 
 def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

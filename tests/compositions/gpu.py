@@ -16,7 +16,8 @@ import numpy as np
 
 import spattn
 from spattn.arrays import namespace_of
-from spattn.cuda import portable, portable_backward
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm80 import forward as portable
 from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.schedule import compiler

@@ -19,16 +19,17 @@ import spattn
 from spattn import cuda
 from spattn.arrays import namespace_of
 from spattn.arrays.operand import Operand, row_major
-from spattn.choose import gpu as _choice
-from spattn.choose.features_gpu import Sizes
+from spattn.choose import machine_gpu as _choice
+from spattn.choose.chooser import Sizes
 from spattn.cuda.driver import device
-from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper import group, select
-from spattn.cuda.hopper import prepared as hopper_prepared
-from spattn.cuda.hopper.joined import join
-from spattn.cuda.hopper.layout import make_layout
-from spattn.cuda.hopper_backward import layout as backward_layout
-from spattn.cuda.hopper_backward import prepared as backward_prepared
+from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.sm90 import select
+from spattn.cuda.sm90.backward import layout as backward_layout
+from spattn.cuda.sm90.backward import prepared as backward_prepared
+from spattn.cuda.sm90.forward import group
+from spattn.cuda.sm90.forward import prepared as hopper_prepared
+from spattn.cuda.sm90.forward.joined import join
+from spattn.cuda.sm90.forward.layout import make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.planning.contract.validated import validated

@@ -8,9 +8,10 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as sp
-from spattn.choose import cpu as _choice
-from spattn.choose.features_cpu import Counts, Features, count_rows
-from spattn.choose.machine_cpu import device, few_of
+from spattn.choose import machine_cpu
+from spattn.choose.chooser import How, Sizes, best
+from spattn.choose.features_cpu import Counts, count_rows
+from spattn.choose.machine_cpu import few_of, processor
 from spattn.cpu import TILE
 from spattn.request.call import Call
 from spattn.schedule import compiler
@@ -31,7 +32,7 @@ def test_the_efficiency_that_is_paid_for_an_image(pattern, least):
     """Of a plan whose rows are computed a few at once: the share of what these meet."""
     plan = paid(pattern, 3136)
     few = plan.block_q <= few_of(cpu._default_isa(), "float32")
-    computed = count_rows(plan, 1, 1, Features(0, 0, lanes=1)).weights if few else plan.nnz / plan.efficiency
+    computed = count_rows(plan, Sizes(1, 1, 1, 32, 32), lanes=1).weights if few else plan.nnz / plan.efficiency
     assert plan.nnz / computed >= least
 
 
@@ -45,9 +46,11 @@ def test_other_patterns_have_the_default_tile(pattern):
 def test_boxes_that_cost_more_are_not_taken(monkeypatch):
     """The default is priced as the candidates are: where it is free, it stays."""
     spattn.clear_plan_cache()
-    monkeypatch.setattr(
-        _choice, "predicted_ms", lambda counts, _: counts.gathered if isinstance(counts, Counts) else counts.products
-    )
+
+    def priced(counts, _):
+        return counts.gathered if isinstance(counts, Counts) else counts.products
+
+    monkeypatch.setattr(machine_cpu, "predicted_ms", priced)
     assert paid(IMAGE, 3136).tile == TILE
     spattn.clear_plan_cache()  # which keeps the choice
 
@@ -82,9 +85,9 @@ def test_small_boxes_are_for_rows_of_whole_vectors(head_dim):
 def test_the_boxes_of_few_queries_are_those_that_were_measured_to_be_fast(isa, grid, kernel, shape):
     """Of those that cost the same the largest, if its keys are one tile. Their cost is expected before any is planned;
     beside the borders of narrow grids many meet fewer keys than elsewhere."""
-    plan, own = compiler.plan(sp.Neighborhood(grid, kernel), math.prod(grid), tile=TILE), device(isa, "float32")
-    shapes = [each for each in _choice._promising(plan, (1, 8, 32, 32), own) if math.prod(each.box) <= own.few]
-    assert shapes == [shape]
+    plan, own = compiler.plan(sp.Neighborhood(grid, kernel), math.prod(grid), tile=TILE), processor(isa, "float32")
+    found = own.in_boxes(plan, Sizes(1, 8, 8, 32, 32), workers=1)
+    assert [(how.box, how.tile[1]) for how in found if how.tile[0] <= own.few] == [shape]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +101,10 @@ def test_the_boxes_of_few_queries_are_those_that_were_measured_to_be_fast(isa, g
 )
 def test_what_was_measured_to_be_fast_where_bfloat16_is_multiplied_by_vectors(pattern, tokens, few, box):
     """Two heads, head_dim 64, on a processor that has no better instructions for it."""
-    plan, own = compiler.plan(pattern, tokens, heads=2, tile=TILE), device("avx512bf16", "bfloat16")
-    shape = _choice._shape(plan, (1, 2, 64, 64), 1, own)
-    assert (shape is not None and math.prod(shape.box) <= own.few) == few
-    assert box is None or shape.box == box
+    plan, own = compiler.plan(pattern, tokens, heads=2, tile=TILE), processor("avx512bf16", "bfloat16")
+    how = best(plan, How(TILE), Sizes(1, 2, 2, 64, 64), own)
+    assert (how.box is not None and how.tile[0] <= own.few) == few
+    assert box is None or how.box == box
 
 
 def test_the_gradients_have_the_plan_of_the_backward(monkeypatch):

@@ -154,7 +154,7 @@ def test_few_queries(score, dtype, q_len, pattern):
 @each_dtype
 @each_score
 def test_neighbourhoods(score, dtype):
-    """Boxes of few queries, whose keys would be interleaved without a score function."""
+    """Boxes of few queries and of keys, whose positions are not evenly spaced."""
     plan = spattn.plan(IMAGE, 144, tiling=Tiling(tile=(4, 64), box=(2, 2)), heads=HEADS)
     assert [1, 2, 2] in plan.views["box"].tolist()
     check(score, IMAGE, plan, *problem(dtype, 144, 144))

@@ -13,9 +13,10 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.arrays import namespace_of, to_host
-from spattn.cuda import portable, portable_backward
 from spattn.cuda.driver import device
-from spattn.cuda.hopper import maps
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm90 import maps
 from spattn.testing import Expectation, GradientExpectation
 
 # By default JAX preallocates three quarters of the GPU's memory.

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from spattn.choose import specializations as builds
-from spattn.cuda import portable, portable_backward, prebuild
+from spattn.cuda import prebuild
 from spattn.cuda.driver import compile, structs
-from spattn.cuda.hopper import params as hopper_params
-from spattn.cuda.portable import params, variants
-from spattn.cuda.portable_backward import variants as backward_variants
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm80.backward import variants as backward_variants
+from spattn.cuda.sm80.forward import params, variants
+from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.schedule.tensor_maps import MAPS
 
 NVCC = compile.find_nvcc()
@@ -76,7 +78,7 @@ def test_hopper(tmp_path, row):
     spill = 200 if row.head_dim > 128 or row.ctas > 2 else 0
     own = hopper_params.structs(room)
     most = 65536 // (row.ctas * threads(row)) // 8 * 8
-    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
+    check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim > 128)
 
 
@@ -88,7 +90,7 @@ def test_hopper_groups(tmp_path, row):
     defines, most = builds.variant(row, "bfloat16", room, problems), 65536 // (row.ctas * threads(row)) // 8 * 8
     spill = 700 if row.head_dim > 128 or row.ctas > 2 else 80
     own = hopper_params.structs(room, problems)
-    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
+    check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=True)
 
 
@@ -97,7 +99,7 @@ def test_hopper_merge(tmp_path):
         room = MAPS[0]
         defines = builds.variant(builds.build(128, head_dim), "float16", room)
         own = hopper_params.structs(room)
-        check_registers("hopper/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
+        check_registers("sm90/forward/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
 
 
 def check_masks_are_skipped(cubin, exponentials, spills):
@@ -165,8 +167,8 @@ def reach(start, neighbours, without):
     return found
 
 
-STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
-    f"hopper, {room} maps": (
+STRUCTS = {"sm80/forward": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
+    f"sm90/forward, {room} maps": (
         hopper_params.structs(room),
         builds.ARCH,
         builds.variant(builds.TABLE[0], "bfloat16", room),
@@ -174,7 +176,7 @@ STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} |
     for room in MAPS
 }
 STRUCTS |= {
-    f"hopper, {problems} problems": (
+    f"sm90/forward, {problems} problems": (
         hopper_params.structs(room, problems),
         builds.ARCH,
         builds.variant(builds.TABLE[0], "bfloat16", room, problems),
@@ -256,8 +258,8 @@ def test_shared_bytes(tmp_path, dims, by_keys):
     """It is what it takes."""
     for room, (dtype, precision) in itertools.product(ROOMS[::2], (("float16", None), ("float32", "tf32"))):
         for own in portable_backward.of_pass(dtype, *dims, by_keys, False, room, precision):
-            unit = compile.translation_unit("portable_backward/mma_steps.cuh", {})
-            unit += f'\nstatic_assert(sizeof(spattn::portable_backward::Shared) == {shared_bytes_of(own)}, "");'
+            unit = compile.translation_unit("sm80/backward/mma_steps.cuh", {})
+            unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {shared_bytes_of(own)}, "");'
             done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
             assert done.returncode == 0, done.stderr
 
@@ -275,7 +277,7 @@ def test_hopper_table():
         asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers
         assert row.ctas * asked <= 65536 and row.reason
         assert row.consumer_registers % 8 == row.producer_registers % 8 == 0  # setmaxnreg
-    sources = compile.headers("hopper/attention.cu") + compile.headers("hopper/merge.cu")
+    sources = compile.headers("sm90/forward/attention.cu") + compile.headers("sm90/forward/merge.cu")
     texts = [path.read_text() for path in sources]
     asked, defined = (
         {name for text in texts for name in re.findall(pattern, text)}

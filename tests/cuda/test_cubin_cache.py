@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from spattn.cuda.driver import cache, compile
-from spattn.cuda.portable.params import STRUCTS
+from spattn.cuda.sm80.forward.params import STRUCTS
 
 pytestmark = pytest.mark.family("sm80")
 
-SOURCE = "portable/merge.cu"
+SOURCE = "sm80/forward/merge.cu"
 FAKE_NVCC = """#!/bin/sh
 echo "$@" >> "{log}"
 if [ "$1" = --version ]; then echo "{version}"; exit 0; fi
@@ -97,7 +97,7 @@ def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
     names = [path.relative_to(compile.SOURCES) for path in compile.headers(SOURCE)]
     assert Path("common/element.cuh") in names
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((compile.SOURCES / name).read_bytes())
     monkeypatch.setattr(compile, "SOURCES", tmp_path)
     make()

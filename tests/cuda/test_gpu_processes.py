@@ -50,7 +50,7 @@ def call(n=200):
 
 def test_import_touches_no_gpu():
     done = run_script("""
-        import sys, spattn, spattn.cuda, spattn.cuda.portable
+        import sys, spattn, spattn.cuda, spattn.cuda.sm80.forward
         loaded = {"pycuda", "cuda", "torch", "cupy", "jax"} & set(sys.modules)
         assert not loaded, loaded
     """)
@@ -104,7 +104,7 @@ def test_error_inside_pops_the_context():
         CALL
         + textwrap.dedent("""
         import threading
-        from spattn.cuda import portable
+        from spattn.cuda.sm80 import forward as portable
         def broken(call): raise KeyError("inside")
         working, portable.forward = portable.forward, broken
         def work():
@@ -218,9 +218,9 @@ def test_fault_26_sticky_error():
         CALL
         + textwrap.dedent("""
         import spattn
-        from spattn.cuda import portable
+        from spattn.cuda.sm80 import forward as portable
         from spattn.arrays.operand import Operand
-        from spattn.cuda.forward_pass import ForwardPass
+        from spattn.cuda.host.forward_pass import ForwardPass
         from spattn.cuda.driver import device, errors
         q = np.zeros((1, 1, 64, 64), np.float32)
         plan = spattn.plan_for(patterns.Full(), q, q, q, backend="cuda")

@@ -7,10 +7,10 @@ import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand
-from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper import params as hopper_params
-from spattn.cuda.hopper import prepared
-from spattn.cuda.portable import params
+from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.sm80.forward import params
+from spattn.cuda.sm90.forward import params as hopper_params
+from spattn.cuda.sm90.forward import prepared
 from spattn.planning.contract.validated import validated
 from spattn.schedule import compiler
 

@@ -8,7 +8,7 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.arrays import namespace_of
-from spattn.cuda import execute, repeat
+from spattn.cuda.host import execute, repeat
 from spattn.testing import LAYOUTS, inputs
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]

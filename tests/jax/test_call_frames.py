@@ -13,7 +13,7 @@ import ctypes
 from types import SimpleNamespace
 from spattn.dispatch import plans
 from spattn import cpu
-from spattn.cuda import execute
+from spattn.cuda.host import execute
 from spattn.jax import _c_api as c_api
 from spattn.jax import _foreign
 

@@ -67,7 +67,7 @@ def clusters(x, i, j, q_len, kv_len):
 
 
 def sliding_window(x, q, k, n):
-    return (x.left is None or k >= q - x.left) and (x.right is None or k <= q + x.right)
+    return (x.left == -1 or k >= q - x.left) and (x.right == -1 or k <= q + x.right)
 
 
 def dilated_window(x, q, k, n):

@@ -8,31 +8,30 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as sp
-from spattn.choose.features_cpu import (
-    Features,
-    count,
-    count_dense,
-    count_pairs,
-    count_rows,
-    predicted_ms,
-)
+from spattn.choose.chooser import Sizes, predicted_ms
+from spattn.choose.features_cpu import Kernels, count, count_dense, count_pairs, count_rows
 from spattn.planning.contract.types import positions
 from spattn.schedule import compiler
 
-FLOAT32 = Features(32, 64, 16)
-PANELS = Features(32, 64, 16, copies=True, panel=32)
+FLOAT32 = Kernels(16)
+PANELS = Kernels(16, copies=True, panel=32)
 
 
-def counted(pattern, tokens, of=FLOAT32, heads=1, **how):
-    return count(compiler.plan(pattern, tokens, heads=heads, **how), 1, heads, of)
+def sizes(batch=1, heads=1, head_dim_v=64):
+    return Sizes(batch, heads, heads, 32, head_dim_v)
 
 
-@pytest.mark.parametrize("of", [*(Features(32, 64, lanes) for lanes in (4, 8, 16)), PANELS], ids=str)
+def counted(pattern, tokens, kernels=FLOAT32, heads=1, head_dim_v=64, **how):
+    return count(compiler.plan(pattern, tokens, heads=heads, **how), sizes(1, heads, head_dim_v), kernels)
+
+
+@pytest.mark.parametrize("kernels", [*map(Kernels, (4, 8, 16)), PANELS], ids=str)
 @pytest.mark.parametrize("tokens", [20, 48, 300, 1000])
-def test_dense_attention_is_counted_as_its_plan_would_be(tokens, of):
+def test_dense_attention_is_counted_as_its_plan_would_be(tokens, kernels):
     """One document, whose plan does not grow and so has the tiles of a closed form."""
-    planned = count(spattn.plan(sp.Documents((tokens,)), tokens, tiling=spattn.Tiling(tile=(48, 64))), 2, 3, of)
-    assert planned == pytest.approx(count_dense(tokens, tokens, 2, 3, (48, 64), of), rel=1e-14)
+    plan = spattn.plan(sp.Documents((tokens,)), tokens, tiling=spattn.Tiling(tile=(48, 64)))
+    dense = count_dense(tokens, tokens, (48, 64), sizes(2, 3), kernels)
+    assert count(plan, sizes(2, 3), kernels) == pytest.approx(dense, rel=1e-14)
 
 
 def test_a_block_without_an_allowed_pair_is_not_counted():
@@ -55,22 +54,23 @@ def test_panels_are_counted_from_the_first_key_to_the_last():
 
 def test_rows_that_hold_no_query_are_not_counted():
     """Ten queries in a tile of 48: one vector and two blocks of rows."""
-    found = count(spattn.plan(sp.Full(), 10, 64, tiling=spattn.Tiling(tile=(48, 64))), 1, 1, Features(32, 16, 16))
+    plan = spattn.plan(sp.Full(), 10, 64, tiling=spattn.Tiling(tile=(48, 64)))
+    found = count(plan, sizes(head_dim_v=16), FLOAT32)
     assert found.rows == 10 * (32 + 16) and found.scores == 32 * 64 and found.output == 2 * 64
 
 
 @pytest.mark.parametrize(
-    ("pattern", "of", "copied"),
+    ("pattern", "kernels", "head_dim_v", "copied"),
     [
-        (sp.Causal(), FLOAT32, 0),
-        (sp.Causal(), FLOAT32._replace(copies=True), 32 + 64),
-        (sp.Causal(), FLOAT32._replace(head_dim_v=24), 24),  # no whole vectors
-        (sp.DilatedWindow(4, dilation=4), FLOAT32, 64),  # even keys are read where they are, and values are not
-        (sp.windowed((16, 16), 8), FLOAT32, 32 + 64),
+        (sp.Causal(), FLOAT32, 64, 0),
+        (sp.Causal(), FLOAT32._replace(copies=True), 64, 32 + 64),
+        (sp.Causal(), FLOAT32, 24, 24),  # no whole vectors
+        (sp.DilatedWindow(4, dilation=4), FLOAT32, 64, 64),  # even keys are read where they are, and values are not
+        (sp.windowed((16, 16), 8), FLOAT32, 64, 32 + 64),
     ],
 )
-def test_what_cannot_be_read_in_place_is_copied_once(pattern, of, copied):
-    assert counted(pattern, 256, of).gathered == 256 * copied
+def test_what_cannot_be_read_in_place_is_copied_once(pattern, kernels, head_dim_v, copied):
+    assert counted(pattern, 256, kernels, head_dim_v=head_dim_v).gathered == 256 * copied
 
 
 def test_each_head_counts():
@@ -82,7 +82,7 @@ def test_each_head_counts():
 
 def test_merged_rows_are_counted_by_their_sources():
     plan = spattn.plan(sp.Full(), 48, 4096, tiling=spattn.Tiling(tile=(48, 64), workers=4))
-    assert plan.slots and count(plan, 1, 1, FLOAT32).merged == 48 * plan.slots * 64
+    assert plan.slots and count(plan, sizes(), FLOAT32).merged == 48 * plan.slots * 64
 
 
 def test_milliseconds_are_of_nanoseconds():
@@ -111,12 +111,13 @@ def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
         for rows in np.split((allowed & real)[: are.sum()], range(4, are.sum(), 4)):
             met = rows.any(axis=0).nonzero()[0]
             pairs += len(rows) * lanes * (met.max() // lanes + 1 - met.min() // lanes)
-    found = count_rows(plan, 2, 3, Features(32, 64, lanes))
+    found = count_rows(plan, sizes(2, 3), lanes)
     assert found == (6 * 768, 6 * 768 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
 
 
 def test_rows_of_a_plan_without_bitmasks_meet_all_keys():
-    assert count_rows(spattn.plan(sp.Full(), 64, tiling=spattn.Tiling(tile=(16, 64))), 1, 1, FLOAT32).weights == 64 * 64
+    plan = spattn.plan(sp.Full(), 64, tiling=spattn.Tiling(tile=(16, 64)))
+    assert count_rows(plan, sizes(), 16).weights == 64 * 64
 
 
 def test_rows_of_views_of_several_tiles_meet_whole_tiles():
@@ -124,7 +125,7 @@ def test_rows_of_views_of_several_tiles_meet_whole_tiles():
     plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tiling=spattn.Tiling(tile=(4, 64), box=(2, 2)))
     views = plan.views[plan.components["key_view"]]
     assert (views["tiles"] > 1).all()
-    assert 4 * 32 * views["tiles"].sum() < count_rows(plan, 1, 1, FLOAT32).weights <= 4 * 64 * views["tiles"].sum()
+    assert 4 * 32 * views["tiles"].sum() < count_rows(plan, sizes(), 16).weights <= 4 * 64 * views["tiles"].sum()
 
 
 def test_pairs_are_those_that_are_allowed():
@@ -132,4 +133,4 @@ def test_pairs_are_those_that_are_allowed():
     heads = sp.PerHead((sp.Causal(), sp.SlidingWindow(8)))
     for tile in ((48, 64), (1, 64)):
         plan = spattn.plan(heads, 300, tiling=spattn.Tiling(tile=tile), heads=2)
-        assert count_pairs(plan, 5, 2, FLOAT32)[::2] == (5 * 2 * 300, 5 * plan.nnz)
+        assert count_pairs(plan, sizes(5, 2))[::2] == (5 * 2 * 300, 5 * plan.nnz)

@@ -8,7 +8,8 @@ import pytest
 import spattn
 from spattn import patterns as sp
 from spattn.choose import features_gpu as price_gpu
-from spattn.choose.features_gpu import KernelShape, Sizes, count_on_gpu, last_done
+from spattn.choose.chooser import Sizes
+from spattn.choose.features_gpu import KernelShape, count_on_gpu, last_done
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule.reductions import find_reductions
 

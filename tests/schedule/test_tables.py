@@ -1,4 +1,4 @@
-"""The checks of tables (spattn.testing.tables) see a table that says something else than its plan."""
+"""The checks of tables (``tests/tables.py``) see a table that says something else than its plan."""
 
 import dataclasses
 import os
@@ -13,7 +13,8 @@ from spattn.schedule.gradients import units
 from spattn.schedule.reductions import find_reductions, find_sum_reductions
 from spattn.schedule.subtiles import EMPTY, FULL, Cut, by_keys, by_queries
 from spattn.schedule.tasks import order_tasks
-from spattn.testing.tables import check_table
+
+from ..tables import check_table
 
 HEADS = 2, 4, 2  # batch entries, query heads, key-value heads
 

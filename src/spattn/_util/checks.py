@@ -3,7 +3,7 @@
 The planner always proves that each row is written exactly once (:mod:`spattn.schedule.proof`). With
 ``SPATTN_CHECK_PLANS=1`` it also validates its own plans as if they were user-made, and compares small plans with their
 predicates. Functions in `observers` receive every table that a backend derives from a plan;
-:mod:`spattn.testing.tables` compares the tables with the plan. ``tests/conftest.py`` enables both.
+``tests/tables.py`` compares the tables with the plan. ``tests/conftest.py`` enables both.
 """
 
 from __future__ import annotations

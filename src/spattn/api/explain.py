@@ -193,8 +193,8 @@ def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     run = np.searchsorted(plan.tile_indptr, number, side="right") - 1
     key = [np.zeros(0, np.int64)]
     for view, tile in zip(plan.key_view[run], plan.indices[run] + number - plan.tile_indptr[run], strict=True):
-        place, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
-        key.append(place[real])
+        position, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
+        key.append(position[real])
     q, k = row[valid], np.concatenate(key)
     if plan.q_order.size:
         q = plan.q_order[component["variant"], q]

@@ -139,8 +139,8 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = namespace_of(x)
-    return kind is not None and kind.ordinal(x) is not None
+    library = namespace_of(x)
+    return library is not None and library.ordinal(x) is not None
 
 
 class _Group(NamedTuple):
@@ -156,21 +156,21 @@ class _Group(NamedTuple):
     def run(self, given: Sequence[_Problem], scale: float | None) -> list[Any]:
         """Return (out, lse) for each problem, or None if the problem must run separately."""
         operands: list[Any] = [given[number][:3] for number in self.numbers]
-        for place, layout in enumerate(self.layouts):
+        for index, layout in enumerate(self.layouts):
             if layout is not None:
-                operands[place] = tuple([layout.view(x) for x in operands[place]])
+                operands[index] = tuple([layout.view(x) for x in operands[index]])
         scales = self.scales
         if scale is not None:
             with _named(self.numbers[0]):
                 scales = [check_scale(scale, self.dtype)] * len(operands)
         results: list[Any] = self.prepared(operands, scales)
-        for place, (layout, record) in enumerate(zip(self.layouts, self.records, strict=True)):
-            found = results[place]
+        for index, (layout, record) in enumerate(zip(self.layouts, self.records, strict=True)):
+            found = results[index]
             if found is not None and layout is not None:
-                found = results[place] = tuple([layout.back(x) for x in found])
+                found = results[index] = tuple([layout.back(x) for x in found])
             if found is not None and record is not None:
                 # Autograd runs the forward callable itself: give it one that returns the computed result.
-                results[place] = record(_returning(found), *given[self.numbers[place]][:3], scales[place])
+                results[index] = record(_returning(found), *given[self.numbers[index]][:3], scales[index])
         return results
 
 

@@ -32,6 +32,10 @@ class Overlap(NamedTuple):
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
+    def mean_keys(self, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return, per axis, the mean key range of a box, rounded up."""
+        return tuple(-(-keys // count) for keys, count in zip(self.keys_along(sides), self.boxes(sides), strict=True))
+
     def kinds(self, sides: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yield the sides of the key boxes, and the number of query boxes with each."""
         for each in itertools.product(*(own[side].items() for own, side in zip(self.along, sides, strict=True))):

@@ -14,18 +14,18 @@ from .._util.ragged import ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_extents
+from .chooser import Sizes
 
 __all__ = [
     "ROWS",
     "ROWS_AT_ONCE",
     "Counts",
-    "Features",
+    "Kernels",
     "RowCounts",
     "count",
     "count_dense",
     "count_pairs",
     "count_rows",
-    "predicted_ms",
     "row_counts",
 ]
 
@@ -37,95 +37,39 @@ _MOST_MASKS = 4096  # masks inspected; of more, an evenly spaced sample
 
 
 class Counts(NamedTuple):
-    """Features of a forward, summed over batch entries and heads.
-
-    Attributes
-    ----------
-    items, tiles : float
-        Work items and tiles.
-    rows : float
-        Elements of packed queries and written results.
-    scores, weights, output : float
-        Vectors of the first product times features, vectors of weights, and vectors of the second product.
-    gathered : float
-        Elements of keys and values copied before the products.
-    merged : float
-        Elements of split-KV partials to combine.
-    """
+    """Features of a forward, summed over batch entries and heads."""
 
     items: float
     tiles: float
-    rows: float
-    scores: float
-    weights: float
-    output: float
-    gathered: float
-    merged: float
+    rows: float  # elements of packed queries and written results
+    scores: float  # vectors of the first product times features
+    weights: float  # vectors of weights
+    output: float  # vectors of the second product
+    gathered: float  # elements of keys and values copied before the products
+    merged: float  # elements of split-KV partials to combine
 
 
 class RowCounts(NamedTuple):
-    """Features of a forward that runs row by row, or a few rows at once, with dot products along head_dim.
-
-    Attributes
-    ----------
-    rows : float
-        Queries.
-    elements : float
-        Elements of queries and results.
-    weights : float
-        Computed pairs.
-    products : float
-        Computed pairs times the features of K and V.
-    """
+    """Features of a forward that runs row by row, or a few rows at once, with dot products along head_dim."""
 
     rows: float
-    elements: float
-    weights: float
-    products: float
+    elements: float  # of queries and results
+    weights: float  # computed pairs
+    products: float  # computed pairs times the features of K and V
 
 
-class Features(NamedTuple):
-    """Properties of the call and the kernels that the features depend on.
+class Kernels(NamedTuple):
+    """How the kernels of an instruction set and dtype execute tiles."""
 
-    Attributes
-    ----------
-    head_dim, head_dim_v : int
-        Of the call.
-    lanes : int
-        Elements of a vector.
-    copies : bool
-        Whether all keys are copied.
-    panel : int
-        Queries of a panel; 0 without panels.
-    """
-
-    head_dim: int
-    head_dim_v: int
-    lanes: int
-    copies: bool = False
-    panel: int = 0
+    lanes: int  # elements of a vector
+    copies: bool = False  # keys and values are always copied, because they are converted
+    panel: int = 0  # queries of a panel (``kernels/amx/panel.h``); 0 without panels
 
 
-def predicted_ms(counts: tuple[float, ...], coefficients: tuple[float, ...]) -> float:
-    """Return the predicted milliseconds, for coefficients in nanoseconds."""
-    return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
-
-
-def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
-    """Return the features of a call."""
-    return _with_features(_of_plan(plan, batch, heads, of.lanes, of.panel), of)
-
-
-def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """Return the features of a plan with few-query tiles, which run row by row."""
-    rows, pairs = _of_rows(plan, batch, heads, of.lanes)
-    return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
-
-
-def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
+def count_pairs(plan: Plan, sizes: Sizes) -> RowCounts:
     """Return the features of the plan's pairs in one-query tiles, of which only allowed pairs are computed."""
-    pairs = batch * heads * plan.nnz / max(plan.variants, 1)
-    return row_counts(batch * heads * plan.q_len, pairs, of.head_dim + of.head_dim_v)
+    pairs = sizes.batch * sizes.heads_q * plan.nnz / max(plan.variants, 1)
+    return row_counts(sizes.batch * sizes.heads_q * plan.q_len, pairs, sizes.head_dim + sizes.head_dim_v)
 
 
 def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
@@ -133,90 +77,77 @@ def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
     return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
-def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
+def count_dense(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, kernels: Kernels) -> Counts:
     """Return the features of dense attention in tiles of this size, without a plan."""
     tiles, rest = divmod(q_len, tile[0])
     items = tiles + (rest > 0)
-    side, step = (of.panel, _STEP) if of.panel else (ROWS, _KEYS)
-    vectors, blocks = (tiles * -(-tile[0] // rows) + -(-rest // rows) for rows in (of.lanes, side))
+    side, step = (kernels.panel, _STEP) if kernels.panel else (ROWS, _KEYS)
+    vectors, blocks = (tiles * -(-tile[0] // rows) + -(-rest // rows) for rows in (kernels.lanes, side))
     each, key_tiles = vectors * -(-kv_len // step) * step, -(-kv_len // tile[1])
-    output = blocks * (key_tiles if of.panel else kv_len)
-    # In the order of _OfPlan; keys and values are contiguous.
-    own = items, items * key_tiles, q_len, each, each, output, 0, 0, kv_len, 0
-    return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
+    output = blocks * (key_tiles if kernels.panel else kv_len)
+    own = items, items * key_tiles, q_len, each, each, output, 0, 0
+    of_head = Counts(*(float(sizes.batch * sizes.heads_q * number) for number in own))
+    return _with_head_dim(of_head, 0.0, 0.0, float(sizes.batch * sizes.heads_q * kv_len), sizes, kernels)
 
 
-class _OfPlan(NamedTuple):
-    """Features before head_dim is known; `output` counts row blocks times keys. Of the `keys` used, `uneven` are not
-    evenly spaced and `apart` are not adjacent.
+def _with_head_dim(own: Counts, uneven: float, apart: float, keys: float, sizes: Sizes, kernels: Kernels) -> Counts:
+    """Return the features for counts of queries, vectors and row blocks times keys, none of them gathered.
+
+    Of `keys`, `uneven` are not evenly spaced and `apart` not adjacent. Keys are read in place if evenly spaced, values
+    if adjacent and in whole vectors.
     """
-
-    items: float
-    tiles: float
-    rows: float
-    vectors: float
-    weights: float
-    output: float
-    uneven: float
-    apart: float
-    keys: float
-    merged: float
-
-
-def _with_features(own: _OfPlan, of: Features) -> Counts:
-    """Keys are read in place if evenly spaced, values if adjacent and in whole vectors."""
-    wide = -(-of.head_dim_v // of.lanes)
-    copied = own.keys if of.copies else own.uneven
-    copied_values = own.keys if of.copies or of.head_dim_v % of.lanes else own.apart
-    return Counts(
-        items=own.items,
-        tiles=own.tiles,
-        rows=own.rows * (of.head_dim + of.head_dim_v),
-        scores=own.vectors * (of.head_dim + (of.head_dim_v if of.panel else 0)),
-        weights=own.weights,
-        output=own.output * wide,
-        gathered=copied * of.head_dim + copied_values * of.head_dim_v,
-        merged=own.merged * of.head_dim_v,
+    copied = keys if kernels.copies else uneven
+    copied_values = keys if kernels.copies or sizes.head_dim_v % kernels.lanes else apart
+    return own._replace(
+        rows=own.rows * (sizes.head_dim + sizes.head_dim_v),
+        scores=own.scores * (sizes.head_dim + (sizes.head_dim_v if kernels.panel else 0)),
+        output=own.output * -(-sizes.head_dim_v // kernels.lanes),
+        gathered=copied * sizes.head_dim + copied_values * sizes.head_dim_v,
+        merged=own.merged * sizes.head_dim_v,
     )
 
 
 @kept_with_plan
-def _of_plan(plan: Plan, batch: int, heads: int, lanes: int, panel: int) -> _OfPlan:
-    times = _times(plan, batch, heads)
+def count(plan: Plan, sizes: Sizes, kernels: Kernels) -> Counts:
+    """Return the features of a call."""
+    times = _times(plan, sizes)
     of_item = np.repeat(times, np.diff(plan.work_indptr))
-    views = plan.views[plan.components["query_view"][plan.work["component"]]]
-    cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     of_merge = np.repeat(times, np.diff(plan.merge_variants))
     runs = _runs_of(plan, times)
-    vectors, weights, output = _of_runs(plan, runs, lanes, panel)
-    uneven, apart, keys = _of_keys(plan, runs)
-    return _OfPlan(
+    scores, weights, output = _of_runs(plan, runs, kernels.lanes, kernels.panel)
+    own = Counts(
         items=float(of_item.sum()),
         tiles=float(runs.tiles.sum()),
-        rows=float((of_item * cells).sum()),
-        vectors=vectors,
+        rows=float((of_item * _queries(plan)).sum()),
+        scores=scores,
         weights=weights,
         output=output,
-        uneven=uneven,
-        apart=apart,
-        keys=keys,
+        gathered=0,
         merged=float((of_merge * np.diff(plan.merge_indptr)).sum()),
     )
-
-
-def _times(plan: Plan, batch: int, heads: int) -> np.ndarray:
-    """Return the number of heads of all batch entries with each variant."""
-    return np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    return _with_head_dim(own, *_of_keys(plan, runs), sizes, kernels)
 
 
 @kept_with_plan
-def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, float]:
-    times = _times(plan, batch, heads)
-    views = plan.views[plan.components["query_view"][plan.work["component"]]]
-    cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
+def count_rows(plan: Plan, sizes: Sizes, lanes: int) -> RowCounts:
+    """Return the features of a plan with few-query tiles, which run row by row."""
+    times = _times(plan, sizes)
     runs = _runs_of(plan, times)
     keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # -1: all of them
-    return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
+    rows = float(np.repeat(times, np.diff(plan.work_indptr)) @ _queries(plan))
+    return row_counts(rows, float((runs.tiles * runs.cells) @ keys), sizes.head_dim + sizes.head_dim_v)
+
+
+def _times(plan: Plan, sizes: Sizes) -> np.ndarray:
+    """Return the number of heads of all batch entries with each variant."""
+    heads = sizes.batch * sizes.heads_q / max(plan.variant.size, 1)
+    return np.bincount(plan.variant.ravel(), minlength=plan.variants) * heads
+
+
+def _queries(plan: Plan) -> np.ndarray:
+    """Return the queries of each work item."""
+    views = plan.views[plan.components["query_view"][plan.work["component"]]]
+    return real_extents(views, plan.work["query_tile"]).prod(axis=1)
 
 
 def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:

@@ -16,8 +16,9 @@ from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_extents
 from ..schedule.reductions import find_reductions
+from .chooser import Sizes
 
-__all__ = ["GpuCounts", "KernelShape", "Sizes", "count_on_gpu", "last_done"]
+__all__ = ["GpuCounts", "KernelShape", "count_on_gpu", "last_done"]
 
 _ITEM, _PARTIAL = 0.75, 0.25  # cost of an item beside its iterations, and of loading bitmasks, in iterations
 _BINS = 32  # histogram bins of items by iterations, for the simulation
@@ -25,72 +26,28 @@ _DEALT = 64  # kinds of tasks simulated one by one; earlier ones load all worker
 
 
 class KernelShape(NamedTuple):
-    """How a device executes plans of a tile shape.
+    """How a device executes plans of a tile shape."""
 
-    Attributes
-    ----------
-    rows : int
-        Computed rows of a query tile.
-    tiles : int
-        Key tiles of an iteration.
-    head_dim : int
-        Padded head_dim of K and V.
-    workers : int
-        Concurrent blocks.
-    keys_together : int
-        See :func:`~spattn.schedule.tasks.order_tasks`.
-    """
-
-    rows: int
-    tiles: int
-    head_dim: int
-    workers: int
-    keys_together: int
-
-
-class Sizes(NamedTuple):
-    """Sizes of a call."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    head_dim: int
-    head_dim_v: int
+    rows: int  # computed, of a query tile
+    tiles: int  # key tiles of an iteration
+    head_dim: int  # of K and V, padded
+    workers: int  # concurrent blocks
+    keys_together: int  # of :func:`~spattn.schedule.tasks.order_tasks`
 
 
 class GpuCounts(NamedTuple):
-    """Features of a forward; `items` to `joined` are those of the last worker.
+    """Features of a forward; `items` to `joined` are those of the last worker."""
 
-    Attributes
-    ----------
-    launches, merging : float
-        Launches that compute items, one or two, and launches that combine partials, none or one.
-    items : float
-        Work items.
-    weights : float
-        Computed pairs.
-    products : float
-        Computed pairs times features of K.
-    partial : float
-        Pairs of iterations that load a bitmask.
-    written, joined : float
-        Elements of partials written, and of partials read and combined by fix-up items.
-    merged : float
-        Elements that the combine kernel reads, over the whole device.
-    elements : float
-        Elements of the call's arrays.
-    """
-
-    launches: float
-    merging: float
+    launches: float  # that compute items: one or two
+    merging: float  # launches that combine partials: none or one
     items: float
-    weights: float
-    products: float
-    partial: float
-    written: float
-    joined: float
-    merged: float
-    elements: float
+    weights: float  # computed pairs
+    products: float  # computed pairs times features of K
+    partial: float  # pairs of iterations that load a bitmask
+    written: float  # elements of partials written
+    joined: float  # elements of partials read and combined by fix-up items
+    merged: float  # elements that the combine kernel reads, over the whole device
+    elements: float  # of the call's arrays
 
 
 def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = True) -> GpuCounts:
@@ -129,13 +86,7 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = Tr
 def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
     """Return the finish time of the last worker, under greedy list scheduling.
 
-    Parameters
-    ----------
-    tasks : (groups, kinds) array
-        Number of tasks of each kind, group by group.
-    cost : (kinds,) array
-        Cost of a task, falling.
-    workers : int
+    `tasks` (groups, kinds) are the numbers of tasks, group by group, `cost` (kinds,) the falling costs of a task.
     """
     several = np.argwhere(tasks)  # in order
     dealt = several[-_DEALT:]

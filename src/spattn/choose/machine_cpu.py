@@ -1,16 +1,45 @@
-"""Coefficients of the CPU cost model: nanoseconds for one of each feature.
+"""The CPU as a machine of the chooser: its coefficients, and boxes of queries, token order and single pairs to try.
 
-Output of ``benchmarks/costs/price_cpu.py`` on a Xeon with AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that
-is the best instruction set.
+Coefficients are nanoseconds for one of each feature: the output of ``benchmarks/costs/price_cpu.py`` on a Xeon with
+AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that is the best instruction set.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
-from .features_cpu import Counts, RowCounts
+from ..planning import Plan
+from ..planning.contract.types import grid_of
+from ..planning.tiles.tiling import choose_box, last_cell
+from .boxes import Overlap, overlap_of_boxes
+from .chooser import How, Sizes, Tried, predicted_ms
+from .features_cpu import (
+    ROWS,
+    ROWS_AT_ONCE,
+    Counts,
+    Kernels,
+    RowCounts,
+    count,
+    count_dense,
+    count_pairs,
+    count_rows,
+    row_counts,
+)
 
-__all__ = ["Device", "device", "few_of", "shape_of"]
+__all__ = ["Processor", "few_of", "kernels_of", "processor"]
+
+_EFFICIENT = 0.6  # efficiency from which no alternative is tried
+_SPARSE = 1 / 16  # efficiency below which tiles of one query are tried
+_CELLS = range(17, 97)  # cells of a box: with more, the weights exceed the L1 cache
+_MOST_KEYS = 128  # keys of a box with more rows than ROWS_AT_ONCE: one tile must hold them all
+_MANY = 4  # ratio of dense tiles to tiles of an ordered plan up to which the unordered plan is made too
+_MOST_SMALL_BOXES = 1 << 14  # boxes of few rows, which gain the most
+_MOST_BOXES = 2560  # each has its own views
+_TRIED, _ROWS_TRIED = 2, 1  # plans made beside the default: query-vectorized, and row by row
 
 # In the order of Counts.
 _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -61,48 +90,159 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 }
 
 
-class Device(NamedTuple):
-    """Kernel parameters of an instruction set and dtype.
+@dataclass(frozen=True, eq=False)  # one object per machine: hashed in every call
+class Processor:
+    """An instruction set and a dtype: a :class:`.chooser.Machine`.
 
-    Attributes
-    ----------
-    lanes : int
-        Elements of a vector.
-    copies : bool
-        Whether keys and values are always copied, because they are converted.
-    panel : int
-        Queries of a panel (``kernels/amx/panel.h``); 0 without panels.
-    few : int
-        Largest number of queries of a tile that the forward computes row by row.
-    nanoseconds : Counts
-        Coefficients of query-vectorized tiles.
-    one, together : RowCounts
-        Coefficients of tiles of one query, and of a few.
+    The forward computes tiles of up to `few` queries row by row, with coefficients `together`, and those of one query
+    pair by pair, with coefficients `one`.
     """
 
-    lanes: int
-    copies: bool
-    panel: int
+    kernels: Kernels
     few: int
     nanoseconds: Counts
     one: RowCounts
     together: RowCounts
+    expands: ClassVar[bool] = False
+
+    def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
+        """Return the predicted milliseconds of a forward on one thread."""
+        if plan.block_q == 1:
+            return self._of_pairs_ms(plan, sizes)
+        if plan.block_q <= self.few:
+            return predicted_ms(count_rows(plan, sizes, self.kernels.lanes), self.together)
+        return predicted_ms(count(plan, sizes, self.kernels), self.nanoseconds)
+
+    def dense_ms(self, q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes) -> float:
+        """Return the predicted milliseconds of dense attention, without a plan."""
+        return predicted_ms(count_dense(q_len, kv_len, tile, sizes, self.kernels), self.nanoseconds)
+
+    def scattered(self, how: How) -> How:
+        return How((1, how.tile[1]), workers=how.workers)
+
+    def settled(self, first: Plan) -> bool:
+        if first.efficiency >= _EFFICIENT or first.pattern is None:
+            return True
+        return not (first.ordered or first.pattern.grids() or first.efficiency < _SPARSE)
+
+    def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
+        """Yield the token order if tiles are not many times more, or boxes of queries; then tiles of one query."""
+        if first.ordered:
+            every = first.variants * math.prod(grid_of((first.q_len, first.kv_len), how.tile))
+            if every <= _MANY * first.tiles:
+                yield how._replace(ordered=False)
+        elif first.pattern is not None and first.pattern.grids():
+            yield from self.in_boxes(first, sizes, how.workers)
+        plan = tried.plans[tried.best()]
+        # The padding of a short q_len costs nothing.
+        if plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1:
+            if self._of_pairs_ms(plan, sizes) < tried.ms(tried.best()):
+                yield How((1, plan.block_kv), workers=how.workers)
+
+    def fits(self, plan: Plan) -> bool:
+        return True
+
+    def cheaper(self, plan: Plan, sizes: Sizes) -> Plan | None:
+        """Return a plan in boxes of queries that is predicted faster than `plan`, or None."""
+        tried = Tried(plan, How(plan.tile), sizes, self)
+        for how in self.in_boxes(plan, sizes, workers=1):
+            tried.add(how)
+        found = tried.plans[tried.best()]
+        return None if found is plan else found
+
+    def in_boxes(self, plan: Plan, sizes: Sizes, workers: int) -> list[How]:
+        """Return the boxes with the least estimated cost, from the spans of the part with the most queries."""
+        overlap = overlap_of_boxes(plan, sizes.batch, sizes.heads_q, _CELLS.stop)
+        if overlap is None:
+            return []
+        # The kernels copy rows of other widths for each box.
+        whole = sizes.head_dim % self.kernels.lanes == sizes.head_dim_v % self.kernels.lanes == 0
+        rows = list(self._estimates_of_rows(overlap, sizes, plan.block_kv)) if whole else []
+        # At equal cost, boxes of more rows have fewer items.
+        rows.sort(key=lambda each: (each[0], -math.prod(each[1]), each[1:]))
+        tiles = sorted(self._estimates_of_tiles(overlap, sizes, plan.block_kv))
+        shapes = rows[:_ROWS_TRIED] + tiles[:_TRIED]
+        return [How((math.prod(box), block_kv), box, workers) for _, box, block_kv in shapes]
+
+    def _of_pairs_ms(self, plan: Plan, sizes: Sizes) -> float:
+        """Return the predicted milliseconds for the plan's pairs in one-query tiles."""
+        return predicted_ms(count_pairs(plan, sizes), self.one)
+
+    def _estimates_of_rows(self, overlap: Overlap, sizes: Sizes, block_kv: int) -> Iterator[_Estimate]:
+        """Yield a head's cost in boxes of each shape that runs a few rows at once, over the keys of the box."""
+        features = sizes.head_dim + sizes.head_dim_v
+        for box, boxes in overlap.candidates(range(ROWS_AT_ONCE, self.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
+            kinds, cells = list(overlap.kinds(box)), math.prod(box)
+            most = max(math.prod(own) for own, _ in kinds)
+            together = cells == ROWS_AT_ONCE
+            if not together and most > _MOST_KEYS:
+                continue
+            own_kv = block_kv if together else block_kv * -(-most // block_kv)
+            reached = overlap.mean_keys(_neighbours(box, ROWS_AT_ONCE))
+            lanes = self.kernels.lanes
+            pairs = cells * sum(count * _keys_reached(own, reached, own_kv, lanes) for own, count in kinds)
+            yield predicted_ms(row_counts(boxes * cells, pairs, features), self.together), box, own_kv
+
+    def _estimates_of_tiles(self, overlap: Overlap, sizes: Sizes, block_kv: int) -> Iterator[_Estimate]:
+        """Yield a head's cost in boxes of each query-vectorized shape."""
+        lanes = self.kernels.lanes
+        for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES):
+
+            def overlap_of(cells: int, box: tuple[int, ...] = box) -> float:
+                inside = _neighbours(box, cells)
+                return math.prod(overlap.keys_along(inside)) * math.prod(inside) / cells
+
+            counts = Counts(
+                items=boxes,
+                tiles=0,
+                rows=0,
+                scores=overlap_of(lanes) * sizes.head_dim,
+                weights=-(-math.prod(box) // lanes) * math.prod(overlap.keys_along(box)),
+                output=overlap_of(ROWS) * -(-sizes.head_dim_v // lanes),
+                gathered=math.prod(overlap.keys_along(box)) * (sizes.head_dim + sizes.head_dim_v),
+                merged=0,
+            )
+            yield predicted_ms(counts, self.nanoseconds), box, block_kv
 
 
-def device(isa: str, dtype: str) -> Device:
-    """Return the parameters of an instruction set, named as in the kernels, and a dtype."""
-    lanes, copies, panel = shape_of(isa, dtype)
+_Estimate = tuple[float, tuple[int, ...], int]  # milliseconds, box, block_kv
+
+
+def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int, lanes: int) -> int:
+    """Return the computed keys of a box for rows that reach `reached` keys along each axis, in whole vectors."""
+    box = choose_box(own, block_kv)
+    tiles = math.prod(grid_of(own, box))
+    if tiles > 1:
+        return block_kv * tiles
+    last = last_cell(tuple(map(min, own, reached)), box)
+    return -(-(1 + last) // lanes) * lanes
+
+
+def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
+    """Return the sides of the bounding box of `cells` consecutive cells of `box`."""
+    sides: tuple[int, ...] = ()
+    for side in reversed(box):
+        sides = min(side, cells), *sides
+        cells = max(1, round((cells + side - 1) / side) if cells % side else cells // side)
+    return sides
+
+
+@functools.cache
+def processor(isa: str, dtype: str, backward: bool = False) -> Processor:
+    """Return the machine of an instruction set, named as in the kernels, and a dtype; the backward has no tiles of few
+    queries."""
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
-    return Device(lanes, copies, panel, few_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]), one, together)
+    few = 0 if backward else few_of(isa, dtype)
+    return Processor(kernels_of(isa, dtype), few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def few_of(isa: str, dtype: str) -> int:
     """Return the largest query tile that the forward computes row by row, as in ``kernels/table.cpp``."""
-    lanes, _, panel = shape_of(isa, dtype)
+    lanes, _, panel = kernels_of(isa, dtype)
     return lanes // 2 if panel else lanes
 
 
-def shape_of(isa: str, dtype: str) -> tuple[int, bool, int]:
-    """Return the lanes, whether keys and values are copied, and the queries of a panel (0: no panels)."""
+def kernels_of(isa: str, dtype: str) -> Kernels:
+    """Return how an instruction set executes tiles of a dtype."""
     vector_bytes, copies = {"baseline": 16, "avx2": 32}.get(isa, 64), dtype not in ("float32", "float64")
-    return vector_bytes // (8 if dtype == "float64" else 4), copies, 32 if isa == "amx" and copies else 0
+    return Kernels(vector_bytes // (8 if dtype == "float64" else 4), copies, 32 if isa == "amx" and copies else 0)

@@ -1,29 +1,68 @@
-"""Cost model coefficients for compute capability 9.0, in nanoseconds.
+"""Compute capability 9.0 as a machine of the chooser: its coefficients, and the splits, boxes and gathers to try.
 
-Measured by ``benchmarks/costs/price_cuda.py``, which prints these lines.
+Coefficients are nanoseconds for one of each feature, measured by ``benchmarks/costs/price_cuda.py``, which prints these
+lines.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..patterns import Pattern
 from ..planning import Plan
-from .features_cpu import predicted_ms
-from .features_gpu import GpuCounts, KernelShape, Sizes, count_on_gpu
+from ..planning.contract.types import grid_of, real_extents
+from ..planning.contract.validated import validated
+from ..planning.tiles.tiling import choose_box
+from ..request.call import Call
+from ..schedule import compiler
+from ..schedule.group import pieces, workers
+from ..schedule.tensor_maps import MAPS, joint_heads, maps_of
+from . import chooser
+from .boxes import Overlap, overlap_of_boxes
+from .chooser import How, Sizes, Tried, predicted_ms
+from .features_gpu import GpuCounts, KernelShape, count_on_gpu
 from .specializations import KEYS_TOGETHER, ROWS, TILE, Specialization, build, item_keys
 
 __all__ = [
+    "BLOCKS",
     "KINDS",
     "LARGEST_HEAD_DIM",
     "LAUNCH_MS",
     "SMS",
-    "specialization_of",
+    "Gpu",
+    "among_others",
+    "cheapest",
+    "chosen",
     "coefficients",
+    "cost_ms",
     "kernel_of",
     "kind_of",
-    "cost_ms",
+    "pieces_of",
+    "specialization_of",
+    "workers_of",
 ]
 
 LARGEST_HEAD_DIM = 128  # largest measured
 SMS = 132  # of the measured device
+BLOCKS = 2  # resident CTAs per SM
+
+_FEWEST_QUERIES = 256  # smallest q_len measured
+_LONG = 1024  # tiles per list, for calls of few queries
+_EFFICIENT = 0.7  # efficiency from which on no boxes are tried
+_HARDLY = 1.25  # ratio of predicted times
+_HALVES = 0.875  # share of half tiles with a pair, from which on smaller tiles are not tried
+_MOST_MASKS = 4096  # masks examined; a larger number is sampled evenly
+_SCATTERED = 0.4  # efficiency from which on tokens are neither permuted nor gathered
+_CELLS = range(33, ROWS + 1)  # cells per box
+_SMALL = (ROWS, TILE[1])  # one warpgroup
+_MOST_BOXES = 2560  # each box has its own views
+_LIKELY, _TRIED = 32, 2  # boxes estimated in detail, and boxes planned
+_NEAR = 1.25  # also plan the box of fewest tiles among those within this factor of the lowest cost
 
 # Fields as in GpuCounts, for tiles of 128 queries, fewer queries, three CTAs per SM, and permuted or gathered tokens.
 _COEFFICIENTS = {
@@ -63,3 +102,155 @@ def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
     grouped launch."""
     row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v))
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of `sms` SMs, and `copies` copies of the tensor maps: a :class:`.chooser.Machine`."""
+
+    sms: int
+    copies: int = 1
+    expands: ClassVar[bool] = True
+
+    def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
+        return cost_ms(plan, sizes, self.sms)
+
+    def scattered(self, how: How) -> How:
+        return How(_SMALL, workers=how.workers, gathered=True)
+
+    def settled(self, first: Plan) -> bool:
+        return False
+
+    def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
+        """Yield whole lists; then permuted tokens, gathered keys, smaller tiles and boxes of queries."""
+        if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):
+            yield how._replace(workers=1)
+        shared = tried.best().workers
+        if first.pattern is not None and first.efficiency < _SCATTERED and first.pattern._has_order:
+            yield How(_SMALL, None, shared, ordered=True)
+            yield How(_SMALL, None, shared, gathered=True)
+        in_order = tried.plans.get(How(_SMALL, None, shared, ordered=True))
+        # Without a permutation in the pattern, the ordered plan is that of smaller tiles.
+        if (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
+            yield How(_SMALL, None, shared)
+        if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
+            overlap = overlap_of_boxes(first, sizes.batch, sizes.heads_q, ROWS)
+            for box in [] if overlap is None else _promising(overlap, sizes, self.copies):
+                yield How((math.prod(box), TILE[1]), box, shared)
+
+    def fits(self, plan: Plan) -> bool:
+        """Return whether the kernel parameters have room for all copies of the plan's tensor maps."""
+        most = MAPS[-1] // self.copies
+        return 2 * len(plan.views) <= most or maps_of(plan, validated(plan).slides) <= most
+
+
+def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
+    """Return the plan of lowest predicted time for `each` workers per head; calls not covered by the cost model get
+    common tiles."""
+    lengths = call.q_len, call.kv_len
+    if _is_known(call):
+        return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)
+    count = pieces_of(call, TILE[0], sms)
+    return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True, pieces=count)
+
+
+def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
+    """What :func:`chosen` picks for contiguous arrays and any number of queries."""
+    how = How(TILE, None, workers_of(sizes.batch, sizes.heads_q, sms))
+    return chooser.cheapest(pattern, q_len, kv_len, sizes, how, Gpu(sms))
+
+
+def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]:
+    """Options for a call of a group, with whole lists: the common tile shape, and the smaller tiles that :func:`chosen`
+    would use."""
+    found = [How(TILE)]
+    if _is_known(call):
+        first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
+        own = chooser.best(first, How(TILE, None, each), Sizes.of(call), _gpu(call, sms))
+        if own.tile != TILE and not (own.ordered or own.gathered):
+            found.append(own._replace(workers=1))
+        elif _halves(first) < _HALVES:
+            found.append(How(_SMALL))
+    return found
+
+
+def workers_of(batch: int, heads: int, sms: int) -> int:
+    """Number of resident CTAs per head."""
+    return workers(BLOCKS * sms, batch * heads)
+
+
+def pieces_of(call: Call, rows: int, sms: int) -> int:
+    """Pieces per list if a tile of `rows` rows holds all queries of a group of heads (decoding), else 0.
+
+    Independent of kv_len, so that length-polymorphic plans agree: a shorter list simply has fewer.
+    """
+    few = 0 < call.q_len * call.group <= rows
+    return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
+
+
+def _is_known(call: Call) -> bool:
+    """Whether the cost model covers the call."""
+    few = call.q_len < _FEWEST_QUERIES or 0 in (call.batch, call.heads_q, call.kv_len)
+    return not few and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
+
+
+def _gpu(call: Call, sms: int) -> Gpu:
+    """The machine of a call: batch entries may need tensor maps of their own."""
+    return Gpu(sms, 1 if _joint(call) else call.batch)
+
+
+def _joint(call: Call) -> bool:
+    """Whether batch entries share tensor maps."""
+    if call.kind.ordinal(call.q) is None:  # will be copied contiguously
+        return True
+    return all(joint_heads(call.kind.operand(x)) for x in (call.q, call.k, call.v))
+
+
+def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
+    """Whether lists are split although the longest one, unsplit, would hardly outlast the mean work of an SM."""
+    lists = np.diff(plan.tile_indptr[plan.indptr])
+    longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
+    share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
+    return longest > longest_piece and longest <= _HARDLY * share
+
+
+def _halves(plan: Plan) -> float:
+    """Share of half tiles (ROWS queries) with an allowed pair; approximate, since halves without a query may count
+    twice."""
+    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
+    held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last entry is for tiles without a bitmask
+    tiles, work = np.diff(plan.tile_indptr), plan.work
+    views = plan.views[plan.components["query_view"][work["component"]]]
+    queries = real_extents(views, work["query_tile"]).prod(axis=1)
+    length = work["end"] - work["begin"]
+    filled = (-(-queries // ROWS) * length).sum() * ROWS / plan.block_q / max(1, int(length.sum()))
+    return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
+
+
+def _promising(overlap: Overlap, sizes: Sizes, copies: int) -> list[tuple[int, ...]]:
+    """Boxes with the lowest estimated cost of items and products on evenly loaded SMs, and the one with fewest tiles
+    among nearly equal costs."""
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
+    of = coefficients(row)
+    of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
+
+    def estimate(box: tuple[int, ...]) -> tuple[float, int]:
+        """Cost and tiles."""
+        cost, tiles = 0.0, 0
+        for keys, boxes in overlap.kinds(box):
+            own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
+            cost += boxes * (of.items + of_step * -(-own * TILE[1] // row.step_kv))
+            tiles += boxes * own
+        return cost, tiles
+
+    fitting = [
+        (max(boxes, math.prod(overlap.keys_along(box)) / TILE[1]), box)
+        for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES)
+        # Views at constant offsets share a tensor map, unless they use all of its axes.
+        if copies * 4 * (boxes if len(box) == 3 else boxes // max(overlap.boxes(box))) <= MAPS[-1]
+    ]
+    found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])
+    alike = [one for one in found if one[0] <= _NEAR * found[0][0]]
+    few = [min(alike, key=lambda one: one[1:])] if alike else []
+    return list(dict.fromkeys(box for *_, box in found[:_TRIED] + few))

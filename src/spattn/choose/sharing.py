@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule import compiler
 from ..schedule.group import tiles_of, workers
 from ..schedule.reductions import find_reductions
-from .gpu import How, among_others, sizes_of
-from .machine_gpu import LAUNCH_MS, cost_ms, specialization_of
+from .chooser import How, Sizes, planned
+from .machine_gpu import LAUNCH_MS, among_others, cost_ms, specialization_of
 from .specializations import rows_of
 
 __all__ = ["Member", "shared"]
@@ -67,7 +66,7 @@ def _ways(member: Member, sms: int) -> Iterator[_Way]:
     for how in hows:
         plan = own
         if how is not None:
-            plan = compiler.planned_or(own, pattern, call, how.tile, 1, None, True, how.box, tiled_for=member.each)
+            plan = planned(own, Sizes.of(call), how, tile_by_tile=True, tiled_for=member.each) or own
         yield _Way(plan, None if plan is own else how, _cost(plan, call, sms))
 
 
@@ -80,7 +79,8 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
         return plan
     best, least = plan, _ends(plan, call, others, sms) / _CLEARLY
     for each in (workers(int(blocks * share), call.batch * call.heads_q) for share in _WORKERS):
-        made = compiler.planned_or(plan, plan.pattern, call, how.tile, each, None, True, how.box, tiled_for=1)
+        again = how._replace(workers=each)
+        made = planned(plan, Sizes.of(call), again, tile_by_tile=True, tiled_for=1) or plan
         ms = _ends(made, call, others, sms)
         if ms < least:
             best, least = made, ms
@@ -104,7 +104,7 @@ def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
 
 
 def _cost(plan: Plan, call: Call, sms: int) -> float:
-    return cost_ms(plan, sizes_of(call), sms, alone=False)
+    return cost_ms(plan, Sizes.of(call), sms, alone=False)
 
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:

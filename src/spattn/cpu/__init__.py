@@ -11,15 +11,12 @@ import numpy as np
 from .._util import limits as _limits
 from .._util.cached import Recent
 from ..backends import Limits, PreparedBackward, PreparedForward
-from ..choose import cpu as _choice
-from ..choose import pairwise as _pairwise
-from ..choose.features_cpu import Features, count_rows
-from ..choose.machine_cpu import device, few_of
+from ..choose.chooser import How, Sizes, cheapest
+from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
-from ..schedule import compiler
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
@@ -60,7 +57,6 @@ _AMX_TILE = (64, 64)  # two query panels of two AMX tiles each
 _MAX_LENGTHS = 8  # key lengths cached for a plan whose tile lists grow
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces per head that planning aims at, independent of the thread count
-_LEAST_PAIRS = 12  # pairs per key from which interleaving K pays off in row-by-row tiles
 _FLOPS_PER_THREAD = 4e6  # least work that amortizes starting a thread
 
 
@@ -117,15 +113,13 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
     lists are split by shape alone, so that results do not depend on the thread count.
     """
-    workers = workers_for(call)
-    own = device(_default_isa(), call.dtype)
-    if backward:
-        own = own._replace(few=0)
-    tile = _tile_for(call.dtype)
-    if compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, tile):
-        return compiler.plan_for(pattern, call, (1, tile[1]), workers, max_bytes)
-    made = _choice.chosen(pattern, call, tile, workers, max_bytes, own)
-    return _pairwise.instead(made, pattern, call, workers, max_bytes, own) if _pairwise.may_pay(made) else made
+    own = processor(_default_isa(), call.dtype, backward)
+    how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
+    return cheapest(pattern, call.q_len, call.kv_len, Sizes.of(call), how, own, max_bytes)
+
+
+def _machine(dtype: str) -> Processor:
+    return processor(_default_isa(), dtype)
 
 
 def _tile_for(dtype: str) -> tuple[int, int]:
@@ -138,57 +132,22 @@ def workers_for(call: Call) -> int:
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time of a forward on one thread of the benchmark machine.
+    """Return the predicted time, in ms, of a forward on one thread of the benchmark machine.
 
-    Parameters
-    ----------
-    plan : Plan
-        For these batch entries and query heads.
-    batch, heads, head_dim, head_dim_v : int
-        Sizes of the call.
-    dtype : str
-        One of "float32", "float64", "float16" and "bfloat16".
-
-    Returns
-    -------
-    float
-        Milliseconds.
+    `plan` is for these batch entries and query heads, `dtype` one of "float32", "float64", "float16" and "bfloat16".
     """
-    return _choice.cost_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+    return _machine(dtype).cost_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time of dense attention on the same thread.
-
-    Parameters
-    ----------
-    q_len, kv_len : int
-        Lengths in tokens.
-    batch, heads, head_dim, head_dim_v, dtype
-        As for :func:`predicted_ms`.
-
-    Returns
-    -------
-    float
-        Milliseconds.
-    """
-    sizes = batch, heads, head_dim, head_dim_v
-    return _choice.dense_ms(q_len, kv_len, _tile_for(dtype), sizes, device(_default_isa(), dtype))
+    """Return the predicted time, in ms, of dense attention on the same thread."""
+    sizes = Sizes(batch, heads, heads, head_dim, head_dim_v)
+    return _machine(dtype).dense_ms(q_len, kv_len, _tile_for(dtype), sizes)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None.
-
-    Parameters
-    ----------
-    plan, batch, heads, head_dim, head_dim_v, dtype
-        As for :func:`predicted_ms`.
-
-    Returns
-    -------
-    Plan or None
-    """
-    return _choice.in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
+    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None."""
+    return _machine(dtype).cheaper(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
@@ -215,8 +174,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's dispatch for `plan.kv_len` keys and the number of threads that have enough work."""
         here = replace(call, kv_len=plan.kv_len)
-        work, reach = neighbours_together(plan), _reach(here, plan, isa)
-        return _core.Prepared(here, plan, work, together, isa, least, reach), _useful_threads(here, plan)
+        return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
 
     made, lengths = at(own), Recent(_MAX_LENGTHS)
 
@@ -365,17 +323,6 @@ def _heads_together(call: Call, plan: Plan) -> int:
     """Return the query heads of a task: the whole group if its rows are few and its heads share a variant, else 1."""
     few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
-
-
-def _reach(call: Call, plan: Plan, isa: str) -> int:
-    """Return the key range of a view if interleaving K pays off (row-by-row tiles that share keys often), else 0."""
-    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order) or call.score:
-        return 0
-    pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
-    if pairs < _LEAST_PAIRS * call.batch * call.heads_kv * call.kv_len:
-        return 0
-    views = plan.views
-    return int((np.abs(views["stride"]) * (views["extent"] - 1)).sum(axis=1).max(initial=0)) + 1
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:

@@ -71,7 +71,6 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         double far_lse
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
-        int64_t reach
         double scale
         int score
         const double* score_values
@@ -122,7 +121,6 @@ FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in 
 cdef size_t kLine = 64                   # bytes of a cache line, the alignment of workspaces
 cdef int64_t kMergesAtOnce = 64
 cdef int64_t kRowsAtOnce = 16            # least rows of a forward task
-cdef int64_t kRowsTogether = 256         # the same where items share interleaved keys
 cdef int64_t kKeysAtOnce = 64            # rows of dK and dV of a task that sums units
 cdef int64_t kSignalPeriod = 50_000_000  # ns between checks for pending signals
 
@@ -181,10 +179,9 @@ cdef class Prepared:
     cdef const int32_t* merge_variants
     cdef object owners
 
-    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, int64_t reach=0):
+    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
         """`call` is validated; `work` has the plan's items in execution order. A task takes `together` heads. `kv_len`
-        is bound at run time from `least` on, 0: never. With few queries per tile, K is interleaved if the keys of a
-        view lie up to `reach` apart, 0: never.
+        is bound at run time from `least` on, 0: never.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
@@ -192,7 +189,6 @@ cdef class Prepared:
         self.heads, self.all_heads = call.heads_q, call.batch * call.heads_q
         self.views, self.least = len(plan.views), least
         self.call.together = together
-        self.call.reach = reach
         self.call.q_len, self.call.kv_len = call.q_len, call.kv_len
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
@@ -461,7 +457,7 @@ cdef class Forward(Run):
         return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
     cdef int64_t items_at_once(self) noexcept nogil:
-        return max(<int64_t>1, (kRowsTogether if self.call.reach else kRowsAtOnce) // self.call.plan.block_q)
+        return max(<int64_t>1, kRowsAtOnce // self.call.plan.block_q)
 
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t number, variant, item, end

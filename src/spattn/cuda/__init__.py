@@ -9,13 +9,14 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
-from ..choose import gpu as _choice
-from ..choose.features_gpu import Sizes
+from ..choose import machine_gpu as _choice
+from ..choose.chooser import Sizes
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cost_ms
 from ..choose.sharing import Member, shared
 from ..choose.specializations import DTYPES, ROWS
@@ -24,11 +25,16 @@ from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
+from ..request.score import Score
 from ..schedule import compiler
-from . import dynamic_masks, execute, group, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
-from .hopper.group import kind_of_group
+from .host import dynamic_masks, execute, group, repeat
+from .sm80 import backward as portable_backward
+from .sm80 import forward as portable
+from .sm90 import backward as hopper_backward
+from .sm90 import forward as hopper
+from .sm90.forward.group import kind_of_group
 
 __all__ = [
     "LIMITS",
@@ -134,7 +140,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
-            kernels.__name__.rpartition(".")[2],
+            kernels.NAME,
             call.dtype,
             call.head_dim,
             call.head_dim_v,
@@ -147,10 +153,12 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     return repeat.on_device(call, plan, kernels, gpu, _forward_again)
 
 
-def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None) -> tuple[Any, Any]:
+def _forward_again(
+    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
+) -> tuple[Any, Any]:
     """Run a call again whose environment now selects other kernels, with a new plan of its pattern if these need
     one."""
-    call = Call.of(q, k, v, scale=scale, precision=precision)
+    call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
     return prepare(call, plan)(q, k, v, scale)

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from . import portable_backward
 from .driver import cache, compile
-from .portable.params import STRUCTS
-from .portable.variants import HEAD_DIMS, merge_variant, tile_within, variant
+from .sm80 import backward as portable_backward
+from .sm80.forward.params import STRUCTS
+from .sm80.forward.variants import HEAD_DIMS, merge_variant, tile_within, variant
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Shared memory per CTA in bytes (CUDA C++ Programming Guide, table of technical specifications).

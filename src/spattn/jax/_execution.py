@@ -22,12 +22,8 @@ _INTERNAL = 13
 class Execution:
     """View of an XLA call frame; as a context manager, it frees the device memory that it allocated.
 
-    Memory may be freed before the kernels have run: XLA reuses it in stream order.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the runtime's structs lack fields declared in ``_c_api``.
+    Memory may be freed before the kernels have run: XLA reuses it in stream order. BackendUnavailableError if the
+    runtime's structs lack fields declared in ``_c_api``.
     """
 
     def __init__(self, frame: Any, on_gpu: bool):

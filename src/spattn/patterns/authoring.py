@@ -1,7 +1,7 @@
 """The interface for pattern authors: hints, parameter ranges, predicates and registration."""
 
+from .base.check import Range
 from .base.content import ByContent
-from .base.parameters import Range
 from .base.pattern import Part
 from .base.predicate import apply, member
 from .base.recipe import recipe

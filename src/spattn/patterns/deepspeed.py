@@ -2,8 +2,9 @@
 
 Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
 Every pair inside an allowed block is allowed, also above the diagonal with ``attention="unidirectional"``: DeepSpeed
-adds an element-wise causal mask separately, here ``& Causal()``. Random blocks are drawn by `seed` for each head, as
-in :class:`spattn.patterns.BigBird`.
+adds an element-wise causal mask separately, here ``& Causal()``. A layout has no row for queries before position 0, as
+with more queries than keys: they attend to nothing, not even to global blocks. Random blocks are drawn by `seed` for
+each head, as in :class:`spattn.patterns.BigBird`.
 
 References
 ----------
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, NoReturn, ParamSpec
 
 import numpy as np
 
-from .base.check import reach
-from .base.parameters import Count, Positive, Word
+from .._util.imports import whole_imports
+from .base.check import Count, Positive, Word, reach
 from .base.pattern import Pattern
 from .base.recipe import recipe
+from .base.registry import pattern_class
 from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
 
 __all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
@@ -41,7 +43,17 @@ def _configuration(
         blocks = draw.integer(1, sizes.kv_len // block)
         return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
 
-    return recipe(f"deepspeed_{name}", (example, 64), ((), 4096), random=random, fixes_lengths=True)
+    registered = f"deepspeed_{name}"
+    make = recipe(registered, (example, 64), ((), 4096), random=random, fixes_lengths=True)
+
+    def decorate(function: Callable[_P, Pattern]) -> Callable[_P, Pattern]:
+        made = make(function)
+        cls: Any = pattern_class(registered)
+        call = cls.__repr__
+        cls.__repr__ = lambda self: f"deepspeed.{call(self)}"
+        return made
+
+    return decorate
 
 
 def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
@@ -302,3 +314,10 @@ def local_sliding_window(
     Pattern
     """
     return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))
+
+
+def __getattr__(name: str) -> NoReturn:
+    with whole_imports:
+        from .._util.renamed import unknown
+
+    raise unknown(__name__, name)

@@ -179,11 +179,11 @@ def _class(name: str) -> Callable[..., Pattern]:
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
     """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
-    kind = namespace_of(value)
-    if kind is None or kind.name == "jax":
+    library = namespace_of(value)
+    if library is None or library.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
     check_plain(name, value)
-    if kind.ordinal(value) is None:
+    if library.ordinal(value) is None:
         raise TypeError(f"{name}: expected an array on a GPU, got one in host memory")
     if dtype_name(value) not in ("int32", "int64"):
         raise TypeError(f"{name}: expected int32 or int64, got {dtype_name(value)}")
@@ -243,8 +243,8 @@ class DynamicKeyBlocks(DynamicMask):
 
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
-        there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        return _class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
+        valid = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
+        return _class("key_blocks")(np.where(valid, blocks, -1), self.block_q, self.block_kv)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

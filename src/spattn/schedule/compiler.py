@@ -12,7 +12,7 @@ Passes that only some backends need run on demand, and their tables are cached w
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ from ..planning.contract.types import AXES, LARGEST_SIDE, TILE
 from ..planning.contract.validated import mark_validated, validated
 from ..request.call import Call
 
-__all__ = ["are_scattered", "plan", "plan_for", "planned_or"]
+__all__ = ["are_scattered", "plan", "plan_for"]
+
+_FIELDS = {field.name for field in fields(Plan)}
 
 
 def plan(
@@ -47,6 +49,7 @@ def plan(
     ordered: bool = False,
     gathered: bool = False,
     tiled_for: int | None = None,
+    tile_by_tile: bool = False,
 ) -> Plan:
     """Return the cached or a new plan for these arguments; :func:`spattn.plan` lists the errors.
 
@@ -62,6 +65,8 @@ def plan(
         without gathering.
     tiled_for : int, optional
         Reuse the tiles of the plan for this number of workers, if it is cached.
+    tile_by_tile : bool, optional
+        Whether the backend expands lists tile by tile; `max_bytes` then also limits the expanded lists.
 
     Raises
     ------
@@ -92,13 +97,20 @@ def plan(
         raise ValueError("ordered, gathered: expected at most one of them")
     if max_bytes is not None:
         _at_least(0, "max_bytes", max_bytes)
+    made = _found_or_made(key, max_bytes, tiled_for)
+    if tile_by_tile:
+        Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
+    return made
+
+
+def _found_or_made(key: tuple[Any, ...], max_bytes: int | None, tiled_for: int | None) -> Plan:
     kept = find(key)
     if kept is None:
         other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
         if other is not None and other.validated.growth is None:  # tiles do not depend on kv_len
             return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
-        return keep(key, _compile(*key, budget), budget.needed)
+        return keep(key, _compile(budget, *key), budget.needed)
     if max_bytes is not None:  # a cached plan must fit as a new one would
         Budget(max_bytes).need(kept.needed)
     return kept.at(key[2])
@@ -110,35 +122,11 @@ def plan_for(
     tile: tuple[int, int] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
-    tile_by_tile: bool = False,
-    box: tuple[int, ...] | None = None,
-    ordered: bool = False,
-    gathered: bool = False,
-    tiled_for: int | None = None,
-    pieces: int = 0,
+    **options: Any,
 ) -> Plan:
-    """Return the plan of a call, with the tile and the workers that a backend chose.
-
-    If the backend expands lists tile by tile (`tile_by_tile`), `max_bytes` also limits the expanded lists.
-    """
-    made = plan(
-        pattern,
-        call.q_len,
-        call.kv_len,
-        batch=call.batch,
-        heads=call.heads_q,
-        tile=tile,
-        box=box,
-        workers=workers,
-        pieces=pieces,
-        max_bytes=max_bytes,
-        ordered=ordered,
-        gathered=gathered,
-        tiled_for=tiled_for,
-    )
-    if tile_by_tile:
-        Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
-    return made
+    """Return the plan of a call, with the tile, the workers and other `options` of :func:`plan` of a backend."""
+    sizes: dict[str, Any] = {"batch": call.batch, "heads": call.heads_q, "tile": tile, "workers": workers}
+    return plan(pattern, call.q_len, call.kv_len, max_bytes=max_bytes, **sizes, **options)
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:
@@ -158,17 +146,6 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: 
     return _listed.are_scattered(bound[0], q_len, kv_len, tile) and bound[0]._in_order() is None
 
 
-def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
-    """Return :func:`plan_for` of these arguments, or `plan` if that exceeds the memory limit.
-
-    The pattern has been planned before, so that a ValueError can have no other cause.
-    """
-    try:
-        return plan_for(*arguments, **options)
-    except ValueError:
-        return plan
-
-
 def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
     """Return the plan with the same tiles, cut for another number of workers or pieces."""
     with whole_imports:
@@ -180,6 +157,7 @@ def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
 
 
 def _compile(
+    budget: Budget,
     pattern: Pattern,
     q_len: int,
     kv_len: int,
@@ -191,27 +169,21 @@ def _compile(
     pieces: int,
     ordered: bool,
     gathered: bool,
-    budget: Budget,
 ) -> Plan:
     with whole_imports:  # deferred: cached plans do not need it
         from ..planning.tiles.build import tile_pattern
-        from .growth import Growth, fixed
-        from .items import Sharing
+        from .growth import Growth
+        from .items import Sharing, share_out
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
     sharing = Sharing(workers, pieces)
-    growth = Growth.of(tiled, q_len, sharing).fields if len(tiled.growing) else None
-    made = Plan(
-        pattern=pattern,
-        q_len=q_len,
-        block_q=tiled.tile[0],
-        block_kv=tiled.tile[1],
-        components=tiled.components,
-        indptr=tiled.indptr,
-        key_view=tiled.key_view,
-        variant=tiled.variant,
-        **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
-    )
+    growth = Growth(tiled, q_len, sharing).fields if len(tiled.growing) else None
+    if growth is None:
+        changed = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)._asdict()
+    else:
+        changed = growth(kv_len)
+    same = {name: value for name, value in vars(tiled).items() if name in _FIELDS}
+    made = Plan(pattern=pattern, q_len=q_len, block_q=tiled.tile[0], block_kv=tiled.tile[1], **same | changed)
     budget.need(made.nbytes)
     return mark_validated(made, tiled.least, growth)
 

@@ -37,24 +37,12 @@ _PARALLEL_UNITS = 8  # per call, independent of the thread count: each further u
 
 @dataclass(frozen=True)
 class Units:
-    """A plan's work in backward order, and its units. The arrays are read-only.
+    """A plan's work in backward order, and its units, in read-only arrays."""
 
-    Attributes
-    ----------
-    work : (items,) WORK array
-        The plan's, but each variant's items in row order, so that a slice of it touches few keys.
-    units : (batch · heads_kv · per_head,) UNIT array
-        Those of a (batch, key-value head) are adjacent.
-    per_head : int
-        Units of each (batch, key-value head).
-    rows : int
-        Rows of the workspace.
-    """
-
-    work: np.ndarray
-    units: np.ndarray
-    per_head: int
-    rows: int
+    work: np.ndarray  # (items,) WORK: each variant's items in row order, so that a slice touches few keys
+    units: np.ndarray  # (batch · heads_kv · per_head,) UNIT: those of a (batch, key-value head) are adjacent
+    per_head: int  # units of each (batch, key-value head)
+    rows: int  # of the workspace
 
 
 @kept_with_plan

@@ -6,7 +6,7 @@ the last tile before the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .._util.ragged import offsets
 from ..planning.tiles.build import Tiled
 from .items import Sharing, share_out
 
-__all__ = ["Growth", "fixed"]
+__all__ = ["Growth"]
 
 _MAX_LISTS = 8  # numbers of tiles with cached lists: each serves as many key lengths as a tile has keys
 
@@ -29,12 +29,7 @@ class Growth:
     tiled: Tiled
     q_len: int
     sharing: Sharing
-    lists: Recent
-
-    @classmethod
-    def of(cls, tiled: Tiled, q_len: int, sharing: Sharing) -> Growth:
-        """Return the growth of these tiles."""
-        return cls(tiled, q_len, sharing, Recent(_MAX_LISTS))
+    lists: Recent = field(default_factory=lambda: Recent(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
         """Return the length-dependent plan fields for `kv_len` keys, at least those of the tiles."""
@@ -68,13 +63,6 @@ class Growth:
         grown = replace(own, views=views, **listed)
         items = share_out(grown, own.variant_components, self.q_len, own.tile[0], self.sharing)
         return listed | items._asdict()
-
-
-def fixed(tiled: Tiled, q_len: int, sharing: Sharing) -> dict[str, Any]:
-    """Return the same fields of a plan with a fixed `kv_len`."""
-    names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
-    items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)
-    return {name: getattr(tiled, name) for name in names} | items._asdict()
 
 
 def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:

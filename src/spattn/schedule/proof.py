@@ -24,45 +24,23 @@ _FAULTS = (
 
 
 class Writers(NamedTuple):
-    """Writers of each variant's rows: work items and combined partials; fields in the order of `find_fault`.
-
-    Attributes
-    ----------
-    views : (views,) array of VIEW
-    query_view : (owners,) int32 array
-        View of rows of each owner of work items.
-    owner, tile : (items,) int32 arrays
-        Owner and (first) tile of each work item.
-    slot : (items,) int64 array
-    work_indptr, merge_variants : (variants + 1,) int32 arrays
-    slots : int
-    merge_rows, merge_indptr, merge_sources : int32 arrays
-        As in a plan.
-    length : int
-        Rows of a variant.
-    block : int
-        Cells of a tile.
-    together : int, optional
-        Tiles of a work item, default 1: partials have ``together * block`` rows.
-    order : (variants, length) or (0, 0) int32 array, optional
-        Permutation of the rows.
-    """
+    """Writers of each variant's rows: work items and combined partials; fields in the order of `find_fault`."""
 
     views: np.ndarray
-    query_view: np.ndarray
-    owner: np.ndarray
-    tile: np.ndarray
-    slot: np.ndarray
+    query_view: np.ndarray  # (owners,) int32: the view of rows of each owner of work items
+    owner: np.ndarray  # (items,) int32
+    tile: np.ndarray  # (items,) int32: the first tile of each work item
+    slot: np.ndarray  # (items,) int64
     work_indptr: np.ndarray
     slots: int
     merge_rows: np.ndarray
     merge_indptr: np.ndarray
     merge_sources: np.ndarray
     merge_variants: np.ndarray
-    length: int
-    block: int
-    together: int = 1
-    order: np.ndarray = NO_ORDER
+    length: int  # rows of a variant
+    block: int  # cells of a tile
+    together: int = 1  # tiles of a work item: partials have together * block rows
+    order: np.ndarray = NO_ORDER  # (variants, length) or (0, 0) int32: permutation of the rows
 
 
 def prove(writers: Writers) -> None:

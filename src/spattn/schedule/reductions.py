@@ -30,21 +30,11 @@ class Merges(NamedTuple):
 
 
 class Reductions(NamedTuple):
-    """Fix-up items of a plan, and the partials that remain to combine.
+    """Fix-up items of a plan, and the partials that remain to combine."""
 
-    Attributes
-    ----------
-    slots : (items,) int32 array
-        The plan's, but -2 - i for fix-up item i.
-    priors : (reductions, block_q) int32 array
-        Workspace row of the other partial of each row; -1 for padding.
-    merges : Merges
-        The plan's without the rows of fix-up items.
-    """
-
-    slots: np.ndarray
-    priors: np.ndarray
-    merges: Merges
+    slots: np.ndarray  # (items,) int32: the plan's, but -2 - i for fix-up item i
+    priors: np.ndarray  # (reductions, block_q) int32: workspace row of each row's other partial; -1 for padding
+    merges: Merges  # the plan's without the rows of fix-up items
 
     @property
     def reduces(self) -> np.ndarray:
@@ -84,24 +74,12 @@ def find_reductions(plan: Plan) -> Reductions:
 
 
 class SumReductions(NamedTuple):
-    """Fix-up items of a gradient kernel, and the sums that remain.
+    """Fix-up items of a gradient kernel, and the sums that remain."""
 
-    Attributes
-    ----------
-    slots : (items,) int32 array
-        The pass's, but -2 - i for fix-up item i.
-    rest_indptr : (reductions · rows + 1,) int32 array
-        Start of the other sources of each row of each fix-up item.
-    rest_sources : int32 array
-        Those sources: workspace rows, in the order of addition.
-    merges : Merges
-        The pass's without the rows of fix-up items.
-    """
-
-    slots: np.ndarray
-    rest_indptr: np.ndarray
-    rest_sources: np.ndarray
-    merges: Merges
+    slots: np.ndarray  # (items,) int32: the pass's, but -2 - i for fix-up item i
+    rest_indptr: np.ndarray  # (reductions · rows + 1,) int32: start of the other sources of each fix-up item's row
+    rest_sources: np.ndarray  # int32: those sources, workspace rows in the order of addition
+    merges: Merges  # the pass's without the rows of fix-up items
 
 
 def find_sum_reductions(

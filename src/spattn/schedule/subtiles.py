@@ -48,21 +48,11 @@ SUBTILE_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "hea
 
 
 class Cut(NamedTuple):
-    """Partition of query tiles into sub-tiles.
+    """Partition of query tiles into sub-tiles."""
 
-    Attributes
-    ----------
-    side : int
-        Queries of a sub-tile.
-    orders : (n, block_q) int array
-        Permutations of a tile's cells, sub-tile by sub-tile.
-    of_view : (views,) int array
-        The permutation of each view.
-    """
-
-    side: int
-    orders: np.ndarray
-    of_view: np.ndarray
+    side: int  # queries of a sub-tile
+    orders: np.ndarray  # (n, block_q) int: permutations of a tile's cells, sub-tile by sub-tile
+    of_view: np.ndarray  # (views,) int: the permutation of each view
 
     @classmethod
     def consecutive(cls, plan: Plan, side: int) -> Cut:
@@ -73,16 +63,12 @@ class Cut(NamedTuple):
 class SubtileMasks(NamedTuple):
     """Bitmasks of pairs of sub-tiles.
 
-    Attributes
-    ----------
-    numbers : (orders, masks + 1, query sub-tiles of a tile, key sub-tiles of a tile) int32 array
-        The mask of each pair, `FULL` or `EMPTY`; the last one is for full tiles (mask -1).
-    bits : (n, side, 64) bool array
-    cut : Cut
+    `numbers`, (orders, masks + 1, query sub-tiles of a tile, key sub-tiles of a tile) int32, has the mask of each pair,
+    `FULL` or `EMPTY`; the last one is for full tiles (mask -1).
     """
 
     numbers: np.ndarray
-    bits: np.ndarray
+    bits: np.ndarray  # (n, side, 64) bool
     cut: Cut
 
     def of(self, query_view: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -92,30 +78,18 @@ class SubtileMasks(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass:
-    """Sub-tile lists of a backward kernel. The arrays are read-only.
+    """Sub-tile lists of a backward kernel, in read-only arrays.
 
-    Attributes
-    ----------
-    work : (items,) array of SUBTILE_WORK
-        By variant, sorted by falling cost.
-    work_indptr, variant, slots
-        As in a plan; the variants of the dK/dV kernel are of key-value heads.
-    entries : (entries,) array of SUBTILE_ENTRY
-    masks : (entries, subtiles) int32 array
-        For each sub-tile of the rows, its bitmask in :class:`SubtileMasks`, `FULL` or `EMPTY`.
-    merges : Merges
-        Remaining sums, of workspace rows ``slot * rows of an item + row``.
-    kv_len : int
-        Keys of the plan.
+    Fields are as in a plan, but the variants of the dK/dV kernel are of key-value heads.
     """
 
-    work: np.ndarray
+    work: np.ndarray  # (items,) SUBTILE_WORK, by variant, sorted by falling cost
     work_indptr: np.ndarray
     variant: np.ndarray
     slots: int
-    entries: np.ndarray
-    masks: np.ndarray
-    merges: Merges
+    entries: np.ndarray  # (entries,) SUBTILE_ENTRY
+    masks: np.ndarray  # (entries, subtiles of the rows) int32: the bitmask in SubtileMasks, FULL or EMPTY
+    merges: Merges  # remaining sums, of workspace rows ``slot * rows of an item + row``
     kv_len: int
 
 
@@ -190,16 +164,8 @@ def by_keys(
     """Return the lists of the dK/dV kernel: for every `together` key tiles the query sub-tiles that attend to them.
 
     An item processes the heads of a group sequentially, so that sums have a fixed order. Lists of all components with
-    one key view are joined.
-
-    Parameters
-    ----------
-    together : int
-        Key tiles of an item.
-    workers : int
-        Workers that share a key-value head: long lists are split.
-    rounds : int, optional
-        Workers that share the items of all heads: some items are split so that these finish together.
+    one key view are joined. `workers` share a key-value head: long lists are split. `rounds` workers share the items of
+    all heads: some items are split so that these finish together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())
@@ -231,12 +197,7 @@ def by_keys(
             joined["view"],
             joined["tile"],
             joined["slot"].astype(np.int64),
-            items.work_indptr,
-            items.slots,
-            items.merge_rows,
-            items.merge_indptr,
-            items.merge_sources,
-            items.merge_variants,
+            *items[1:],
             plan.kv_len,
             plan.block_kv,
             together,
@@ -249,7 +210,7 @@ def by_keys(
         items.slots,
         frozen(np.concatenate(entries)),
         frozen(np.concatenate(masks)),
-        Merges(items.merge_rows, items.merge_indptr, items.merge_sources, items.merge_variants),
+        Merges(*items[3:]),
         plan.kv_len,
     )
     show("pass by keys", plan=plan, made=made, cut=cut, heads=(batch, heads_q, heads_kv), together=together)

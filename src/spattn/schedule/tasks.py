@@ -68,25 +68,13 @@ def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, hea
 
 
 class LaunchLists(NamedTuple):
-    """Numbering of tasks: variant by variant, head by head, work item (or combined row) by item.
+    """Numbering of tasks: variant by variant, head by head, work item (or combined row) by item."""
 
-    Attributes
-    ----------
-    heads : (batch · heads_q,) int32 array
-        The indices batch · heads_q + head, grouped by variant.
-    head_indptr : (variants + 1,) int32 array
-        Start of the heads of each variant.
-    items, merges : (variants + 1,) int32 arrays
-        Start of the work items, and of the combined rows, of each variant.
-    items_first, merges_first : (variants + 1,) int64 arrays
-        First task of each variant, and the total number of tasks.
-    """
-
-    heads: np.ndarray
-    head_indptr: np.ndarray
-    items: np.ndarray
-    items_first: np.ndarray
-    merges: np.ndarray
+    heads: np.ndarray  # (batch · heads_q,) int32: the indices batch · heads_q + head, grouped by variant
+    head_indptr: np.ndarray  # (variants + 1,) int32: start of the heads of each variant
+    items: np.ndarray  # (variants + 1,) int32: start of the work items of each variant
+    items_first: np.ndarray  # (variants + 1,) int64: first task of each variant, and the total
+    merges: np.ndarray  # the same two for combined rows
     merges_first: np.ndarray
 
 

@@ -18,18 +18,10 @@ _LATENCY = 1.5  # iterations from an addition to the next one to the same sums
 
 
 class Turns(NamedTuple):
-    """Accumulation order of a kernel.
+    """Accumulation order of a kernel."""
 
-    Attributes
-    ----------
-    rank : (entries,) int32 array
-        Number of entries that add to the same sums before this one.
-    lag : float
-        Mean number of iterations by which an item must trail the earlier ones that run concurrently.
-    """
-
-    rank: np.ndarray
-    lag: float
+    rank: np.ndarray  # (entries,) int32: number of entries that add to the same sums before this one
+    lag: float  # mean number of iterations by which an item must trail the earlier ones that run concurrently
 
 
 def take_turns(made: Pass, subtile: np.ndarray, side_by_side: int) -> Turns:

@@ -12,7 +12,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from ..patterns import Pattern
-from ..patterns.base.parameters import Range, alternatives, limits, parameters
+from ..patterns.base.check import Range, alternatives, limits, parameters
 from ..patterns.base.registry import names, pattern_class
 
 __all__ = ["Draw", "Sizes"]

@@ -168,20 +168,36 @@ def naive_gradients(
         Of the shapes of q, k and v.
     """
     p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
-    scale = _scale(scale, q)
-    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    p, do, kk, vv = p.astype(wide), dout.astype(wide), _per_query_head(k, q, wide), _per_query_head(v, q, wide)
-    dp = (do @ _swap(vv)).astype(dtype).astype(wide)
-    delta = (p * dp).sum(axis=-1, keepdims=True)
-    if dlse is not None:
-        delta -= dlse[..., None]
-    delta = delta.astype(dtype).astype(wide)
-    ds = (p * (dp - delta) * wide.type(scale)).astype(dtype).astype(wide)
+    return gradients_of_weights(p.astype(wide), dout, q, k, v, _scale(scale, q), dtype, dlse)
+
+
+def gradients_of_weights(
+    p: np.ndarray,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    dtype: np.dtype,
+    dlse: np.ndarray | None,
+    out: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compute gradients from the weights P, with every step rounded; the row sums of P∘dP come from `out` if given."""
+    wide, group = p.dtype, q.shape[1] // k.shape[1] if k.shape[1] else 1
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(dtype).astype(wide)
 
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
 
-    return (ds @ kk).astype(dtype), over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
+    do = dout.astype(wide)
+    dp = rounded(do @ _swap(_per_query_head(v, q, wide)))
+    delta = (p * dp if out is None else do * out.astype(wide)).sum(axis=-1, keepdims=True)
+    delta = rounded(delta if dlse is None else delta - dlse[..., None])
+    ds = rounded(p * (dp - delta) * wide.type(scale))
+    dq = (ds @ _per_query_head(k, q, wide)).astype(dtype)
+    return dq, over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
 
 
 def _weights(
@@ -288,10 +304,10 @@ def assert_within_bound(
     wide, finite = actual.astype(reference64.dtype), np.isfinite(reference64)
     same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
     assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
-    budget = error_bound(reference64, naive_lowprec, dtype)
+    limit = error_bound(reference64, naive_lowprec, dtype)
     error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
-    assert error.max(initial=0) <= budget, (
-        f"{what}: error {error.max():.3g} exceeds the bound {budget:.3g}; "
+    assert error.max(initial=0) <= limit, (
+        f"{what}: error {error.max():.3g} exceeds the bound {limit:.3g}; "
         f"{_first(error == error.max(), wide, reference64)}"
     )
 

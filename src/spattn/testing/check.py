@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from .. import patterns, reference
+from .. import reference
 from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_json
 from ..schedule.compiler import plan as make_plan
@@ -17,7 +16,7 @@ from .arrays import inputs
 from .bounds import assert_within_bound, dense_mask, naive_orders
 from .contract import check_plan, execute
 
-__all__ = ["Expectation", "check_pattern", "check_picture"]
+__all__ = ["Expectation", "check_pattern"]
 
 
 _MOST_TOKENS_OF_ENDS = 10_000
@@ -179,13 +178,6 @@ class Expectation:
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
             assert_within_bound(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
-
-
-def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:
-    """Check that ``spattn.patterns.show.draw`` draws the pattern; requires matplotlib."""
-    assert importlib.util.find_spec("matplotlib"), "matplotlib is not installed; run pip install matplotlib"
-    axes = patterns.show.draw(pattern, q_len, q_len if kv_len is None else kv_len)
-    assert axes is not None
 
 
 def _index_sets(

@@ -149,12 +149,12 @@ def _attend(
     return out, lse
 
 
-def _weighted(logits: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+def _weighted(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
     """Return (softmax(scores) @ values, log Σ exp(scores)), or (0, −inf) if all scores are −inf."""
-    row_max = logits.max(initial=-np.inf)
+    row_max = scores.max(initial=-np.inf)
     if row_max == -np.inf:
         return np.zeros(values.shape[-1]), -np.inf
-    p = np.exp(logits - row_max)
+    p = np.exp(scores - row_max)
     return (p / p.sum()) @ values, np.log(p.sum()) + row_max
 
 

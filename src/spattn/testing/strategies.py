@@ -112,7 +112,7 @@ def cases(
     Examples
     --------
     >>> from hypothesis import find
-    >>> case = find(cases("sliding_window"), lambda case: case.pattern.right is None)
+    >>> case = find(cases("sliding_window"), lambda case: case.pattern.right == -1)
     >>> case.pattern.index_set(case.sizes.q_len, case.sizes.kv_len).nnz > 0
     True
     """

@@ -138,11 +138,8 @@ def _check_random(func: Any) -> None:
 def trace(function: Callable[..., Any], arguments: int) -> Trace:
     """Trace a function of `arguments` integers.
 
-    Raises
-    ------
-    TypeError
-        If the function branches on values, mutates a tensor, is random, refers to a tensor that is not plain, or does
-        not return a 0-d bool tensor.
+    TypeError if it branches on values, mutates a tensor, is random, refers to a tensor that is not plain, or does not
+    return a 0-d bool tensor.
     """
     # torch.compile must not trace into the tracers.
     compiler = "torch._dynamo" in sys.modules

@@ -52,13 +52,7 @@ def install() -> None:
 
 
 def restriction(config: Any) -> Pattern | tuple[Pattern, ...]:
-    """Return the pattern of a configuration, or one per layer; Full if unset.
-
-    Raises
-    ------
-    ValueError
-        If the configuration lacks the layers or layer types, or its model has cross-attention.
-    """
+    """Return the pattern of a configuration, or one per layer; Full if unset. ValueError if layers do not match."""
     given = getattr(config, _NAME, None)
     return Full() if given is None else _of_layers(config, given)
 

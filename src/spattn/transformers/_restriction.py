@@ -20,19 +20,9 @@ def renumbered(
 ) -> Pattern:
     """Map a pattern from positions within each sequence to indices in a padded or packed batch.
 
-    Parameters
-    ----------
-    pattern : Pattern
-    packed : (batch, tokens) int array or None
-        Positions within packed sequences.
-    valid : (batch, tokens so far) bool tensor or None
-        False at padding. Left padding is not counted and gets position 0.
-    kv_offset, tokens : int
-        Index of the first token, nonzero if a cache dropped earlier ones, and the number of tokens.
-
-    Returns
-    -------
-    Pattern
+    `packed` (batch, tokens) holds positions within packed sequences. `valid` (batch, tokens so far) is False at
+    padding; left padding is not counted and gets position 0. The first of `tokens` tokens has index `kv_offset`, which
+    is nonzero if a cache dropped earlier ones.
     """
     before = np.zeros(1, np.int64) if valid is None else (valid.cumsum(1) == 0).sum(1).cpu().numpy()
     if pattern.translation_invariant or (packed is None and not kv_offset and not before.any()):

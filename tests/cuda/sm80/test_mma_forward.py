@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import Tiling, cuda, patterns, plan, reference
-from spattn.cuda import portable
-from spattn.cuda.portable import variants
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm80.forward import variants
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 

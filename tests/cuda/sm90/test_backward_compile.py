@@ -9,7 +9,7 @@ import pytest
 
 from spattn.choose.specializations import ARCH
 from spattn.cuda.driver import compile
-from spattn.cuda.hopper_backward import params, specializations
+from spattn.cuda.sm90.backward import params, specializations
 from spattn.schedule.tensor_maps import MAPS
 
 NVCC = compile.find_nvcc()
@@ -25,7 +25,7 @@ def test_registers(tmp_path, row):
     room = MAPS[0]
     defines = specializations.variant(row, "bfloat16", room)
     file, flags = tmp_path / "kernel.cu", [*compile.FLAGS, *compile.target(ARCH)]
-    file.write_text(compile.translation_unit("hopper_backward/backward.cu", params.structs(room)))
+    file.write_text(compile.translation_unit("sm90/backward/backward.cu", params.structs(room)))
     command = [NVCC, *flags, *(f"-D{name}={value}" for name, value in defines.items()), f"-I{compile.SOURCES}"]
     done = subprocess.run([*command, "-Xptxas", "-v", "-o", tmp_path / "cubin", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def test_registers(tmp_path, row):
 
 def test_macros():
     """Those that the sources ask for are those that the table gives."""
-    sources = [path.read_text() for path in compile.headers("hopper_backward/backward.cu")]
+    sources = [path.read_text() for path in compile.headers("sm90/backward/backward.cu")]
     asked = {name for text in sources for name in re.findall(r"\bSPATTN_\w+", text)}
     defined = {name for text in sources for name in re.findall(r"#define (SPATTN_\w+)", text)}
     assert asked - defined - {"SPATTN_"} == set(specializations.variant(specializations.TABLE[0], "float16", MAPS[0]))

@@ -10,9 +10,9 @@ import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand, row_major
-from spattn.cuda.backward_pass import BackwardPass
-from spattn.cuda.hopper_backward import params as params_of
-from spattn.cuda.hopper_backward import prepared
+from spattn.cuda.host.backward_pass import BackwardPass
+from spattn.cuda.sm90.backward import params as params_of
+from spattn.cuda.sm90.backward import prepared
 from spattn.schedule.tensor_maps import MAPS
 
 pytestmark = pytest.mark.family("sm90")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
-from spattn.cuda.hopper_backward import layout, prepared, specializations
+from spattn.cuda.sm90.backward import layout, prepared, specializations
 from spattn.planning.contract.types import positions
 from spattn.schedule.subtiles import EMPTY, by_keys, subtile_masks
 

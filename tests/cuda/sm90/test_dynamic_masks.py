@@ -9,12 +9,13 @@ import pytest
 
 import spattn
 from spattn import patterns
-from spattn.cuda.hopper import select
+from spattn.cuda.sm90 import select
 from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
-from spattn.testing.tables import check_table
+
+from ...tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 

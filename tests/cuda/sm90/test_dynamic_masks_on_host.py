@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spattn.cuda.driver import compile
-from spattn.cuda.hopper.select import _FORMS
+from spattn.cuda.sm90.select import _FORMS
 
 CXX = shutil.which("c++")
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(CXX is None, reason="no C++ compiler was found")]
@@ -41,7 +41,7 @@ inline unsigned long long __brevll(unsigned long long x) {
   return found;
 }
 """
-TMA = "#pragma once\nnamespace spattn::hopper { struct alignas(64) TensorMap { unsigned char opaque[128]; }; }\n"
+TMA = "#pragma once\nnamespace spattn::sm90 { struct alignas(64) TensorMap { unsigned char opaque[128]; }; }\n"
 ELEMENT = (
     "#pragma once\ntemplate <typename T> T infinity();\ntemplate <> inline float infinity<float>() { return 1e30f; }\n"
 )
@@ -49,8 +49,8 @@ HARNESS = """
 #include "shim.h"
 #define SPATTN_MAPS 16
 #define SPATTN_PROBLEMS 1
-#include "hopper/select_masks.cu"
-using namespace spattn::hopper;
+#include "sm90/select/masks.cu"
+using namespace spattn::sm90;
 
 // The kind of the tile of `rows` queries from q0 on and 64 keys from k0 on, and its bitmask.
 extern "C" int look(const uint32_t* table, const int* given, uint32_t* mask) {
@@ -70,7 +70,7 @@ extern "C" int look(const uint32_t* table, const int* given, uint32_t* mask) {
   s.q_len = q_len, s.q_offset = kv_len - q_len, s.warpgroups = rows > 64 ? 2 : 1;
   const Reach reach = reach_of(queries, work.x, 0, 0);
   const Reach places = {s.q_offset + reach.first, s.q_offset + reach.last};
-  const TileKind kind = new_item(s, 0).allowed.namespace_of(places, reach_of(keys, entry.x, 0, 0));
+  const TileKind kind = new_item(s, 0).allowed.kind_of(places, reach_of(keys, entry.x, 0, 0));
   for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) write_mask(s, {0, 0, -1}, mask);
   return int(kind);
 }
@@ -81,12 +81,12 @@ extern "C" int look(const uint32_t* table, const int* given, uint32_t* mask) {
 def look(tmp_path_factory):
     folder = tmp_path_factory.mktemp("host")
     for name, text in {
-        "hopper/tma.cuh": TMA,
+        "sm90/isa/tma.cuh": TMA,
         "common/element.cuh": ELEMENT,
         "shim.h": SHIM,
         "look.cpp": HARNESS,
     }.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     command = [CXX, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}", f"-I{compile.SOURCES}"]
     done = subprocess.run([*command, folder / "look.cpp", "-o", folder / "look.so"], capture_output=True, text=True)

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from spattn import cuda, patterns
 from spattn.choose.specializations import build, variant
-from spattn.cuda.hopper import fitted as fitted_module
-from spattn.cuda.hopper.fitted import fit_keys
-from spattn.cuda.hopper.layout import fragment_masks, make_layout
+from spattn.cuda.sm90.forward import fitted as fitted_module
+from spattn.cuda.sm90.forward.fitted import fit_keys
+from spattn.cuda.sm90.forward.layout import fragment_masks, make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule import compiler

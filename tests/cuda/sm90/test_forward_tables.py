@@ -12,10 +12,10 @@ import pytest
 import spattn.patterns as patterns
 from spattn import Tiling, plan
 from spattn.arrays.operand import Operand
-from spattn.cuda import hopper
-from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper.fitted import fit_keys
-from spattn.cuda.hopper.layout import fragment_masks, make_layout
+from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.sm90 import forward as hopper
+from spattn.cuda.sm90.forward.fitted import fit_keys
+from spattn.cuda.sm90.forward.layout import fragment_masks, make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule import compiler

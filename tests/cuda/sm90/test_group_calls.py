@@ -15,10 +15,10 @@ import spattn
 from spattn import cuda, patterns
 from spattn.api import grouped as _grouped
 from spattn.arrays import namespace_of
-from spattn.cuda import group
 from spattn.cuda.driver import buffer
-from spattn.cuda.hopper import group as hopper_group
-from spattn.cuda.hopper import params, prepared
+from spattn.cuda.host import group
+from spattn.cuda.sm90.forward import group as hopper_group
+from spattn.cuda.sm90.forward import params, prepared
 from spattn.dispatch import plans
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.usefixtures("no_plans")]
@@ -87,7 +87,7 @@ def gpu(torch, monkeypatch, started, tensor_maps):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
 
     def kernel(device, source, arch, defines, structs, entry):
-        assert arch == "sm_90a" and source == f"hopper/{entry.removeprefix('hopper_')}.cu"
+        assert arch == "sm_90a" and source == f"sm90/forward/{entry.removeprefix('hopper_')}.cu"
         kernels.append(Kernel(structs["Params" if "attention" in entry else "Merge"], started, made.early))
         return kernels[-1]
 

@@ -11,7 +11,7 @@ import pytest
 import spattn
 from spattn import patterns
 from spattn.arrays import namespace_of, to_host
-from spattn.cuda import group
+from spattn.cuda.host import group
 from spattn.planning.contract.validated import validated
 from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs

@@ -8,13 +8,14 @@ import pytest
 from spattn import Tiling, patterns, plan
 from spattn._util.ragged import offsets
 from spattn.arrays.operand import Operand, row_major
-from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper import group, params, prepared
-from spattn.cuda.hopper.joined import join
-from spattn.cuda.hopper.layout import make_layout
+from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.sm90.forward import group, params, prepared
+from spattn.cuda.sm90.forward.joined import join
+from spattn.cuda.sm90.forward.layout import make_layout
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
-from spattn.testing.tables import check_table
+
+from ...tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 

@@ -12,11 +12,12 @@ import pytest
 import spattn
 from spattn import cuda
 from spattn import patterns as sp
-from spattn.choose import gpu as _choice
-from spattn.choose.features_gpu import Sizes
+from spattn.choose import chooser
+from spattn.choose import machine_gpu as _choice
+from spattn.choose.chooser import Sizes
 from spattn.choose.machine_gpu import cost_ms
-from spattn.cuda import portable
-from spattn.cuda.hopper.layout import make_layout
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm90.forward.layout import make_layout
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads
@@ -175,7 +176,7 @@ def test_kernels_asked_for_later_get_a_plan_of_their_own(card, monkeypatch):
     monkeypatch.setattr(cuda, "prepare", lambda call, plan: lambda *args: given.append(plan))
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     for plan in plans:
-        cuda._forward_again(call.q, call.k, call.v, plan, 0.5, precision=None)
+        cuda._forward_again(call.q, call.k, call.v, plan, 0.5, precision=None, score=None)
     assert plans[0].block_q == 49 and portable.accepts(*given[0].tile) and given[0].pattern == WINDOWS
     assert given[1] is plans[1]
 
@@ -233,8 +234,9 @@ def test_predicted_times_are_within_a_quarter(pattern, tokens, head_dim, heads, 
 @pytest.mark.parametrize("pattern", [sp.Causal(), sp.BigBird(64), sp.Documents((700, 30, 1318)), PADDED])
 def test_a_plan_is_found_again_without_planning_or_pricing(card, monkeypatch, pattern):
     made = chosen(pattern, 2048)
-    for name in ("cost_ms", "_made", "_may_stay_whole", "_smaller"):
+    for name in ("cost_ms", "_may_stay_whole", "_halves"):
         monkeypatch.setattr(_choice, name, lambda *args: pytest.fail("planned again"))
+    monkeypatch.setattr(chooser.Tried, "add", lambda *args: pytest.fail("planned again"))
     misses = spattn.plan_cache_info().misses
     assert chosen(pattern, 2048) is made and spattn.plan_cache_info().misses == misses
 

@@ -13,11 +13,12 @@ import pytest
 
 import spattn
 from spattn.arrays import namespace_of
-from spattn.cuda import execute, hopper_backward, repeat
 from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
-from spattn.cuda.forward_pass import ForwardPass
+from spattn.cuda.host import execute, repeat
+from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.sm90 import backward as hopper_backward
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
@@ -254,7 +255,7 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
     prepared = execute.Prepared(Call.of(*tensors), plan, None, Gpu(), again)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     prepared(*tensors, 0.5)
-    assert called == [((*tensors, prepared.plan, 0.5), {"precision": None})]
+    assert called == [((*tensors, prepared.plan, 0.5), {"precision": None, "score": None})]
 
 
 @pytest.fixture

@@ -110,8 +110,8 @@ def test_where_there_is_no_room_calls_have_their_own_plans(monkeypatch):
     def fail(*args, **kwargs):
         raise ValueError("max_bytes")
 
-    monkeypatch.setattr(_sharing, "among_others", lambda *args: [_sharing.How((128, 64), None, 1)])
-    monkeypatch.setattr(compiler, "plan_for", fail)
+    monkeypatch.setattr(_sharing, "among_others", lambda *args: [_sharing.How((128, 64))])
+    monkeypatch.setattr(compiler, "plan", fail)
     for plan, one in zip(shared(*members), members, strict=True):
         assert plan is one.plan
 

@@ -8,8 +8,9 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.choose.specializations import TILE
-from spattn.cuda import hopper, hopper_backward
-from spattn.cuda.hopper.layout import fragment_masks
+from spattn.cuda.sm90 import backward as hopper_backward
+from spattn.cuda.sm90 import forward as hopper
+from spattn.cuda.sm90.forward.layout import fragment_masks
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs

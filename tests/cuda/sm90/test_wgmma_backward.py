@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import spattn
 from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
-from spattn.cuda import portable_backward
-from spattn.cuda.hopper_backward import layout, prepared
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm90.backward import layout, prepared
 from spattn.request.call import Call
 from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import GradientExpectation, inputs

@@ -53,9 +53,6 @@ struct Call {
   int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
   int64_t together;        // query heads of a forward task: 1, or the whole group
-  // Key range of a view if few-query items share K often enough to interleave it: decode/interleaved.h. 0: not
-  // interleaved.
-  int64_t reach;
   int64_t head_dim, head_dim_v;
   double scale;
   int score;                   // a ScoreFunction

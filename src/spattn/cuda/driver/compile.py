@@ -27,7 +27,7 @@ class CompileError(RuntimeError):
 
 
 def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype]) -> bytes:
-    """The cubin of a kernel file such as ``"portable/merge.cu"``, from the cache or compiled now.
+    """The cubin of a kernel file such as ``"sm80/forward/merge.cu"``, from the cache or compiled now.
 
     `defines` are macros (``-DNAME=value``); `structs` are the dtypes of the kernel's structs, checked by static
     assertions. Raises CompileError if nvcc is needed and missing, or fails; PermissionError if the cache folder is not
@@ -53,8 +53,9 @@ def target(arch: str) -> tuple[str, ...]:
 
 
 def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
-    """The translation unit: a kernel file, and assertions on the structs of its namespace, named after its folder."""
-    namespace = "spattn::" + source.partition("/")[0]
+    """The translation unit: a kernel file, and assertions on the structs of its namespace."""
+    generation, *folders, _ = source.split("/")
+    namespace = f"spattn::{generation}" + ("_backward" if "backward" in folders else "")
     checks = [assertions(f"{namespace}::{name}", dtype) for name, dtype in structs.items()]
     return "\n".join([f'#include "{source}"', "#include <cstddef>", *checks])
 

@@ -1,16 +1,42 @@
-"""Parameter checks; every message reads ``name: expected ..., got ...``."""
+"""Parameter checks, by call or by the annotation of a field; messages read ``name: expected ..., got ...``."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+import sys
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 
-__all__ = ["MOST_RUNS", "REACH", "assign", "choice", "flag", "integer", "integers", "per_axis", "reach"]
+__all__ = [
+    "MOST_RUNS",
+    "REACH",
+    "Count",
+    "Positive",
+    "Range",
+    "Word",
+    "alternatives",
+    "assign",
+    "check_parameters",
+    "choice",
+    "default_value",
+    "flag",
+    "integer",
+    "integers",
+    "limits",
+    "parameters",
+    "per_axis",
+    "reach",
+]
 
 MOST_RUNS = 1 << 23  # of one array; index sets then evaluate the predicate strip by strip
 REACH = 1 << 40  # exceeds every distance of two positions; sums and products stay far below 2**63
+Check = Callable[[str, Any], Any]
+_USUAL = 4  # example value of an integer, if in range
 
 
 def reach(tokens: int) -> int:
@@ -67,3 +93,138 @@ def per_axis(name: str, value: Any, axes: int, check: Callable[..., Any] = integ
             raise ValueError(f"{name}: expected one value or {axes} (one per axis), got {len(value)}")
         return tuple(check(name, v, **limits) for v in value)
     return (check(name, value, **limits),) * axes
+
+
+class Range(NamedTuple):
+    """The valid range of an integer parameter: ``left: Annotated[int, Range(0)]``.
+
+    Parameters
+    ----------
+    least, most : int or None, optional
+        Inclusive bounds; None = unbounded.
+    """
+
+    least: int | None = None
+    most: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Range({self.least})" if self.most is None else f"Range({self.least}, {self.most})"
+
+
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
+Word = Annotated[int, Range(0, 2**64 - 1)]
+
+
+@functools.cache
+def parameters(cls: type) -> dict[str, Any]:
+    """Map each init field of a dataclass to its annotation, or to None if that cannot be evaluated."""
+    return {field.name: _annotation(cls, field) for field in dataclasses.fields(cls) if field.init}
+
+
+def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
+    if not isinstance(field.type, str):
+        return field.type
+    owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
+    holder = types.FunctionType((lambda: None).__code__, vars(sys.modules[owner.__module__]))
+    holder.__annotations__ = {field.name: field.type}  # alone: other annotations may not be evaluable
+    try:
+        return inspect.get_annotations(holder, eval_str=True)[field.name]
+    except NameError:  # of a local class, or imported under TYPE_CHECKING
+        return None
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation itself."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def check_parameters(pattern: object) -> None:
+    """Check and convert each field by its annotation; unannotated fields must be hashable, as plans are cached by
+    pattern."""
+    cls: type = type(pattern)
+    for name, check in _checks(cls):
+        value = getattr(pattern, name)
+        if check is None:
+            _check_hash(pattern, name, value)
+        elif (checked := check(name, value)) is not value:
+            assign(pattern, **{name: checked})
+
+
+@functools.cache
+def _checks(cls: type) -> tuple[tuple[str, Check | None], ...]:
+    return tuple((name, _check(annotation)) for name, annotation in parameters(cls).items())
+
+
+def _check_hash(pattern: Any, name: str, value: Any) -> None:
+    if type(value).__hash__ is not None:
+        return
+    try:
+        hash(pattern)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: expected a hashable value, such as a tuple, got {type(value).__name__}; for array fields derive "
+            "from ByContent and Pattern, with @dataclass(frozen=True, eq=False, repr=False)"
+        ) from error
+
+
+def _check(annotation: Any) -> Check | None:
+    """Return the check that an annotation declares, or None."""
+    members = alternatives(annotation)
+    if len(members) > 1:
+        return _check_union(members)
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is bool:
+        return flag
+    if origin is Literal:
+        return lambda name, value: choice(name, value, args)
+    within = limits(annotation)
+    if within is not None:
+        least, most = within
+        return lambda name, value: integer(name, value, least, most)
+    of_each = limits(args[0]) if origin is tuple and args[1:] == (...,) else None
+    if of_each is None:
+        return None
+    lowest, highest = of_each
+    return lambda name, value: integers(name, value, lowest, highest)
+
+
+def _check_union(members: tuple[Any, ...]) -> Check | None:
+    """Check None, literals and sequences by type; check anything else as the first remaining member."""
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    several: list[Any] = [_check(member) for member in members if get_origin(member) is tuple]
+    others = (m for m in members if get_origin(m) not in (Literal, tuple) and m is not types.NoneType)
+    single: list[Any] = [_check(member) for member in others]
+    if None in (*several, *single):
+        return None
+
+    def check(name: str, value: Any) -> Any:
+        if (value is None and types.NoneType in members) or (isinstance(value, str) and value in words):
+            return value
+        sequence = several and hasattr(value, "__iter__") and not isinstance(value, str)
+        return (several if sequence or not single else single)[0](name, value)
+
+    return check
+
+
+def limits(annotation: Any) -> Range | None:
+    """Return the Range in an annotation, or None."""
+    return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Range)), None)
+
+
+def default_value(cls: type, name: str) -> Any:
+    """Return an example value for a parameter without a default."""
+    annotation = alternatives(parameters(cls)[name])[0]
+    if annotation is bool:
+        return False
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[0]
+    one = annotation if get_origin(annotation) is not tuple else get_args(annotation)[0]
+    within = Range() if one is int else limits(one)
+    if within is None:
+        raise TypeError(
+            f"{name}: expected a default or an annotated range, got {annotation}; or define {cls.__name__}.example()"
+        )
+    value = _USUAL if within.least is None else max(_USUAL, within.least)
+    value = value if within.most is None else min(value, within.most)
+    return value if one is annotation else (value,)

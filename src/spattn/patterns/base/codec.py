@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._util.imports import whole_imports
 from .check import integers
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["decode", "encode"]
+__all__ = ["Serializable", "decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
@@ -44,7 +45,7 @@ def decode(data: Any, depth: int = 0) -> Any:
     if not set(fields) <= known:
         raise ValueError(f"data: expected the fields {sorted(known)} of {name}, got {reprlib.repr(list(fields))}")
     try:
-        return cls(**{k: _decode(v, depth + 1) for k, v in fields.items()})
+        return cls._read({k: _decode(v, depth + 1) for k, v in fields.items()})
     except TypeError as error:
         raise ValueError(f"data: {error}") from error
 
@@ -90,3 +91,50 @@ def _decode_array(value: dict[str, Any]) -> np.ndarray:
     if raw.dtype != dtype or raw.size != math.prod(shape):
         raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")
     return raw.reshape(shape)
+
+
+class Serializable:
+    """The JSON of a pattern."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    name: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ValueError
+            If the pattern's class is not registered, or a parameter is not JSON-serializable.
+        """
+        text = self._serialized()
+        if text is None:
+            raise ValueError(f"pattern: expected a registered class with JSON-serializable parameters, got {self!r}")
+        return text
+
+    def _description(self) -> dict[str, Any]:
+        """Return the pattern as JSON-compatible data."""
+        return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> Any:
+        """Create the pattern from decoded JSON; overridden where the meaning of a value has changed."""
+        return cls(**fields)
+
+    def _serialized(self) -> str | None:
+        """Return the JSON, or None if it does not round-trip."""
+        with whole_imports:  # late: keeps `import spattn` fast
+            import json
+
+        try:
+            # Under torch.compile's tracing a new object has only those fields that have defaults.
+            if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
+                return None
+            text = json.dumps(self._description(), separators=(",", ":"))
+            return text if decode(json.loads(text)) == self else None
+        except (TypeError, ValueError):
+            return None

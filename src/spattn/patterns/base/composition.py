@@ -14,9 +14,8 @@ import numpy as np
 from ...index_set import Runs
 from ..hints.bands import Bands, either
 from ..hints.lattice import Ends
-from ..hints.parts import whole_part
 from .check import assign
-from .pattern import Ordered, Part, Pattern
+from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
 from .registry import DEEPEST, OPERATORS, pattern_class
 

@@ -1,20 +1,23 @@
-"""ByContent: patterns with array fields, copied read-only and compared by value."""
+"""Bases of patterns with array fields: ByContent, ArrayPattern per head and batch entry, and Bound after bind()."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.frozen import content, frozen
+from ..._util.frozen import content, frozen, frozen_part
+from ..._util.imports import whole_imports
 from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host
-from .check import assign
+from .check import assign, integer
+from .pattern import Pattern
 
-__all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
+__all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
@@ -30,8 +33,16 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 def on_device(value: Any) -> bool:
     """Whether `value` is a device array that a dynamic mask can read."""
-    kind = namespace_of(value)
-    return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
+    library = namespace_of(value)
+    return library is not None and library.name != "jax" and library.ordinal(value) is not None
+
+
+def dynamic(name: str, *fields: Any) -> Any:
+    """Create a pattern of :mod:`spattn.patterns.dynamic` from device arrays."""
+    with whole_imports:
+        from .. import dynamic as module
+
+    return getattr(module, name)(*fields)
 
 
 def on_host(value: Any) -> Any:
@@ -121,3 +132,91 @@ def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return bool(one == other) and repr(one) == repr(other)
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
+
+
+@dataclass(frozen=True)
+class Bound(Pattern):
+    """A per-row pattern at known lengths; row 0 stands at position `first`."""
+
+    given: Any
+    first: int
+
+    def sizes(self) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.given.sizes()
+        return sizes
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        pattern: Pattern = self.given.bind(q_len, kv_len)
+        return pattern
+
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = self.given._description()
+        return description
+
+
+class ArrayPattern(ByContent, Pattern):
+    """Base of patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
+
+    own_axes: ClassVar[int] = 2
+
+    @staticmethod
+    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
+        """Draw leading axes: none, heads, or batch and heads, each possibly of size 1."""
+        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
+
+    def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
+        """Freeze these array fields and check that they have one shape."""
+        shape = None
+        for name in names:
+            array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
+            if shape not in (None, array.shape):
+                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+            assign(self, **{name: array})
+            shape = array.shape
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
+
+    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
+        """Copy the pattern with arrays derived from its own, without checks."""
+        made = object.__new__(type(self))
+        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
+        return made
+
+    def sizes(self) -> tuple[int, int]:
+        shape = next(iter(self._arrays().values())).shape
+        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
+
+    def at(self, batch: int, head: int) -> Pattern:
+        sizes = self.sizes()
+        where = tuple(
+            integer(name, number, 0, size - 1) if size != 1 else 0
+            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
+        )
+        arrays = self._arrays()
+        own = {name: self._one(array, where) for name, array in arrays.items()}
+        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
+
+    def _bound(self) -> Pattern:
+        """Return an equal copy for planning: its cached lookup table is freed with the plan, not with `self`."""
+        bound = self._with({})
+        vars(bound)["_hash"] = hash(self)
+        return bound
+
+    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
+        """Return the array of one batch entry and head."""
+        leading = array.ndim - self.own_axes
+        return frozen_part(array, where[2 - leading :]) if leading else array
+
+    def _only(self, array: np.ndarray) -> np.ndarray:
+        if (sizes := self.sizes()) != (1, 1):
+            batch, heads = sizes
+            raise ValueError(
+                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
+                f"and {heads} heads; use .at(batch, head)"
+            )
+        return self._one(array)

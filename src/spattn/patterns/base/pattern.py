@@ -8,19 +8,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
-from ..hints.lattice import Ends, Lattice, Span
-from .codec import decode, encode
-from .parameters import check_parameters, default_value
+from ..hints.lattice import Ends, Lattice, Span, whole_lattices
+from .check import check_parameters
+from .codec import Serializable
 from .predicate import evaluate
-from .registry import OPERATORS, pattern_class
+from .registry import OPERATORS, Registered, pattern_class
 
-__all__ = ["Ordered", "Part", "Pattern"]
+__all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
 # Hints must agree with the predicate; a subclass with its own allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
@@ -50,6 +49,11 @@ class Part(NamedTuple):
     spans: tuple[Span, ...] | None = None
 
 
+def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """Return one part with explicit lattices, so that a union plans it separately."""
+    return (Part(pattern, *whole_lattices(q_len, kv_len)),)
+
+
 class Ordered(NamedTuple):
     """A bound pattern over permuted tokens: query i is row ``q_order[i]``, key j is ``kv_order[j]``.
 
@@ -61,7 +65,7 @@ class Ordered(NamedTuple):
     kv_order: np.ndarray
 
 
-class Pattern:
+class Pattern(Registered, Serializable):
     """A set of allowed (query, key) position pairs.
 
     Subclasses are frozen dataclasses that define :meth:`allows`; every other method is a hint that must agree with it.
@@ -78,7 +82,6 @@ class Pattern:
         These errors apply to every pattern; subclasses document only further ones.
     """
 
-    name: ClassVar[str] = ""
     translation_invariant: ClassVar[bool] = False
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
@@ -89,7 +92,6 @@ class Pattern:
     """Whether :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
-    _instances: ClassVar[dict[str, Any]] = {}  # the registered example and typical instance
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
 
@@ -112,7 +114,8 @@ class Pattern:
         Parameters
         ----------
         q, k : int or int array
-            Positions, at least 0; during planning, an object with the same operators.
+            Positions; during planning, an object with the same operators. Query row i is at ``i + kv_len - q_len``,
+            which is negative for the first rows if there are more queries than keys.
 
         Returns
         -------
@@ -234,83 +237,6 @@ class Pattern:
         """
         return self
 
-    # -- instances for tests, benchmarks and the gallery ---------------------------------------------------------------
-
-    @classmethod
-    def _instance(cls, kind: str) -> tuple[Pattern, int] | None:
-        given = cls._instances.get(kind)
-        if given is None:
-            return None
-        values, length = given() if callable(given) else given
-        return cls(*values), length
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
-
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else one with the parameters'
-        defaults and values in their annotated ranges.
-
-        Returns
-        -------
-        pattern : Pattern
-        length : int
-            Tokens, of queries and of keys.
-
-        Raises
-        ------
-        TypeError
-            If a parameter has neither a default nor an annotated range.
-        """
-        required = (f.name for f in dataclasses.fields(cls) if _is_required(f))
-        return cls._instance("example") or (cls(**{name: default_value(cls, name) for name in required}), 32)
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        """Return an instance of realistic size, at a length at which its plan shows its cost.
-
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else the example, at 64 times
-        its length if it supports that.
-
-        Returns
-        -------
-        pattern : Pattern
-        length : int
-            Tokens, of queries and of keys.
-        """
-        if found := cls._instance("typical"):
-            return found
-        pattern, length = cls.example()
-        try:
-            pattern.at(0, 0).bind(64 * length, 64 * length)
-        except ValueError:
-            return pattern, length
-        return pattern, 64 * length
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        """Draw a random instance for property tests, and sizes that suit it.
-
-        By default each parameter is drawn from its annotation. Override it if parameters depend on each other or on
-        the lengths.
-
-        Parameters
-        ----------
-        draw : spattn.testing.strategies.Draw
-            Draws numbers and choices: ``draw.integer(1, 9)``.
-        sizes : spattn.testing.strategies.Sizes
-            Proposed batch, heads_q, heads_kv, q_len and kv_len.
-
-        Returns
-        -------
-        pattern : Pattern
-        sizes : Sizes
-            Unchanged, or ``sizes._replace(q_len=..., kv_len=...)`` if :attr:`fixes_lengths` is True.
-        """
-        return draw.instance(cls, sizes)
-
-    # -- derived -----------------------------------------------------------------------------------------------------
-
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
         """Return the distinct patterns of a batch, and which one each (batch entry, head) has.
 
@@ -385,41 +311,6 @@ class Pattern:
         runs = bound.runs(q, kv_len)
         return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
-    def to_json(self) -> str:
-        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ValueError
-            If the pattern's class is not registered, or a parameter is not JSON-serializable.
-        """
-        text = self._serialized()
-        if text is None:
-            raise ValueError(f"pattern: expected a registered class with JSON-serializable parameters, got {self!r}")
-        return text
-
-    def _description(self) -> dict[str, Any]:
-        """Return the pattern as JSON-compatible data."""
-        return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    def _serialized(self) -> str | None:
-        """Return the JSON, or None if it does not round-trip."""
-        with whole_imports:  # late: keeps `import spattn` fast
-            import json
-
-        try:
-            # Under torch.compile's tracing a new object has only those fields that have defaults.
-            if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
-                return None
-            text = json.dumps(self._description(), separators=(",", ":"))
-            return text if decode(json.loads(text)) == self else None
-        except (TypeError, ValueError):
-            return None
-
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Return runs that together contain every allowed pair; None = any pair is possible."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
@@ -461,10 +352,6 @@ class Pattern:
 
     def __bool__(self) -> bool:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _operand(value: Any) -> Pattern | None:

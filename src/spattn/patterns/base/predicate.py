@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ...index_set import AffineRows, Runs
 
-__all__ = ["NO_TRUTH_VALUE", "Predicate", "allowed", "apply", "evaluate", "member", "pair_count", "rank"]
+__all__ = [
+    "NO_TRUTH_VALUE",
+    "Positions",
+    "Predicate",
+    "allowed",
+    "apply",
+    "evaluate",
+    "member",
+    "pair_count",
+    "rank",
+    "row_or_last",
+]
 
 _PAIRS_AT_ONCE = 1 << 20
 _SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
@@ -20,6 +31,7 @@ NO_TRUTH_VALUE = (
     "min() or max(), which need the truth value of a whole array"
 )
 _NO_TRUTH = "truth value of an array"  # from NumPy's message
+_NEAR = 1024  # rows of the table: distances below this
 
 
 class Predicate(Protocol):
@@ -66,9 +78,6 @@ def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
     """View the positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
     if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
         return q, k
-    with whole_imports:  # only planning needs it
-        from .positions import Positions
-
     return q.view(Positions), k.view(Positions)
 
 
@@ -125,6 +134,11 @@ def rank(table: np.ndarray, positions: Any) -> Any:
     return count(table) if count is not None else np.searchsorted(table, positions, side="right")
 
 
+def row_or_last(row: np.ndarray, rows: int) -> np.ndarray:
+    """Return `row`, and `rows` where it is out of range: the number of an empty row appended to a table."""
+    return np.where((row < 0) | (row >= rows), rows, row)
+
+
 class Bounded(Predicate, Protocol):
     """A predicate with candidate runs: a superset of the allowed pairs."""
 
@@ -162,3 +176,54 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
     row, column = np.nonzero(selected)
     keep = np.broadcast_to(allowed(pattern, q[row], column), row.shape)
     return row[keep], column[keep]
+
+
+class Positions(np.ndarray[Any, Any]):
+    """Positions of one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); results are plain arrays.
+
+    With a fast ``np.gcd``: Euclid's algorithm per cell costs twenty times any other operation. Consecutive queries and
+    keys within a tile have few distances d, and gcd(q, k) = gcd(d, q mod d) comes from a small table; q advances by one
+    along a table row, so a cell costs one addition and one lookup.
+    """
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        both = len(inputs) == 2 and all(isinstance(x, Positions) for x in inputs)
+        plain = [x.view(np.ndarray) if isinstance(x, Positions) else x for x in inputs]
+        if ufunc is np.gcd and method == "__call__" and both and not kwargs:
+            return _gcd(*plain)
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+
+def _gcd(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Compute ``np.gcd(q, k)`` on tiles."""
+    if k.shape[2] == 1:
+        return _gcd(k, q) if q.shape[1] == 1 else np.gcd(q, k)
+    farthest = np.maximum(abs(q[:, 0, 0] - k[:, 0, -1]), abs(q[:, -1, 0] - k[:, 0, 0]))
+    near = (farthest < _NEAR) & (np.diff(q[:, :, 0]) == 1).all(axis=1) & (np.diff(k[:, 0]) == 1).all(axis=1)
+    if near.all():
+        return _gcd_of_near(q, k)
+    found = np.empty((len(q), q.shape[1], k.shape[2]), np.int64)
+    found[near], found[~near] = _gcd_of_near(q[near], k[near]), np.gcd(q[~near], k[~near])
+    return found
+
+
+def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Compute the gcd of consecutive positions at distances below `_NEAR`."""
+    rows, columns = q.shape[1], k.shape[2]
+    table = _gcds(_NEAR, _NEAR + rows)
+    distance = abs(q[:, :1, 0] - k[:, 0, :1] + np.arange(1 - columns, rows))  # per diagonal of each tile
+    entry = distance * table.shape[1] + q[:, :1, 0] % np.maximum(distance, 1)
+    of_cells = np.lib.stride_tricks.sliding_window_view(entry, columns, axis=1)[:, :, ::-1]
+    found = table.take(of_cells + np.arange(rows)[:, None]).astype(np.int64)
+    equal = np.nonzero((distance == 0).any(axis=1))[0]
+    found[equal] = np.where(q[equal] == k[equal], abs(q[equal]), found[equal])
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _gcds(rows: int, columns: int) -> np.ndarray:
+    """Tabulate the gcd of row and column except at (0, 0): the last common divisor written remains."""
+    table = np.zeros((rows, columns), np.uint16)
+    for divisor in range(1, columns):
+        table[::divisor, ::divisor] = divisor
+    return table

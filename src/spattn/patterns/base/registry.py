@@ -1,14 +1,16 @@
-"""The registry of pattern classes by name, and of operators by symbol."""
+"""The registry of pattern classes by name and operators by symbol, and instances of a class."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..._util.imports import whole_imports
+from .check import default_value
 
-__all__ = ["DEEPEST", "OPERATORS", "Instance", "generation", "names", "pattern_class", "register"]
+__all__ = ["DEEPEST", "OPERATORS", "Instance", "Registered", "generation", "names", "pattern_class", "register"]
 
 PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
@@ -19,9 +21,9 @@ _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # names that were registered anew, as by a notebook cell that runs twice
 _LATER = {  # modules of spattn.patterns, imported on the first use of one of these names
+    "base.per_head": ("per_batch", "per_head"),
     "grids.neighborhood": ("neighborhood",),
-    "grids.per": ("per_axis", "per_batch", "per_head"),
-    "grids.windowed": ("axial", "windowed"),
+    "grids.per_axis": ("axial", "per_axis", "windowed"),
     "listed.clusters": ("clusters",),
     "papers.bigbird": ("bigbird",),
     "papers.recipes": ("fixed", "longformer", "prefix_lm", "strided"),
@@ -34,7 +36,6 @@ _LATER = {  # modules of spattn.patterns, imported on the first use of one of th
         "deepspeed_variable",
     ),
     "sequence.queries_at": ("queries_at",),
-    "sequence.vertical_slash": ("vertical_slash",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
@@ -116,3 +117,88 @@ def _meant(name: object) -> str:
 
     close = difflib.get_close_matches(str(name), names(), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Registered:
+    """The registered name of a pattern class, and its instances for tests, benchmarks and the gallery."""
+
+    name: ClassVar[str] = ""
+    _instances: ClassVar[dict[str, Any]] = {}  # the registered example and typical instance
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @classmethod
+    def _instance(cls, kind: str) -> tuple[Any, int] | None:
+        given = cls._instances.get(kind)
+        if given is None:
+            return None
+        values, length = given() if callable(given) else given
+        return cls(*values), length
+
+    @classmethod
+    def example(cls) -> tuple[Any, int]:
+        """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
+
+        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else one with the parameters'
+        defaults and values in their annotated ranges.
+
+        Returns
+        -------
+        pattern : Pattern
+        length : int
+            Tokens, of queries and of keys.
+
+        Raises
+        ------
+        TypeError
+            If a parameter has neither a default nor an annotated range.
+        """
+        required = (f.name for f in dataclasses.fields(cls) if _is_required(f))
+        return cls._instance("example") or (cls(**{name: default_value(cls, name) for name in required}), 32)
+
+    @classmethod
+    def typical(cls) -> tuple[Any, int]:
+        """Return an instance of realistic size, at a length at which its plan shows its cost.
+
+        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else the example, at 64 times
+        its length if it supports that.
+
+        Returns
+        -------
+        pattern : Pattern
+        length : int
+            Tokens, of queries and of keys.
+        """
+        if found := cls._instance("typical"):
+            return found
+        pattern, length = cls.example()
+        try:
+            pattern.at(0, 0).bind(64 * length, 64 * length)
+        except ValueError:
+            return pattern, length
+        return pattern, 64 * length
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Any, Any]:
+        """Draw a random instance for property tests, and sizes that suit it.
+
+        By default each parameter is drawn from its annotation. Override it if parameters depend on each other or on
+        the lengths.
+
+        Parameters
+        ----------
+        draw : spattn.testing.strategies.Draw
+            Draws numbers and choices: ``draw.integer(1, 9)``.
+        sizes : spattn.testing.strategies.Sizes
+            Proposed batch, heads_q, heads_kv, q_len and kv_len.
+
+        Returns
+        -------
+        pattern : Pattern
+        sizes : Sizes
+            Unchanged, or ``sizes._replace(q_len=..., kv_len=...)`` if :attr:`fixes_lengths` is True.
+        """
+        return draw.instance(cls, sizes)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -7,24 +7,37 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..._util.index_checks import plain_array
 from ...arrays import namespace_of
 from ...index_set import AffineRows
+from ..base.composition import Or
 from ..base.content import on_host
 from ..base.pattern import Pattern
-from ..grids.per import PerBatch, PerHead
-from ..hints.grid import lengths
+from ..base.per_head import PerBatch, PerHead
+from ..grids.grid import lengths
+from ..interop.sparse import from_pairs, from_scipy, from_torch_sparse
 from ..listed.masks import Mask
 from ..listed.pairs import CSR
-from ..listed.sparse import from_scipy, from_torch_sparse
-from ._pairs import Pairs
-from ._search import discovered
+from ..sequence.basic import Full
+from .blocks import boxes, documents, layouts, scattered_layouts
+from .evidence import Counts, Evidence, Pairs, capacity
+from .lines import Candidate, columns, diagonals_without_order, global_tokens, longest_runs, rows, strides, windows
 
 __all__ = ["discover"]
+
+Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
+_LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
+_REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
+_IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
+_NOISY = 0.95  # least share of a pattern's pairs in a noisy mask
+_PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
+_MOST_TAKEN = 24
+_COST_OF_MISSING = 4  # covered pairs that offset one missing pair, which must be listed
 
 
 def discover(mask: Any, grid: Any = None) -> Pattern:
@@ -96,7 +109,9 @@ def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
     sparse = sys.modules.get("scipy.sparse")  # imported, if `mask` is a sparse array
     if sparse is not None and sparse.issparse(mask):
         mask = from_scipy(mask)
-    elif (kind := namespace_of(mask)) is not None and kind.name == "torch" and str(mask.layout) != "torch.strided":
+    elif (
+        (library := namespace_of(mask)) is not None and library.name == "torch" and str(mask.layout) != "torch.strided"
+    ):
         mask = from_torch_sparse(mask)
     if isinstance(mask, CSR):
         return mask.indptr, mask.indices, mask.kv_len
@@ -122,3 +137,69 @@ def _discovered(pairs: Pairs, grid: Any) -> Pattern:
         by = " × ".join(map(str, shape))
         raise ValueError(f"grid: expected a grid of {pairs.kv_len} tokens (kv_len), got {by}")
     return discovered(pairs, shape)
+
+
+def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
+    """Join regular patterns, subtract the missing pairs and list the remaining ones."""
+    taken = _taken(pairs, grid)
+    # Drop earlier candidates that later ones cover entirely.
+    needed = [each for each in taken[:-1] if not pairs.uncover(each.pattern)] + taken[-1:]
+    found = [_joined([each.candidate for each in needed], pairs)] if needed else []
+    row, key = np.concatenate([np.zeros((2, 0), np.int64), *(each.missing for each in needed)], axis=1)
+    if len(row):
+        found = [found[0] - from_pairs(row, key, pairs.q_len, pairs.kv_len)]
+    indptr, keys = pairs.listed_left()
+    if len(keys) or not found:
+        found.append(CSR(indptr, keys, pairs.kv_len))
+    return Or.of(*found)
+
+
+class _Taken(NamedTuple):
+    """An accepted candidate."""
+
+    candidate: Candidate
+    pattern: Pattern  # bound to the lengths
+    missing: np.ndarray  # (row, key) of its pairs that the mask lacks
+
+
+def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
+    """Accept candidates until the rest is irregular."""
+    total = left = Counts.of(pairs.runs_left(), pairs)
+    taken: list[_Taken] = []
+    for fill, proposers in _PASSES:
+        while len(taken) < _MOST_TAKEN:
+            best = _best(proposers, Evidence(pairs, capacity(pairs), total, left, fill, grid))
+            if best is None:
+                break
+            bound = best._replace(base=best.base.bind(pairs.q_len, pairs.kv_len))
+            pattern = bound.pattern()
+            taken.append(_Taken(best, pattern, pairs.cover(pattern, bound.runs(pairs.q, pairs.kv_len))))
+            left = Counts.of(pairs.runs_left(), pairs)
+    return taken
+
+
+def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
+    """Return the candidate that covers most; later groups only run if earlier ones cannot cover all."""
+    best, most = None, (evidence.pairs.q_len + evidence.pairs.kv_len) // 4
+    for some in proposers:
+        if evidence.left.nnz <= (most if best is None else best.new):
+            break
+        for each in (candidate for propose in some for candidate in propose(evidence)):
+            gain = each.new - _COST_OF_MISSING * each.missing - each.cost
+            if gain > most and each.is_present(evidence.fill):
+                best, most = each, gain
+    return best
+
+
+def _joined(taken: list[Candidate], pairs: Pairs) -> Pattern:
+    """Unite the candidates, with a common band factored out, and those without views first: they share a plan part."""
+
+    def has_views(candidate: Candidate) -> bool:
+        parts = candidate.pattern().bind(pairs.q_len, pairs.kv_len).parts(pairs.q_len, pairs.kv_len)
+        return any(part.query is not None or part.key is not None for part in parts)
+
+    taken = sorted(taken, key=has_views)
+    bands = {(each.low, each.high) for each in taken}
+    if len(bands) > 1 or isinstance(taken[0].base, Full):
+        return Or.of(*(each.pattern() for each in taken))
+    return taken[0]._replace(base=Or.of(*(each.base for each in taken))).pattern()

@@ -12,8 +12,8 @@ from ...index_set import Runs
 from ..base.check import assign, flag, per_axis
 from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 from ..hints.lattice import Lattice, Span
+from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 
 __all__ = ["Neighborhood"]
 

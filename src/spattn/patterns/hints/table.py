@@ -132,8 +132,8 @@ class SortedCells:
         if not len(self._codes):
             return np.zeros_like(inside)
         code = a * self._shape[1] + b
-        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        return inside & (self._codes[place] == code)
+        index = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return inside & (self._codes[index] == code)
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
         """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
@@ -145,8 +145,8 @@ class SortedCells:
             low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # excerpt columns inside the table
             high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
             first = np.searchsorted(self._codes, code + low)
-            for place in range(width):
-                at = first + place
+            for index in range(width):
+                at = first + index
                 column = self._codes[np.minimum(at, len(self._codes) - 1)] - code
                 inside = (at < len(self._codes)) & (column < high)
                 if not inside.any():

@@ -192,8 +192,8 @@ def from_block_mask(block_mask: Any) -> Pattern:
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
     block, tokens = tuple(block_mask.BLOCK_SIZE), max(block_mask.seq_lengths)
     shape = tuple(-(-tokens // size) for size in block)
-    asked = BlockLayout(_layout(block_mask.kv_num_blocks, block_mask.kv_indices, shape), block)
-    allowed = asked & _traced(block_mask.mask_mod)
+    listed_blocks = BlockLayout(_layout(block_mask.kv_num_blocks, block_mask.kv_indices, shape), block)
+    allowed = listed_blocks & _traced(block_mask.mask_mod)
     if block_mask.full_kv_num_blocks is not None:
         full = _layout(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, shape)
         allowed = allowed | BlockLayout(full, block)

@@ -64,8 +64,8 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Examples
     --------
     >>> from_deepspeed({"mode": "bslongformer", "block": 32, "num_sliding_window_blocks": 5})
-    bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), global_block_end_indices=None, \
-attention='bidirectional')
+    deepspeed.bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), \
+global_block_end_indices=None, attention='bidirectional')
     """
     if not isinstance(config, dict):
         raise TypeError(f"config: expected a dict, got {type(config).__name__}")
@@ -202,12 +202,12 @@ def from_flash_attention(
     sides = integers("window_size", window_size)
     if len(sides) != 2:
         raise ValueError(f"window_size: expected two numbers, got {len(sides)}")
-    left, right = (None if side < 0 else side for side in sides)
+    left, right = (max(side, -1) for side in sides)
     right = 0 if flag("causal", causal) else right
     if cu_seqlens_q is None:
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_q: required with cu_seqlens_k, got None")
-        return Causal() if (left, right) == (None, 0) else SlidingWindow(left, right)
+        return Causal() if (left, right) == (-1, 0) else SlidingWindow(left, right)
     q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     k = q if cu_seqlens_k is None else check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     if len(q) != len(k):
@@ -220,18 +220,18 @@ def windows_in_sequences(
     start: np.ndarray,
     keys: np.ndarray,
     kv_len: int,
-    left: int | None = None,
-    right: int | None = None,
+    left: int,
+    right: int,
     at_end: bool = True,
 ) -> RowIntervals:
     """Build windows inside packed sequences with `queries` queries and the `keys` keys from `start` on.
 
-    A query sees `left` keys before and `right` keys after its position; None = unbounded. Queries are aligned to the
+    A query sees `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to the
     last key of their sequence, or to the first.
     """
     sequence = np.repeat(np.arange(len(queries)), queries)
     first, end = start[sequence], (start + keys)[sequence]
-    place = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
-    low = first if left is None else np.maximum(first, place - reach(left))
-    high = end if right is None else np.minimum(end, place + reach(right) + 1)
+    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
+    low = first if left < 0 else np.maximum(first, position - reach(left))
+    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
     return RowIntervals(low, high, kv_len)

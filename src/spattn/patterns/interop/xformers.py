@@ -51,14 +51,14 @@ def from_xformers(attn_bias: Any) -> Pattern:
     return make(attn_bias)
 
 
-def _window(bias: Any) -> tuple[int | None, int | None]:
+def _window(bias: Any) -> tuple[int, int]:
     """Return the keys before and after the query's position; a window of W keys includes the query's own."""
     if hasattr(bias, "window_left"):
         return bias.window_left, bias.window_right
     return bias._window_size - 1, 0
 
 
-def _in_blocks(window: Callable[[Any], tuple[int | None, int | None]], at_end: bool) -> Callable[[Any], Pattern]:
+def _in_blocks(window: Callable[[Any], tuple[int, int]], at_end: bool) -> Callable[[Any], Pattern]:
     """Make block-diagonal masks with this window per block, aligned to the block's end or start."""
 
     def make(bias: Any) -> Pattern:
@@ -71,12 +71,12 @@ def _in_blocks(window: Callable[[Any], tuple[int | None, int | None]], at_end: b
     return make
 
 
-def _everything(bias: Any) -> tuple[None, None]:
-    return None, None
+def _everything(bias: Any) -> tuple[int, int]:
+    return -1, -1
 
 
-def _earlier(bias: Any) -> tuple[None, int]:
-    return None, 0
+def _earlier(bias: Any) -> tuple[int, int]:
+    return -1, 0
 
 
 _MASKS: dict[str, Callable[[Any], Pattern]] = {

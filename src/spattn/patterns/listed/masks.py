@@ -1,92 +1,25 @@
-"""Masks and block layouts given as arrays, optionally per head and batch entry."""
+"""Masks and block layouts, given as arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.frozen import frozen_part
-from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.content import ByContent, frozen_array, on_device
+from ..base.content import ArrayPattern, dynamic, on_device
 from ..base.pattern import Pattern
+from ..base.predicate import row_or_last
 from ..base.registry import register
 from ..hints.bands import NO_RANGES, Bands
 from ..hints.table import BlockTable
 
-__all__ = ["ArrayPattern", "BlockLayout", "KeyBlocks", "Mask"]
-
-
-class ArrayPattern(ByContent, Pattern):
-    """Base of patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
-
-    own_axes: ClassVar[int] = 2
-
-    @staticmethod
-    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
-        """Draw leading axes: none, heads, or batch and heads, each possibly of size 1."""
-        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
-
-    def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
-        """Freeze these array fields and check that they have one shape."""
-        shape = None
-        for name in names:
-            array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
-            if shape not in (None, array.shape):
-                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
-            assign(self, **{name: array})
-            shape = array.shape
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
-        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
-
-    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
-        """Copy the pattern with arrays derived from its own, without checks."""
-        made = object.__new__(type(self))
-        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
-        return made
-
-    def sizes(self) -> tuple[int, int]:
-        shape = next(iter(self._arrays().values())).shape
-        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
-
-    def at(self, batch: int, head: int) -> Pattern:
-        sizes = self.sizes()
-        where = tuple(
-            integer(name, number, 0, size - 1) if size != 1 else 0
-            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
-        )
-        arrays = self._arrays()
-        own = {name: self._one(array, where) for name, array in arrays.items()}
-        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
-
-    def _bound(self) -> Pattern:
-        """Return an equal copy for planning: its cached lookup table is freed with the plan, not with `self`."""
-        bound = self._with({})
-        vars(bound)["_hash"] = hash(self)
-        return bound
-
-    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
-        """Return the array of one batch entry and head."""
-        leading = array.ndim - self.own_axes
-        return frozen_part(array, where[2 - leading :]) if leading else array
-
-    def _only(self, array: np.ndarray) -> np.ndarray:
-        if (sizes := self.sizes()) != (1, 1):
-            batch, heads = sizes
-            raise ValueError(
-                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
-                f"and {heads} heads; use .at(batch, head)"
-            )
-        return self._one(array)
+__all__ = ["BlockLayout", "KeyBlocks", "Mask"]
 
 
 @register(
@@ -144,7 +77,7 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
     slot = ramp(per_row)
     start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
     start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
-    pick = np.where((a < 0) | (a >= rows), rows, a)
+    pick = row_or_last(a, rows)
     start, stop = start[pick], stop[pick]
     return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
@@ -178,6 +111,10 @@ class BlockLayout(ArrayPattern):
         Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
         Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
+
+    Notes
+    -----
+    With more queries than keys, the queries before position 0 have no block and attend to nothing.
     """
 
     layout: np.ndarray
@@ -260,10 +197,7 @@ class KeyBlocks(ArrayPattern):
 
     def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
         if on_device(blocks):
-            with whole_imports:
-                from ..dynamic import DynamicKeyBlocks
-
-            return DynamicKeyBlocks(blocks, block_q, block_kv)
+            return dynamic("DynamicKeyBlocks", blocks, block_q, block_kv)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -295,7 +229,7 @@ class KeyBlocks(ArrayPattern):
         blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
         blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
         a, block = q // reach(self.block_q), reach(self.block_kv)
-        listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
+        listed = blocks[row_or_last(a, len(blocks) - 1)]
         start = np.maximum(listed, 0) * block
         stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +12,12 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST, check_csr, q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import AffineRows, Runs
-from ..base.bound import Bound
 from ..base.check import assign, integer
 from ..base.composition import And
-from ..base.content import ByContent, frozen_array
-from ..base.pattern import Part, Pattern
+from ..base.content import ArrayPattern, Bound, ByContent, frozen_array
+from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.registry import register
-from ..hints.parts import whole_part
 from ..hints.table import BlockTable, SortedCells
-from .masks import ArrayPattern
-
-if TYPE_CHECKING:
-    from ..base.pattern import Ordered
 
 __all__ = ["CSR", "RowRuns"]
 
@@ -150,13 +144,11 @@ class RowRuns(ArrayPattern):
         -------
         RowRuns
         """
-        runs = np.diff(index_set.class_indptr)[index_set.row_class]
-        row, slot = np.repeat(np.arange(index_set.q_len), runs), ramp(runs)
-        run = index_set.class_indptr[index_set.row_class[row]] + slot
-        start, step, count = np.zeros((3, index_set.q_len, int(runs.max(initial=0))), np.int64)
-        start[row, slot] = index_set.row_base[row] + index_set.start[run]
-        step[row, slot], count[row, slot] = index_set.step[run], index_set.count[run]
-        return cls(start, step, count)
+        row, *runs = index_set.flat_runs(np.arange(index_set.q_len))
+        per_row = np.bincount(row, minlength=index_set.q_len)
+        fields = np.zeros((3, index_set.q_len, int(per_row.max(initial=0))), np.int64)
+        fields[:, row, ramp(per_row)] = runs
+        return cls(*fields)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-2] != q_len:
@@ -182,11 +174,9 @@ class _BoundCSR(Bound):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # few plans need them
-            from ..base.pattern import Ordered
-            from ..hints.alike import alike_together
-            from ..hints.order import InOrder
+            from ..hints.order import InOrder, cluster_pairs
 
-        orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
+        orders = cluster_pairs(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:
             return None
         return Ordered(InOrder(self if also is None else And.of(self, also), *orders, self.first), *orders)
@@ -205,9 +195,9 @@ class _BoundCSR(Bound):
         row, indptr = q - self.first, self.given.indptr
         start = indptr[np.clip(row, 0, len(indptr) - 1)]
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
-        place = np.repeat(start - (np.cumsum(count) - count), count)
-        place += np.arange(len(place))
-        keys = self.given.indices[place].astype(np.int64)  # the dtype of positions
+        entry = np.repeat(start - (np.cumsum(count) - count), count)
+        entry += np.arange(len(entry))
+        keys = self.given.indices[entry].astype(np.int64)  # the dtype of positions
         return np.repeat(np.arange(len(q)), count), keys
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ...index_set import Runs
-from ..base.check import reach
-from ..base.parameters import Count, Positive, Word
+from ..base.check import Count, Positive, Word, reach
 from ..base.pattern import Pattern
+from ..base.predicate import row_or_last
 from ..base.registry import register
 from ..hints.table import ListedCells
+from .layouts import draw_ranks
 
 __all__ = ["BigBird"]
 
@@ -97,9 +97,6 @@ class BigBird(Pattern):
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
         """Draw the random blocks of block rows `rows` in a sequence of `blocks` blocks; -1 = none."""
-        with whole_imports:
-            from ..base.random import draw_ranks  # only for random blocks
-
         if self.head is None:
             raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
         first, side = reach(self.global_blocks), self._side
@@ -168,7 +165,7 @@ class _Bound(Pattern):
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
         rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves `a` out of range
-        return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
+        return self.pattern.block_runs(q, kv_len, rows[row_or_last(a, self.blocks)])
 
     def _description(self) -> dict[str, Any]:
         return self.pattern._description()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ..base.check import integer, integers
-from ..base.parameters import Count, Positive, Range
+from ..base.check import Count, Positive, Range, integer, integers
 from ..base.pattern import Pattern
+from ..base.per_head import PerBatch
 from ..base.recipe import recipe
-from ..grids.per import PerBatch
 from ..sequence.basic import BlockLocal, Causal, Columns, Sinks, Stride
 from ..sequence.documents import Documents
 from ..sequence.tokens import GlobalTokens
@@ -41,14 +40,15 @@ def strided(stride: Positive) -> Pattern:
     Returns
     -------
     Pattern
-        ``Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))``:
+        ``SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))``:
         about ``stride + p / stride`` keys at position p.
 
     References
     ----------
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
-    return Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))
+    # A union at the top joins an enclosing union: its window needs no causal bound, and its parts stay apart.
+    return SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))
 
 
 def _random_fixed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:

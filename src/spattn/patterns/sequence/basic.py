@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from ..._util.index_checks import q_offset
 from ...index_set import Runs
-from ..base.check import REACH, integer, reach
-from ..base.parameters import Count, Positive
+from ..base.check import REACH, Count, Positive, integer, reach
 from ..base.pattern import Part, Pattern
 from ..base.registry import register
 from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
-from ..hints.lattice import Ends, column_lattices
-from ..hints.parts import residue_parts
+from ..hints.lattice import Ends, Lattice, column_lattices
 
-__all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride"]
+__all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride", "always", "residue_parts"]
 
 
 def always(positions: Any) -> Any:
@@ -50,6 +49,10 @@ class Causal(Pattern):
     """The query's own key and every key before it.
 
     For autoregressive language models; makes other patterns causal: ``Causal() & BlockLocal(512)``.
+
+    Notes
+    -----
+    With more queries than keys, the queries before position 0 have no key.
     """
 
     translation_invariant = True
@@ -239,3 +242,29 @@ def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int
         last = np.minimum(end[:, None], first + (stop - start))
     count = np.maximum(-((first - np.minimum(last, kv_len)) // step), 0)
     return Runs(np.broadcast_to(first, count.shape), np.full_like(count, step), count)
+
+
+def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """Pair each residue class of queries modulo `stride` with the class of keys `offset` before it.
+
+    Classes of equal extents and equal distance between first query and first key share one part with shifts, as the
+    pattern depends on distances alone: at most four parts. Classes of one key need no views.
+    """
+    if stride >= kv_len:
+        return (Part(pattern),)
+    groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for first in range(min(stride, q_len)):
+        query = q_offset(q_len, kv_len) + first
+        key = (query - offset) % stride
+        queries, keys = -((first - q_len) // stride), -((key - kv_len) // stride)
+        if keys > 0:
+            groups.setdefault((queries, keys, query - key), []).append((query, key))
+    return tuple(
+        Part(
+            pattern,
+            Lattice(first[0][0], (stride,), (queries,)),
+            Lattice(first[0][1], (stride,), (keys,)),
+            tuple((query - first[0][0], key - first[0][1]) for query, key in first),
+        )
+        for (queries, keys, _), first in groups.items()
+    )

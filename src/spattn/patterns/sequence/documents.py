@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
 from ..base.check import assign, integer, integers
-from ..base.content import frozen_array, on_device
+from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..base.registry import register
@@ -128,10 +127,7 @@ class Documents(Pattern):
         if on_device(cu_seqlens):
             if cu_seqlens_k is not None:
                 raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
-            with whole_imports:
-                from ..dynamic import DynamicDocuments
-
-            return DynamicDocuments(cu_seqlens)
+            return dynamic("DynamicDocuments", cu_seqlens)
         starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is None:
             return cls(tuple(n for n in np.diff(starts).tolist() if n))

@@ -9,12 +9,11 @@ import numpy as np
 
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
-from ..base.bound import Bound
 from ..base.check import assign, flag, integer
+from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
-from ..base.predicate import apply
+from ..base.predicate import apply, row_or_last
 from ..base.registry import register
-from ..listed.masks import ArrayPattern
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 
@@ -144,7 +143,7 @@ class RowIntervals(ArrayPattern):
     def bounds(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return start and stop of each row; rows out of range have no keys."""
         start, stop = (np.append(self._only(bounds), 0) for bounds in (self.start, self.stop))
-        row = np.where((row < 0) | (row >= len(start) - 1), len(start) - 1, row)
+        row = row_or_last(row, len(start) - 1)
         return start[row], stop[row]
 
     @classmethod

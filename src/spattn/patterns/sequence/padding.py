@@ -10,17 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
-from ..base.content import frozen_array, on_device, on_host
+from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
 from ..base.registry import register
 from ..hints.bands import Bands, same_keys
-from ..listed.masks import ArrayPattern
 from .basic import always
 
 __all__ = ["KeyPadding"]
@@ -97,10 +95,7 @@ class KeyPadding(ArrayPattern):
         if not isinstance(left, (bool, np.bool_)):
             raise TypeError(f"left: expected a bool, got {type(left).__name__}")
         if on_device(lengths):
-            with whole_imports:
-                from ..dynamic import DynamicKeyPadding
-
-            return DynamicKeyPadding(lengths, left)
+            return dynamic("DynamicKeyPadding", lengths, left)
         tokens = np.array(integers("lengths", lengths, 0), dtype=np.int64)
         if (tokens > kv_len).any():
             raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {tokens.max()}")

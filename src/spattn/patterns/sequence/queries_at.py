@@ -14,7 +14,7 @@ from ..base.check import assign, integer
 from ..base.composition import nesting
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
-from ..base.predicate import allowed, apply
+from ..base.predicate import allowed, apply, row_or_last
 from ..base.registry import register
 from .basic import Causal
 
@@ -118,12 +118,7 @@ class _Bound(Pattern):
         if isinstance(positions, int):
             return q + (positions - first)
         known = np.append(positions, -1)  # for missing rows, which an enclosing QueriesAt may request
-
-        def look_up(q: np.ndarray) -> np.ndarray:
-            row = q - first
-            return known[np.where((row < 0) | (row >= len(positions)), len(positions), row)]
-
-        return apply(look_up, q)
+        return apply(lambda q: known[row_or_last(q - first, len(positions))], q)
 
     def sizes(self) -> tuple[int, int]:
         return self.inner.sizes()

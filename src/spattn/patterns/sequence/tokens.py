@@ -10,9 +10,8 @@ import numpy as np
 
 from ..._util.index_checks import q_offset
 from ...index_set import AffineRows, Runs
-from ..base.check import REACH, assign, reach
+from ..base.check import REACH, Count, assign, reach
 from ..base.composition import nesting
-from ..base.parameters import Count
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
 from ..base.registry import pattern_class, register
@@ -176,14 +175,14 @@ class Prefix(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.tokens > kv_len:
             raise ValueError(f"tokens: expected at most {kv_len} (kv_len), got {self.tokens}")
-        rows, keys = self._behind(q_len, kv_len)
+        rows, keys = self._after_prefix(q_len, kv_len)
         try:
             inner = self.inner.bind(rows, keys)
         except ValueError as error:
             raise ValueError(f"{error} (after a prefix of {self.tokens} tokens)") from error
         return replace(self, inner=inner if keys else Full())  # any pattern serves an empty sequence
 
-    def _behind(self, q_len: int, kv_len: int) -> tuple[int, int]:
+    def _after_prefix(self, q_len: int, kv_len: int) -> tuple[int, int]:
         """Return the numbers of queries and keys after the prefix."""
         keys = kv_len - self.tokens
         return min(q_len, keys), keys
@@ -194,14 +193,14 @@ class Prefix(Pattern):
         return (0 <= q) & ((q < n) | (k < n) | inside)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        behind = self.inner.runs(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
-        return None if behind is None else self._prefix_runs(q, kv_len) | self._moved_runs(q, behind)
+        rest = self.inner.runs(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        return None if rest is None else self._prefix_runs(q, kv_len) | self._moved_runs(q, rest)
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
-        behind = self.inner._candidates(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
-        if behind is None:
+        rest = self.inner._candidates(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        if rest is None:
             return None
-        return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in behind)]
+        return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in rest)]
 
     def _prefix_runs(self, q: np.ndarray, kv_len: int) -> Runs:
         """Return all keys for prefix queries, and the prefix keys for the others."""
@@ -213,22 +212,22 @@ class Prefix(Pattern):
         return Runs(runs.start + self.tokens, runs.step, np.where((q >= self.tokens)[:, None], runs.count, 0))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        rows, keys = self._behind(q_len, kv_len)
+        rows, keys = self._after_prefix(q_len, kv_len)
         whole, first = Lattice(kv_len - rows, (1,), (rows,)), max(q_offset(q_len, kv_len), 0)
         own = Lattice(first, (1,), (max(self.tokens - first, 0),))
-        behind: list[Part] = []
+        rest: list[Part] = []
         views: list[tuple[Lattice, tuple[int, ...]]] = []
         for part in self.inner.parts(rows, keys) if rows else ():
             query = whole if part.query is None else part.query.moved(self.tokens)
             key = (part.key or Lattice(0, (1,), (keys,))).moved(self.tokens)
-            behind.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
+            rest.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
             view = query, tuple(dq for dq, _ in part.shifts)
             views += [view] if view not in views else []
         # In the views of `inner`, the prefix costs one more tile per key list and no combine of partial rows.
         of_queries = views if _are_all(views, rows) else [(whole, (0,))]
         keys_of_prefix = Lattice(0, (1,), (self.tokens,))
         seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
-        return Part(Full(), own), *seen, *behind
+        return Part(Full(), own), *seen, *rest
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

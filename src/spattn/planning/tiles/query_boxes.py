@@ -16,22 +16,12 @@ __all__ = ["Kind", "in_boxes", "kinds_along", "moved"]
 
 
 class Kind(NamedTuple):
-    """Consecutive queries along an axis and their keys, relative to the first query.
-
-    Attributes
-    ----------
-    queries, keys : int
-        Numbers of queries and keys.
-    ahead : int
-        Distance from the first query to the first key.
-    span : Span
-        Keys of each query, relative to the first key.
-    """
+    """Consecutive queries along an axis and their keys, relative to the first query."""
 
     queries: int
     keys: int
-    ahead: int
-    span: Span
+    ahead: int  # distance from the first query to the first key
+    span: Span  # keys of each query, relative to the first key
 
 
 class Boxes(NamedTuple):

@@ -96,7 +96,7 @@ template <class Path> struct AmxScratch {
 
  private:
   AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
-      : cache(arena.array<TileCache>(1)), position(call, width.query, arena), rows(width.query, arena),
+      : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
         exact(width.query, call.head_dim_v, arena), counts(call), output(width.query, width.value, arena),
         query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
         panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),

@@ -19,7 +19,7 @@ template <class T> struct GradientRows {
   T* dq;                    // (width.query, ld)
 
   GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
-      : position(call, width.query, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
+      : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
         lse2_low(arena.array<T>(width.query)), delta(arena.array<T>(width.query)), idle(arena.array<bool>(width.query)),
         ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
 };

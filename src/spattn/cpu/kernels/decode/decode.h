@@ -1,15 +1,13 @@
 // Decode kernel: work items of few query rows, bound by reading K and V once.
 //
 // Vectors run along features and keys instead of queries, so that one row fills all lanes: S = Q K' by dot products
-// along the features, softmax along the keys, O += P V as a sum of scaled rows of V. K and V are read in place; if many
-// items share each key, as in boxes of few queries, K is interleaved once for all. The query heads of a group are rows
-// of one matrix and share each tile. A block of rows computes only the range of keys that any of its rows attends to.
+// along the features, softmax along the keys, O += P V as a sum of scaled rows of V. K and V are read in place. The
+// query heads of a group are rows of one matrix and share each tile. A block of rows computes only the range of keys
+// that any of its rows attends to.
 //
 //   rows of S, P, O: head by head of the task, within a head the cells of the query tile
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
-#include "decode/interleaved.h"
-#include "decode/lines.h"
 #include "decode/products.h"
 #include "decode/reach.h"
 #include "decode/rows.h"
@@ -28,8 +26,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int64_t kRowsTogether = 32, kMostBoxes = 8;  // computed together: decode/boxes.h
-
 // Unnormalized rows of O, in place in the output where possible.
 template <class T> struct OutputRows {
   int64_t ld;  // whole vectors
@@ -40,11 +36,6 @@ template <class T> struct OutputRows {
       : ld(ld), at(arena.array<T*>(rows)), data(arena.array<T>(rows * ld)) {}
 
   T* row(int64_t cell) const { return at[cell]; }
-  void prefetch(int64_t rows) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t d = 0; d < ld; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(at[i] + d, 1);
-    }
-  }
   OutputRows from(int64_t first) const {
     OutputRows rest = *this;
     rest.at += first, rest.data += first * ld;
@@ -53,34 +44,25 @@ template <class T> struct OutputRows {
 };
 
 template <class T> struct DecodeScratch {
-  InterleavedKeys<T> interleaved;
   Widths<T> width;
   int64_t ld;  // of scores
   Positions position;
   RowStatistics<T> rows;  // padded by a vector: rows are accessed in whole vectors from any row on
   FallbackRowBuffer exact;
   KeyStaging<T> staging;
-  Reach* reached;           // (width.query): by the first row of each block of rows
-  Reach* reached_by_boxes;  // (kMostBoxes, block_q): lists with a row per row of a box
-  Meetings<T> meetings;     // pairs of row blocks and key runs
-  int64_t* listed;          // (block_kv + kSoon): positions of the keys of a tile
-  T* scores;                // (width.query, ld): S, then the weights
-  const T** query;          // (width.query): rows of Q, times the sign of the scale
-  T* queries;               // (width.query, width.key): the rows not read in place
+  Keys* reached;    // (width.query): by the first row of each block of rows
+  int64_t* listed;  // (block_kv + kSoon): positions of the keys of a tile
+  T* scores;        // (width.query, ld): S, then the weights
+  const T** query;  // (width.query): rows of Q, times the sign of the scale
+  T* queries;       // (width.query, width.key): the rows not read in place
   OutputRows<T> output;
-  Runs<T> runs;
 
-  // With interleaved keys it must be the first object in the scratch.
-  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool readable = true)
-      : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
-        ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
+  DecodeScratch(const Call& call, Arena& arena)
+      : width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        reached(arena.array<Reach>(width.query)),
-        reached_by_boxes(arena.array<Reach>(reach ? kMostBoxes * call.plan.block_q : 0)),
-        meetings(reach ? width.query : 0, ld, arena), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
+        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
         scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
-        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena),
-        runs(call, reach ? kMostBoxes : 1, arena) {}
+        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena) {}
 };
 
 // Prefetch distance in bytes across tiles: K and V together fit the L1 cache.
@@ -119,7 +101,7 @@ void score_rows(const Item& item, const VisitKeys& visit_keys, const int64_t* po
                 int64_t rows, DecodeScratch<T>& s) {
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row].all), s.query + row,
+      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row,
                                                              s.width.key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
@@ -130,64 +112,36 @@ void score_rows(const Item& item, const VisitKeys& visit_keys, const int64_t* po
   }
 }
 
-// Masks the scores of the rows [begin, end) from `count` on, up to a whole vector.
-template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, DecodeScratch<T>& s) {
-  const int64_t padded = round_up(count, kLanes<T>);
-  for (int64_t row = begin; count < padded && row < end; ++row) {
-    for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
-  }
-}
-
-// Adds to O of the rows [begin, end) the values of the keys that they attend to. `reached` starts at row `begin`; V has
-// elements of `Stored`.
-template <class Stored, class Source, class Output, class T>
-void add_values(Source& values, int64_t begin, int64_t end, const Reach* reached, const Output& into,
-                DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t ld = s.ld;
-  in_blocks<kRowsAtOnce<T>>(
-      end,
-      [&](auto some, int64_t row) {
-        const auto keys = values.reached(reached[row - begin]);
-        in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
-          multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
-              values, column * L, keys, s.scores + row * ld, ld, into.from(row), s.output.at + row);
-          values.prefetched();
-        });
-      },
-      begin);
-}
-
 // Adds `count` keys with known scores to O, row_max and row_sum of all rows; `first` for the first keys of an item.
 // visit_values() passes an element type and a source of rows of V.
-template <class E, class T = typename E::Compute, class VisitValues>
+template <class T, class VisitValues>
 void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  pad_scores(count, 0, rows, s);
-  weigh_rows(mask, first, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const int64_t padded = round_up(count, L);  // the last vector
+  for (int64_t row = 0; count < padded && row < rows; ++row) {
+    for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
+  }
+  weigh_rows(mask, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
   visit_values([&](auto stored, auto values) {
-    const AddedOutput<T> added = {first ? nullptr : s.rows.rescale};
-    add_values<decltype(stored)>(values, 0, rows, s.reached, added, s);
+    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+      in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
+        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
+            values, column * L, s.reached[row], s.scores + row * s.ld, s.ld,
+            first ? static_cast<const T*>(nullptr) : s.rows.rescale + row, s.output.at + row);
+        values.prefetched();
+      });
+    });
   });
 }
 
 // Adds a key tile of the list, for all rows.
 template <class E, class T = typename E::Compute>
-void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t cells, int64_t rows, Logits<T> logits,
-              DecodeScratch<T>& s) {
+void add_tile(const Item& item, const Listed& at, int64_t cells, int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
   const Call& call = item.call;
-  const Head &keys = head.keys, &values = head.values;
+  const Head keys = item.keys(), values = item.values();
   const Tile tile = item.key_tile(at);
   const bool first = at.number == item.work.begin;
-  if (s.interleaved && Runs<T>::pay(tile)) {
-    s.runs.template list<E>(tile, head, s.interleaved, call);
-    find_reached<T>(item.mask(at), s.runs.step, cells, tile.cells(), rows, s.reached);
-    s.meetings.clear();
-    s.meetings.add(s.runs, 0, rows, s.reached);
-    s.meetings.score(s.query, call.head_dim, s.scores);
-    const auto visit_values = [&](const auto& visit) { visit(Native<T>{}, s.runs); };
-    return add_scores<E>(visit_values, tile.cells(), first, item.mask(at), cells, rows, logits, s);
-  }
   const Tile next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
   const int64_t count = round_up(tile.cells(), kLanes<T>);
   const int64_t ld_key = s.width.key, ld_value = s.width.value;
@@ -206,9 +160,9 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
     const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
-  find_reached<T>(item.mask(at), 1, cells, count, rows, s.reached);
+  find_reached<T>(item.mask(at), cells, count, rows, s.reached);
   score_rows(item, visit_keys, position, count, cells, rows, s);
-  add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
+  add_scores(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
 // Sets the rows of Q and O from `row` on to an item's cells at `position`, in place if they have the compute type;
@@ -276,11 +230,11 @@ void decode_item(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>&
 }
 
 template <class E>
-void decode(const Item& item, const KeyHead& keys, int64_t end, DecodeScratch<typename E::Compute>& s) {
+void decode(const Item& item, int64_t end, DecodeScratch<typename E::Compute>& s) {
   const int64_t cells = list_positions(item.query_tile(), s.position.query);
   decode_item<E>(item, end, cells, s, [&](const Item& some, int64_t rows, auto logits) {
     for (Listed at = some.first(); at.number < some.work.end; at = some.after(at)) {
-      add_tile<E>(some, at, keys, cells, rows, logits, s);
+      add_tile<E>(some, at, cells, rows, logits, s);
     }
   });
 }

@@ -42,42 +42,11 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// Updates O = factor * O + P V by rows; without factors, for the first keys, O = P V.
-template <class T> struct AddedOutput {
-  const T* factor;
-
-  AddedOutput from(int64_t row) const { return {factor ? factor + row : factor}; }
-  SPATTN_INLINE Vec<T> result(int row, const T* out, Vec<T> sum) const {
-    return factor ? sum + load<Vec<T>>(out) * factor[row] : sum;
-  }
-  template <int N> SPATTN_INLINE void check(const Vec<T> (&)[N]) const {}
-};
-
-// Computes O = P V * factor.
-template <class T> struct DividedOutput {
-  const T* factor;
-  T* sum;  // a vector: the sum of all results, finite only if they are
-
-  DividedOutput from(int64_t row) const { return {factor + row, sum}; }
-  // Adding 0 turns -0 into 0, as in scale_row().
-  SPATTN_INLINE Vec<T> result(int row, const T*, Vec<T> product) const { return product * factor[row] + Vec<T>{}; }
-  // Sums pairwise, to shorten the dependency chain.
-  template <int N> SPATTN_INLINE void check(Vec<T> (&results)[N]) const {
-    static_assert((N & (N - 1)) == 0, "halves of halves leave none out");
-    SPATTN_UNROLL
-    for (int n = N / 2; n; n /= 2) {
-      SPATTN_UNROLL
-      for (int i = 0; i < n; ++i) results[i] += results[i + n];
-    }
-    store(sum, load<Vec<T>>(sum) + results[0]);
-  }
-  bool finite() const { return !any(not_finite(load<Vec<T>>(sum))); }
-};
-
-// Adds P V of some keys to N vectors of R rows of O, from `column` of V on.
-template <class Stored, int R, int N, class Source, class Some, class Output, class T>
-__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, const Some& keys, const T* weights,
-                                               int64_t ld_weight, Output into, T* const* output) {
+// N vectors of R rows of O, from `column` of V on: O = factor * O + P V by rows; without factors, for the first keys,
+// O = P V.
+template <class Stored, int R, int N, class Source, class T>
+__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
+                                               int64_t ld_weight, const T* factor, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
   // Few accumulators would stall on addition latency: even and odd keys have their own if the registers suffice.
@@ -87,32 +56,19 @@ __attribute__((noinline)) void multiply_values(const Source& values, int64_t col
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) left_row[i] = weights + i * ld_weight;
   const int64_t first = column * kSize;
-  // Adds a key to the rows [begin, end).
-  const auto add = [&](auto which, auto begin, auto end, int64_t key, const char* row) __attribute__((always_inline)) {
+  values.each(keys, [&](auto which, int64_t key, const char* row) __attribute__((always_inline)) {
     Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
     Vec<T> right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + first + j * L * kSize);
     if constexpr (kBytes <= 64) __builtin_prefetch(row + first + kBytes);  // a cache line of the next columns
     SPATTN_UNROLL
-    for (int i = decltype(begin)::value; i < decltype(end)::value; ++i) {
+    for (int i = 0; i < R; ++i) {
       const Vec<T> left = splat(left_row[i][key]);
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
     }
-  };
-  const auto add_to_all = [&](auto which, int64_t key, const char* row)
-                              __attribute__((always_inline)) { add(which, Count<0>{}, Count<R>{}, key, row); };
-  if constexpr (Source::kHalves) {
-    values.each(keys, add_to_all,
-                [&](int64_t key, const char* row, int64_t later_key, const char* later_row)
-                    __attribute__((always_inline)) {
-                      add(Count<0>{}, Count<0>{}, Count<R / 2>{}, key, row);
-                      add(Count<0>{}, Count<R / 2>{}, Count<R>{}, later_key, later_row);
-                    });
-  } else {
-    values.each(keys, add_to_all);
-  }
+  });
   Vec<T> results[R * N];
   T* out[R];
   SPATTN_UNROLL
@@ -123,12 +79,11 @@ __attribute__((noinline)) void multiply_values(const Source& values, int64_t col
     for (int j = 0; j < N; ++j) {
       Vec<T> sum = sums[0][i][j];
       if constexpr (kSums > 1) sum += sums[1][i][j];
-      results[i * N + j] = into.result(i, out[i] + j * L, sum);
+      results[i * N + j] = factor ? sum + load<Vec<T>>(out[i] + j * L) * factor[i] : sum;
     }
   }
   SPATTN_UNROLL
   for (int i = 0; i < R * N; ++i) store(out[i / N] + i % N * L, results[i]);
-  into.check(results);
 }
 
 }  // namespace SPATTN_ISA

@@ -27,8 +27,6 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
-  static constexpr bool kHalves = false;  // whether halves of the rows have key ranges of their own
-  static Keys reached(const Reach& cells) { return cells.all; }
 
   // Calls visit(sum, key, row) for each key, `sum` being its accumulator.
   template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
@@ -60,8 +58,6 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
-  static constexpr bool kHalves = false;
-  static Keys reached(const Reach& cells) { return cells.all; }
   template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
     for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
@@ -70,13 +66,6 @@ struct ScatteredRows {
 // Whether the rows are whole vectors in memory.
 template <class E> bool whole_vectors(const Head& head, int64_t width, int64_t ld) {
   return width == ld && head.feature == int64_t(sizeof(typename E::Storage));
-}
-
-// Whether rows of V are whole vectors of the compute type.
-template <class E> bool values_as_computed(const Call& call) {
-  using T = typename E::Compute;
-  return sizeof(typename E::Storage) == sizeof(T) &&
-         whole_vectors<E>(Head(call.v, 0, 0), call.head_dim_v, round_up(call.head_dim_v, kLanes<T>));
 }
 
 template <class E> Soon read_soon(const Head& head, const int64_t* position, int64_t width) {

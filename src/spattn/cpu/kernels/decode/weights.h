@@ -55,12 +55,12 @@ template <class T> Keys in_vectors(Keys keys) {
 
 // Writes the maximum score of each row over its range of keys to tile_max; a head has `cells` rows.
 template <class T>
-void find_largest(const Mask& mask, int64_t cells, const Reach* reached, int64_t rows, T* matrix, int64_t ld,
+void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
     T* const scores = matrix + row * ld;
-    const Keys keys = in_vectors<T>(reached[row].all);
+    const Keys keys = in_vectors<T>(reached[row]);
     Vec<T> largest[R];
     for (int i = 0; i < R; ++i) largest[i] = splat(-kInfinity<T>);
     if (mask) {
@@ -79,13 +79,13 @@ void find_largest(const Mask& mask, int64_t cells, const Reach* reached, int64_t
 
 // Turns S into P, as exponentiate() does, and adds its sums, given the offsets of exponents.
 template <class T>
-void weigh_scores(bool first, const Reach* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
+void weigh_scores(const Keys* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
   constexpr int L = kLanes<T>;
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
     T* const scores = matrix + row * ld;
-    const Keys keys = in_vectors<T>(reached[row].all);
+    const Keys keys = in_vectors<T>(reached[row]);
     Vec<T> reference[R], sum[R] = {};
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) reference[i] = splat(s.reference[row + i]);
@@ -96,20 +96,20 @@ void weigh_scores(bool first, const Reach* reached, int64_t rows, Logits<T> logi
         store(at, weigh<T>(logits.exponent(load<Vec<T>>(at), reference[i]), sum[i]));
       }
     }
-    Vec<T> after = across<Add, T>(sum);
-    if (!first) after += load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row);
+    const Vec<T> before = load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row);
+    const Vec<T> after = across<Add, T>(sum) + before;
     memcpy(s.row_sum + row, &after, R * sizeof(T));
   });
 }
 
 // The whole softmax: keys of a row in the lanes, row statistics as in move_reference().
 template <class T>
-void weigh_rows(const Mask& mask, bool first, int64_t cells, const Reach* reached, int64_t rows, Logits<T> logits,
-                T* matrix, int64_t ld, const RowStatistics<T>& s) {
+void weigh_rows(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, Logits<T> logits, T* matrix,
+                int64_t ld, const RowStatistics<T>& s) {
   const int64_t vectors = (rows + kLanes<T> - 1) / kLanes<T>;
   find_largest(mask, cells, reached, rows, matrix, ld, s);
-  first ? s.set_reference(vectors, logits) : s.move_reference(vectors, logits);
-  weigh_scores(first, reached, rows, logits, matrix, ld, s);
+  s.move_reference(vectors, logits);
+  weigh_scores(reached, rows, logits, matrix, ld, s);
 }
 
 }  // namespace SPATTN_ISA

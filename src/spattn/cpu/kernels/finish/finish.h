@@ -32,11 +32,11 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Writes the results of an item whose log-sum-exps are known. divide(cell, row) normalizes a row of O and returns
-// whether it is finite; non-finite and chosen rows take the float64 fallback.
-template <class E, class Output, class Divide, class T = typename E::Compute>
-void write_rows(const Item& item, int64_t cells, const Positions& position, const RowStatistics<T>& rows,
-                const Output& output, const FallbackRowBuffer& exact, const Divide& divide) {
+// Writes the results of an item: O divided by `divisor`. Non-finite and chosen rows take the float64 fallback.
+template <class E, class Output, class T = typename E::Compute>
+void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
+                 const RowStatistics<T>& rows, const Output& output, const FallbackRowBuffer& exact) {
+  rows.find_lse(cells, logits);
   const Call& call = item.call;
   const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -48,7 +48,7 @@ void write_rows(const Item& item, int64_t cells, const Positions& position, cons
     if (nothing && !exact.chosen[cell]) {
       lse = -kInfinity<double>;  // log(sum), also where scale 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
-    } else if (exact.chosen[cell] || sum == T(0) || !divide(cell, row)) {
+    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, output.ld, T(1) / divisor[cell])) {
       report_nonfinite(call);
       lse = FallbackRow<E>(item, cell, position).compute(exact.sum, row);
     }
@@ -60,14 +60,6 @@ void write_rows(const Item& item, int64_t cells, const Positions& position, cons
       memcpy(slot + call.head_dim_v, &lse, sizeof lse);
     }
   }
-}
-
-template <class E, class Output, class T = typename E::Compute>
-void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
-                 const RowStatistics<T>& rows, const Output& output, const FallbackRowBuffer& exact) {
-  rows.find_lse(cells, logits);
-  write_rows<E>(item, cells, position, rows, output, exact,
-                [&](int64_t cell, T* row) { return scale_row(row, output.ld, T(1) / divisor[cell]); });
 }
 
 }  // namespace SPATTN_ISA

@@ -17,8 +17,8 @@ namespace SPATTN_ISA {
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 
-// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`. Never inlined:
-// the loop needs all registers.
+// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`. Never
+// inlined: the loop needs all registers.
 template <class Path, int N, bool kMasked>
 __attribute__((noinline)) void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values,
                                            int64_t depth, int64_t key, int64_t column,

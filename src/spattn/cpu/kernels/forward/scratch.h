@@ -52,7 +52,7 @@ template <class T> struct ForwardScratch {
       : cache(arena.array<TileCache>(1)), width(call), query(arena.array<T>(call.head_dim * width.query)),
         scores(arena.array<T>(call.plan.block_kv * width.query)), output(width.query, width.value, arena),
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
-        rows(width.query, arena), mask(call, width.query, arena), position(call, width.query, arena),
+        rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
         exact(width.query, call.head_dim_v, arena), tiles(call, width, cache, arena) {}
 };
 

@@ -111,9 +111,9 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {
-      const AddedOutput<T> added = {first ? nullptr : &same};
+      const T* const factor = first ? nullptr : &same;
       multiply_values<decltype(stored), 1, decltype(vectors)::value>(keys, column * L, Keys{0, count}, s.gradients,
-                                                                     padded, added, &s.rows.dq);
+                                                                     padded, factor, &s.rows.dq);
     });
   });
   add_row(s.chunk, count, s.weights, s.raw.dout, ld_value, sums.begin, dv, sums.ld_dv);

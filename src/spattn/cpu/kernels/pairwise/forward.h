@@ -35,9 +35,9 @@ void add_chunk(const Item& item, int64_t count, bool first, int64_t rows, Logits
     visit_positions<E>(v, position, count, call.head_dim_v, own.width.value, own.staging.values,
                        read_soon<E>(v, position + kSoon, call.head_dim_v), visit);
   };
-  find_reached<T>({}, 1, 1, count, rows, own.reached);
+  find_reached<T>({}, 1, count, rows, own.reached);
   score_rows(item, visit_keys, position, round_up(count, kLanes<T>), 1, rows, own);
-  add_scores<E>(visit_values, count, first, Mask{}, 1, rows, logits, own);
+  add_scores(visit_values, count, first, Mask{}, 1, rows, logits, own);
 }
 
 // An item of the query heads [item.head, end) of a group.

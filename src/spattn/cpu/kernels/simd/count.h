@@ -12,16 +12,6 @@ template <int N> struct Count {
 // Rows of a block: their accumulators, for several keys or features, fill the registers.
 template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
 
-// Pins a value to a register: compilers would reload one that is used several times from memory.
-template <class V> SPATTN_INLINE V held(V v) {
-#if defined(__x86_64__)
-  asm("" : "+v"(v));
-#elif defined(__aarch64__)
-  asm("" : "+w"(v));
-#endif
-  return v;
-}
-
 // Calls run(Count<R>, first) for blocks of R rows, then for the remainder in halves of R.
 template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, int64_t first = 0) {
   for (; rows - first >= R; first += R) run(Count<R>{}, first);

@@ -1,10 +1,10 @@
 // Scores, their maxima and exponents.
 //
 // Without a score function (score.h) the variables named *score* are unscaled, sign(scale) * q.k, so that their maximum
-// is always that of the scaled scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural` times that, or `factor` times
-// in base 2, but is never formed: the factor multiplies differences of unscaled scores, which are small and nearly
-// exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in integers instead:
-// WholeParts::Weigh in amx/parts.h.
+// is always that of the scaled scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural`
+// times that, or `factor` times in base 2, but is never formed: the factor multiplies differences of unscaled scores,
+// which are small and nearly exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in
+// integers instead: WholeParts::Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 

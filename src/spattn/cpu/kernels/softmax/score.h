@@ -1,8 +1,8 @@
 // Score functions of scores/*.h on tiles of S: a pass between the score product and the softmax.
 //
 // A score function is a property of the call and has a parameter per query head. The identity has no pass: the softmax
-// then takes unscaled scores (logits.h). Otherwise the pass replaces the products q.k by f(scale * q.k), and the softmax
-// takes these with scale 1. Masks and maxima come after the pass, so f may give anything at a masked pair. A NaN becomes
+// takes unscaled scores (logits.h). Otherwise the pass replaces the products q.k by f(scale * q.k), which the softmax
+// takes with scale 1. Masks and maxima come after the pass, so f may give anything at a masked pair. A NaN becomes
 // +inf, which sends its row to the float64 fallback in every path; masks make it -inf.
 #pragma once
 #include <math.h>
@@ -66,8 +66,8 @@ template <class T> SPATTN_INLINE IntVec<T> lane_positions(const int64_t* from, i
   return found;
 }
 
-// Replaces products by scores, and writes the derivatives, unless null, in the same layout. `rows` and `lanes` are the positions of the
-// rows and of the columns, in whole vectors, of `scores`; rows are keys or, if kKeysInLanes, queries.
+// Replaces products by scores, and writes the derivatives, unless null, in the same layout. `rows` and `lanes` are the
+// positions of the rows and of the columns, in whole vectors, of `scores`; rows are keys or, if kKeysInLanes, queries.
 template <bool kKeysInLanes, class T>
 __attribute__((noinline)) void apply_score(const Score<T>& score, const int64_t* rows, int64_t count,
                                            const int64_t* lanes, int64_t columns, T* scores, int64_t ld,

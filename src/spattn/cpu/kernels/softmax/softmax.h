@@ -41,15 +41,6 @@ template <class T> struct RowStatistics {
     return rest;
   }
 
-  // move_reference() for the first keys of an item, without `rescale`.
-  void set_reference(int64_t vectors, Logits<T> logits) const {
-    for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
-      const Vec<T> largest = load<Vec<T>>(tile_max + column);
-      store(row_max + column, largest);
-      store(reference + column, logits.reference(largest));
-    }
-  }
-
   // Computes the log-sum-exp of `count` rows, rounded up to whole vectors.
   void find_lse(int64_t count, Logits<T> logits) const {
     constexpr int64_t kRows = kLanes<double>;

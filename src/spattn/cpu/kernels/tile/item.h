@@ -13,12 +13,6 @@ struct Listed {
   int64_t number, run, tile;
 };
 
-// A key-value head, and its index over all batch entries.
-struct KeyHead {
-  int64_t number;
-  Head keys, values;
-};
-
 struct Item {
   const Call& call;
   int64_t batch, head;
@@ -29,7 +23,6 @@ struct Item {
   int64_t kv_number() const { return batch * (call.heads_q / call.group) + head_kv(); }
 
   Head queries() const { return {call.q, batch, head}; }
-  KeyHead key_head() const { return {kv_number(), keys(), values()}; }
   Head keys() const { return {call.k, batch, head_kv()}; }
   Head values() const { return {call.v, batch, head_kv()}; }
 

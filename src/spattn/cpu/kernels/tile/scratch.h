@@ -10,26 +10,18 @@ namespace SPATTN_ISA {
 template <class T> struct Widths {
   int64_t query, key, value;
 
-  // With space for at least `rows` queries.
-  explicit Widths(const Call& call, int64_t rows = 0)
-      : query(round_up(call.plan.block_q > rows ? call.plan.block_q : rows, kLanes<T>)),
-        key(round_up(call.head_dim, kLanes<T>)), value(round_up(call.head_dim_v, kLanes<T>)) {}
+  explicit Widths(const Call& call)
+      : query(round_up(call.plan.block_q, kLanes<T>)), key(round_up(call.head_dim, kLanes<T>)),
+        value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
-// Positions of the cells of the current tiles.
+// Positions of the cells of the current tiles; queries in whole vectors.
 struct Positions {
   int64_t *query, *key;  // (block_q), (block_kv)
 
-  Positions(const Call& call, Arena& arena) : Positions(call, call.plan.block_q, arena) {}
-  Positions(const Call& call, int64_t queries, Arena& arena)
-      : query(arena.array<int64_t>(queries)), key(arena.array<int64_t>(call.plan.block_kv)) {}
-
-  // The positions with queries from `first` on.
-  Positions from(int64_t first) const {
-    Positions rest = *this;
-    rest.query += first;
-    return rest;
-  }
+  Positions(const Call& call, Arena& arena)
+      : query(arena.array<int64_t>(round_up(call.plan.block_q, kLanes<float>))),
+        key(arena.array<int64_t>(call.plan.block_kv)) {}
 };
 
 // Copies of K and V for tiles that cannot be read in place.
@@ -49,13 +41,6 @@ struct FallbackRowBuffer {
 
   FallbackRowBuffer(int64_t rows, int64_t width, Arena& arena)
       : rows(rows), chosen(arena.array<bool>(rows)), sum(arena.array<double>(width)) {}
-
-  // The rows from `first` on.
-  FallbackRowBuffer from(int64_t first) const {
-    FallbackRowBuffer rest = *this;
-    rest.rows -= first, rest.chosen += first;
-    return rest;
-  }
 };
 
 }  // namespace SPATTN_ISA

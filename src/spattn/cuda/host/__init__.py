@@ -1,0 +1,1 @@
+"""Host side of a call: cached dispatch, launches, buffers, shared by all kernel families."""

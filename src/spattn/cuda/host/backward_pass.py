@@ -1,0 +1,60 @@
+"""Arguments of a backward pass, shared by all kernel families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...arrays.namespace import numpy_dtype
+from ...arrays.operand import Operand
+from ...planning.contract.types import Plan
+from ...request.score import Score
+from ..driver.device import Device
+from .forward_pass import is_aligned
+
+__all__ = ["BackwardPass"]
+
+
+@dataclass(slots=True)
+class BackwardPass:
+    """A backward pass with validated arguments and allocated results.
+
+    Attributes
+    ----------
+    stream : int
+        Raw handle of the stream of all its work.
+    lse, dlse : Operand
+        (batch, heads_q, q_len) float32, float64 for float64 inputs; `dlse` is None for zero.
+    dq, dk, dv : Operand
+        Results.
+    allocate : callable
+        Bytes to an address that is valid on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
+    score : Score or None
+        Score function; None is the identity.
+    """
+
+    device: Device
+    stream: int
+    plan: Plan
+    dout: Operand
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: Operand
+    dlse: Operand | None
+    dq: Operand
+    dk: Operand
+    dv: Operand
+    dtype: str
+    scale: float
+    allocate: Callable[[int], int]
+    precision: str | None = None
+    score: Score | None = None
+
+    def aligned(self) -> bool:
+        """Whether every row of the operands is 16-byte aligned."""
+        itemsize = numpy_dtype(self.dtype).itemsize
+        return all(is_aligned(x, itemsize) for x in (self.q, self.k, self.v, self.dout))

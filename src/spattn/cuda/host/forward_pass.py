@@ -1,0 +1,90 @@
+"""Arguments of a forward pass, shared by all kernel families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...arrays.operand import Operand
+from ...planning.contract.types import Plan
+from ...request.score import Score
+from ..driver.device import Device
+
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(slots=True)
+class ForwardPass:
+    """A forward pass with validated arguments and allocated outputs.
+
+    Attributes
+    ----------
+    stream : int
+        Raw handle of the stream of all its work.
+    lse : int
+        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs; 0 if not requested.
+    allocate : callable
+        Bytes to an address that is valid on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
+    score : Score or None
+        Score function; None is the identity.
+    """
+
+    device: Device
+    stream: int
+    plan: Plan
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: int
+    dtype: str
+    scale: float
+    allocate: Callable[[int], int]
+    precision: str | None = None
+    score: Score | None = None
+
+    def aligned(self, itemsize: int) -> bool:
+        """Whether every row of every array is 16-byte aligned."""
+        return (
+            is_aligned(self.q, itemsize)
+            and is_aligned(self.k, itemsize)
+            and is_aligned(self.v, itemsize)
+            and is_aligned(self.out, itemsize)
+        )
+
+    def workspace(self) -> tuple[int, int]:
+        """Allocate the split-KV partials: addresses of their rows and lse; (0, 0) if the plan has none."""
+        batch, heads_q = self.q.shape[:2]
+        rows = batch * heads_q * self.plan.slots * self.plan.block_q
+        if rows == 0:
+            return 0, 0
+        itemsize = 8 if self.dtype == "float64" else 4
+        partial_bytes = -(-rows * self.v.shape[3] * itemsize // 256) * 256
+        partial = self.allocate(partial_bytes + rows * itemsize)
+        return partial, partial + partial_bytes
+
+
+def fold_scale(scale: float) -> tuple[float, int]:
+    """Magnitude in base 2, and sign. Kernels apply the sign before the mask: −∞ times 0 or −1 is not −∞.
+
+    A scale that underflows float32 counts as zero: its scores differ by less than rounding.
+    """
+    magnitude = abs(scale) * math.log2(math.e)
+    if magnitude < _SMALLEST_SCALE:
+        return 1.0, 0
+    return magnitude, 1 if scale > 0 else -1
+
+
+def is_aligned(x: Operand, itemsize: int) -> bool:
+    """Whether every row of an array is 16-byte aligned."""
+    batch, head, row, column = x.strides
+    if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
+        return False
+    if (batch | head | row) * itemsize % 16 == 0:
+        return True
+    return all(stride * itemsize % 16 == 0 for stride, size in zip(x.strides[:3], x.shape, strict=False) if size > 1)

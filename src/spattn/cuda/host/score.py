@@ -1,0 +1,29 @@
+"""Score functions on a device: macros and parameters of the kernels that compute them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ...request.score import KINDS, Score
+from ..driver.buffer import Buffer, upload
+from ..driver.device import Device
+
+__all__ = ["score_macros", "score_values"]
+
+
+def score_macros(score: Score | None) -> dict[str, object]:
+    """Macros of a kernel with this score function; none for the identity."""
+    return {} if score is None else {"SPATTN_SCORE_KIND": KINDS.index(score.name)}
+
+
+def score_values(device: Device, score: Score | None) -> int:
+    """Address of the function's parameters, (heads_q,) float32, kept for the process; 0 for the identity. The device's
+    context must be current."""
+    return 0 if score is None else _on_device(device, score.values)[1]["values"]
+
+
+@functools.lru_cache(64)
+def _on_device(device: Device, values: tuple[float, ...]) -> tuple[Buffer, dict[str, int]]:
+    return upload(device, {"values": np.array(values, np.float32)})

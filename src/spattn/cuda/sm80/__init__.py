@@ -1,0 +1,1 @@
+"""Kernels for compute capability 8.0 and later."""

@@ -1,0 +1,200 @@
+// Main loop of the tensor-core kernels: pipelined loads, masks, online softmax and epilogue. A kernel supplies its
+// products:
+//
+//   struct Products {
+//     struct Query;                                   operand fragments of Q kept in registers, if any
+//     load_query(Query&, const Shared&)
+//     multiply_query_key(Scores&, const Shared&, Query&)                   S = Q Kᵀ
+//     multiply_weight_value(Output&, const Scores&, const Shared&)    O += P V
+//     column(n, i)                                    output column of accumulator i < 2 of o[atom][n]
+//     narrow2(Element* tile, row, n, x, y)            writes both to the shared output tile
+//     landed<rows, chunks>(Element* tile)             post-processes the chunks that a thread has loaded
+//   };
+//
+// S has mma.m16n8's accumulator layout, described in softmax.cuh; so has O, except for column().
+// source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
+// registers: FlashAttention-2, Dao, arXiv:2307.08691
+#pragma once
+#include "sm80/forward/fallback_row.cuh"
+#include "sm80/forward/mma_steps.cuh"
+#include "sm80/forward/softmax.cuh"
+
+namespace spattn::sm80 {
+
+using Scores = float[kAtoms][kKeys / 8][4];
+using Output = float[kAtoms][kDimV / 8][4];
+
+// Score modification: from dot products of q and k to the softmax's input. The sign of the scale is already in Q; its
+// magnitude is folded into the exponent.
+__device__ __forceinline__ void logits_policy(Scores& s, const Params& params, const Step& step) {
+  if (step.mask < 0) return;
+  const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
+  constexpr int kWords = kBlockKV / 64;  // per row of the tile
+  const unsigned long long* words =
+      params.masks + static_cast<long long>(step.mask) * kBlockQ * kWords + step.sub * kKeys / 64;
+#pragma unroll
+  for (int atom = 0; atom < kAtoms; ++atom) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned long long bits = words[(first + atom * 16 + half * 8) * kWords];
+      apply_mask(s[atom], half, bits >> step.sub * kKeys % 64, -infinity<float>());
+    }
+  }
+}
+
+// P = exp2(S · scale_log2 − row_max); rescales O and row_sum for a new maximum. weights_policy() computes P.
+__device__ __forceinline__ void softmax(Scores& s, Output& o, RowState (&state)[kAtoms][2], float scale_log2) {
+#pragma unroll
+  for (int atom = 0; atom < kAtoms; ++atom) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float rescale = update(state[atom][half], s[atom], half, scale_log2);
+#pragma unroll
+      for (int n = 0; n < kDimV / 8; ++n) {
+        o[atom][n][2 * half] *= rescale;
+        o[atom][n][2 * half + 1] *= rescale;
+      }
+    }
+  }
+}
+
+// Writes one row of a thread's accumulators, normalised: to the workspace, or narrowed into the shared tile of
+// store_output(). Returns for the whole quad whether the row is final: finite, with scores in range.
+template <typename Products>
+__device__ __forceinline__ bool finish_row(const Output& o, const RowState& state, int atom, int half,
+                                           const Params& params, Shared& shared, const RowTarget& target, int row) {
+  const int quad_lane = threadIdx.x % 4;
+  const float row_sum = quad_sum(state.row_sum), inverse = row_sum == 0.f ? 0.f : 1.f / row_sum;
+  bool finite = is_finite(row_sum) && within_reach(state.row_max);
+#pragma unroll
+  for (int n = 0; n < kDimV / 8; ++n) {
+    const float x = o[atom][n][2 * half] * inverse, y = o[atom][n][2 * half + 1] * inverse;
+    finite = finite && is_finite(x) && is_finite(y);
+    if (!target.partial) {
+      Products::narrow2(shared.q, row, n, x, y);
+    } else if (target.position >= 0) {
+      float* out = static_cast<float*>(params.partial) + target.index * params.head_dim_v;
+      const int columns[2] = {Products::column(n, 0), Products::column(n, 1)};
+      if (columns[0] < params.head_dim_v) out[columns[0]] = x;
+      if (columns[1] < params.head_dim_v) out[columns[1]] = y;
+    }
+  }
+  if (quad_lane == 0 && target.position >= 0) {
+    const float row_lse = (state.row_max + log2f(row_sum)) * 0.6931471805599453f;
+    store_lse(params, target, row_sum == 0.f ? -infinity<float>() : row_lse);
+  }
+  return (__ballot_sync(~0u, finite) >> (threadIdx.x % 32 / 4 * 4) & 15) == 15;
+}
+
+// Copies this warp's rows of the shared output tile to global memory, 16 bytes per lane.
+__device__ __forceinline__ void store_output(const Params& params, const Shared& shared, Element* out) {
+  const int first = threadIdx.x / 32 * kRowsPerWarp;
+  for (int i = threadIdx.x % 32; i < kRowsPerWarp * kChunksV; i += 32) {
+    const int row = first + i / kChunksV, chunk = i % kChunksV, position = shared.query_position[row];
+    if (position < 0 || chunk * kVector >= params.head_dim_v) continue;
+    const Element* source = shared.q + chunk_at<kChunksV>(row, chunk) * kVector;
+    Element* destination = out + position * params.out.row + chunk * kVector;
+    if constexpr (kAligned) {
+      *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(source);
+    } else {
+      for (int j = 0; j < kVector && chunk * kVector + j < params.head_dim_v; ++j) destination[j] = source[j];
+    }
+  }
+}
+
+// Normalises and writes this warp's rows, then recomputes the non-finite ones.
+template <typename Products>
+__device__ __forceinline__ void finish(const Output& o, const RowState (&state)[kAtoms][2], const Params& params,
+                                       Shared& shared, const Work& work, int batch_head) {
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kRowsPerWarp;
+  unsigned again[kAtoms][2];
+#pragma unroll
+  for (int atom = 0; atom < kAtoms; ++atom) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + atom * 16 + half * 8 + lane / 4, position = shared.query_position[row];
+      const RowTarget target = row_target<kBlockQ>(params, work, batch_head, row, position);
+      const bool fine =
+          finish_row<Products>(o, state[atom][half], atom, half, params, shared, target, row) || position < 0;
+      again[atom][half] = __ballot_sync(~0u, !fine);
+    }
+  }
+  __syncwarp();
+  if (work.slot < 0) {
+    const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+    store_output(params, shared, head_of<Element>(params.out, batch, head));
+  }
+  __syncwarp();  // fallback_row() overwrites other lanes' results
+  for (int number = 0; number < 2 * kAtoms; ++number) {
+    for (unsigned rows = again[number / 2][number % 2] & 0x11111111u; rows; rows &= rows - 1) {
+      const int row = first + number * 8 + (__ffs(rows) - 1) / 4;
+      fallback_row<kBlockQ, kBlockKV, kDimV>(params, work, batch_head, row, shared.query_position[row]);
+    }
+  }
+}
+
+// The kernel body.
+template <typename Products>
+__device__ __forceinline__ void attend(const Params& params) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const Task task = find_task(params.items, params.first_block + blockIdx.x);
+  const Work& work = params.work[task.number];
+  const int batch = task.batch_head / params.heads_q, head = task.batch_head % params.heads_q;
+  const Element* q = head_of<const Element>(params.q, batch, head);
+  const Element* k = head_of<const Element>(params.k, batch, head / params.group);
+  const Element* v = head_of<const Element>(params.v, batch, head / params.group);
+
+  const Component& component = params.components[work.component];
+  Steps steps{params, component.key_view, work.begin, work.end};
+  Step now = steps.fetch(), next = steps.fetch();
+  now.write_positions(shared.key_position[0], params);
+  for (int row = threadIdx.x; row < kBlockQ; row += kThreads) {
+    shared.query_position[row] = position_of(params.views[component.query_view], work.query_tile, row);
+  }
+  __syncthreads();
+  load_rows<kBlockQ, kChunks, kThreads, kAligned>(shared.q, q, params.q, shared.query_position, 0, params.head_dim);
+  if (now.exists()) {
+    load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[0], 0, params.head_dim);
+  }
+  copies_wait();
+  Products::template landed<kBlockQ, kChunks>(shared.q);
+  if (now.exists()) Products::template landed<kKeys, kChunks>(shared.k);
+  __syncthreads();
+  if (params.sign != 1) {
+    multiply_tile<kBlockQ * kDim, kThreads>(shared.q, params.sign);
+    __syncthreads();
+  }
+  typename Products::Query query;
+  Products::load_query(query, shared);
+
+  Output o = {};
+  RowState state[kAtoms][2];
+  for (int buffer = 0; now.exists(); buffer ^= 1) {
+    // K has landed; all threads are done with V.
+    load_rows<kKeys, kChunksV, kThreads, kAligned>(shared.v, v, params.v, shared.key_position[buffer], 0,
+                                                   params.head_dim_v);
+    next.write_positions(shared.key_position[buffer ^ 1], params);
+    Scores s;
+    Products::multiply_query_key(s, shared, query);
+    logits_policy(s, params, now);
+    copies_wait();
+    Products::template landed<kKeys, kChunksV>(shared.v);
+    __syncthreads();
+    // V and the next positions have landed; all threads are done with K.
+    if (next.exists()) {
+      load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[buffer ^ 1], 0,
+                                                    params.head_dim);
+    }
+    now = next;
+    next = steps.fetch();
+    softmax(s, o, state, static_cast<float>(params.scale_log2));
+    Products::multiply_weight_value(o, s, shared);
+    copies_wait();
+    if (now.exists()) Products::template landed<kKeys, kChunks>(shared.k);
+    __syncthreads();
+  }
+  finish<Products>(o, state, params, shared, params.work[task.number], task.batch_head);
+}
+
+}  // namespace spattn::sm80

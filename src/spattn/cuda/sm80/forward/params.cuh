@@ -1,0 +1,127 @@
+// Kernel parameters: arrays, the plan's records and the launch lists. sm80/forward/params.py describes these structs; each
+// compilation asserts that both agree.
+#pragma once
+
+namespace spattn::sm80 {
+
+constexpr int kAxes = 3;
+
+// spattn.planning.contract.types.VIEW: an affine lattice of positions cut into boxes.
+struct View {
+  long long offset;
+  long long stride[kAxes];
+  int extent[kAxes];
+  int box[kAxes];
+  int grid[kAxes];
+  int tiles;
+};
+
+// spattn.planning.contract.types.COMPONENT
+struct Component {
+  int query_view, key_view, first_row, query_tiles, variant;
+};
+
+// spattn.planning.contract.types.WORK
+struct Work {
+  int component, query_tile, begin, end, slot;
+};
+
+// An array (batch, heads, rows, columns); strides in elements.
+struct Array {
+  char* data;
+  long long batch, head, row, column;
+};
+
+// Tasks (work items or combines) of each variant × the (batch, head) pairs that use it. The tasks of a head are
+// adjacent, so that concurrent CTAs share its K and V in L2.
+struct LaunchList {
+  const int* task_indptr;         // (variants + 1): tasks of a variant
+  const int* head_indptr;         // (variants + 1): its range in `heads`
+  const int* heads;               // batch * heads_q + head
+  const long long* first_number;  // (variants + 1): start of its tasks × heads
+  long long numbers;
+  int variants;
+};
+
+struct Params {
+  // Of the call.
+  Array q, k, v, out;
+  void* lse;              // (batch, heads_q, q_len), or null if not requested
+  void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
+  void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
+  long long first_block;  // of this launch; a grid has at most 2^31 - 1 CTAs
+  double scale_log2;      // |scale| · log2(e); 1 when scale is 0
+  int sign;               // sign of scale, multiplied into Q so that scale_log2 is always positive
+  int heads_q;
+  int group;  // heads_q / heads_kv
+  int head_dim, head_dim_v;
+  // Of the plan.
+  const View* views;
+  const Component* components;
+  const int* indices;
+  const int* key_view;
+  const int* mask;
+  const unsigned long long* masks;
+  const Work* work;
+  const int* merge_rows;
+  const int* merge_indptr;
+  const int* merge_sources;
+  LaunchList items, merges;
+  int q_len, slots, block_q;
+};
+
+// A task for one head.
+struct Task {
+  int number;      // index into plan.work or the plan's combines
+  int batch_head;  // batch * heads_q + head
+};
+
+// The task with a given index in the launch list.
+__device__ inline Task find_task(const LaunchList& list, long long number) {
+  int variant = 0;
+  for (int after = list.variants; after - variant > 1;) {
+    const int middle = (variant + after) / 2;
+    (list.first_number[middle] <= number ? variant : after) = middle;
+  }
+  const long long local = number - list.first_number[variant];
+  const int first = list.task_indptr[variant];
+  const int tasks = list.task_indptr[variant + 1] - first;
+  const int head = static_cast<int>(local / tasks);
+  return {first + static_cast<int>(local - static_cast<long long>(head) * tasks),
+          list.heads[list.head_indptr[variant] + head]};
+}
+
+// First element of a head of an array.
+template <typename T>
+__device__ inline T* head_of(const Array& array, int batch, int head) {
+  return reinterpret_cast<T*>(array.data) + batch * array.batch + head * array.head;
+}
+
+// Position of cell `cell` of tile `tile` of a view, -1 for padding. Divides only for views of more than one axis.
+// Positions are 32-bit; partial sums may wrap modulo 2^32.
+__device__ inline int position_of(const View& view, int tile, int cell) {
+  const int box1 = view.box[1], box2 = view.box[2], grid1 = view.grid[1], grid2 = view.grid[2];
+  int at0 = 0, at1 = 0, at2 = cell;
+  if (box1 != 1 || view.box[0] != 1) {
+    const int rest = cell / box2;
+    at2 = cell - rest * box2;
+    at0 = rest / box1;
+    at1 = rest - at0 * box1;
+  }
+  int tile0 = 0, tile1 = 0, tile2 = tile;
+  if (grid1 != 1 || view.grid[0] != 1) {
+    const int rest = tile / grid2;
+    tile2 = tile - rest * grid2;
+    tile0 = rest / grid1;
+    tile1 = rest - tile0 * grid1;
+  }
+  at0 += tile0 * view.box[0];
+  at1 += tile1 * box1;
+  at2 += tile2 * box2;
+  const bool inside = at0 < view.extent[0] && at1 < view.extent[1] && at2 < view.extent[2];
+  const unsigned position = static_cast<unsigned>(view.offset) + static_cast<unsigned>(view.stride[0]) * at0 +
+                            static_cast<unsigned>(view.stride[1]) * at1 + static_cast<unsigned>(view.stride[2]) * at2;
+  return inside ? static_cast<int>(position) : -1;
+}
+
+}  // namespace spattn::sm80

@@ -1,0 +1,1 @@
+"""Kernels for compute capability 9.0."""

@@ -1,0 +1,314 @@
+// Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
+//
+// With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
+// and, in the dK/dV kernel, dV += P C2. In the dK/dV kernel, S and dS are the transposes of the usual formula's.
+#pragma once
+
+#include "sm90/backward/results.cuh"
+
+namespace spattn::sm90_backward {
+
+constexpr bool kBehind =
+    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, registers permitting
+static_assert(kStages >= 2 + (kBehind || kQueries));  // an iteration that holds a stage waits for the next one's first
+
+// Chunks of 16 columns of P C2 multiplied before dS is known; in fused mode the rest keeps the tensor cores busy while
+// dQ is handed to the writer.
+constexpr int kChunks = kStep / 16, kChunksBefore = kQueries ? kChunks / 2 : kChunks;
+
+struct Consumer {
+  const Params& p;
+  Shared& shared;
+  Group own{p, shared};
+  QueryProducts queries;
+
+  __device__ __forceinline__ void wait_stage() {
+    barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
+  }
+
+  __device__ __forceinline__ void release(int stage) { own.arrive(shared.empty[stage]); }
+
+  // s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage; asynchronous.
+  template <int kOperand>
+  __device__ __forceinline__ void multiply(float (&d)[kProducts], uint32_t stage) {
+    const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSubtile * kRowBytes;
+    const uint64_t a = operand_descriptor(uniform(start), 16, 1024);
+    const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+      const int panel = chunk / 4, within = chunk % 4 * 32;
+      ScoreProduct::shared(d, a + (panel * kBlock * kRowBytes + within) / 16,
+                           b + (panel * kStep * kRowBytes + within) / 16, chunk);
+    }
+    wgmma_commit();
+  }
+
+  // sums += weights times chunks [kBegin, kEnd) of the columns in a stage; asynchronous.
+  template <int kBegin, int kEnd, int kCount>
+  __device__ __forceinline__ void accumulate(float (&sums)[kCount], const uint32_t (&weights)[kWeights],
+                                             uint32_t stage) {
+    const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), kStep * kRowBytes, 1024);
+    pin(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int chunk = kBegin; chunk < kEnd; ++chunk) {
+#pragma unroll
+      for (int block = 0; block < kCount / SumProduct::kCount; ++block) {
+        SumProduct::registers(sums + block * SumProduct::kCount, weights + 4 * chunk,
+                              b + (chunk * 16 + block * 2 * kStep) * kRowBytes / 16);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // Loads the mask words of a stage early, to hide their latency behind the product. Returns false if no pair of this
+  // warpgroup's rows is allowed.
+  __device__ __forceinline__ bool load_mask(uint32_t stage, StepMask<kTiles>& mask) {
+    mask.partial = false;
+    bool any = false;
+    int number[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      // The lane that releases the stage reads, the reduction broadcasts.
+      number[t] = static_cast<int>(uniform(own.thread % 32 == 0 ? shared.masks[stage][t][own.number] : 0));
+      mask.partial |= number[t] != kFullTile;
+      any |= number[t] != kNoTile;
+    }
+    if (mask.partial && any) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], own.thread);
+    }
+    return any;
+  }
+
+  // Row statistics (lse or delta): accumulator i of a part belongs to the thread's query of(i), one of its two rows or
+  // one of its columns.
+  static constexpr int kParts = kByKeys ? 2 : 1, kPart = kProducts / kParts;
+  static constexpr int kStatistics = kByKeys ? kPart / 2 : 2;
+
+  __device__ __forceinline__ static constexpr int of(int i) { return kByKeys ? i / 4 * 2 + i % 2 : i / 2 % 2; }
+
+  // Reads the statistics of a part with loads in flight together; registers do not suffice for more.
+  __device__ __forceinline__ void read_statistics(float (&found)[kStatistics], float Statistic::* which, uint32_t stage,
+                                                  int part) const {
+    const int lane = own.thread % 32;
+    const int first = kByKeys ? stage * kStep + part * kStep / kParts + lane % 4 * 2
+                              : own.rows.stage * kBlock + own.number * kSubtile + own.thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < kStatistics; ++n) {
+      found[n] = shared.statistics[first + (kByKeys ? n / 2 * 8 + n % 2 : 8 * n)].*which;
+    }
+  }
+
+  // Softmax numerator: dot products to weights, also narrowed. `lse` holds the first part's statistics.
+  __device__ __forceinline__ void weigh(float (&s)[kProducts], uint32_t (&weights)[kWeights],
+                                        const StepMask<kTiles>& mask, float (&lse)[kStatistics], uint32_t stage) {
+    if (p.sign != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < kProducts; ++i) s[i] *= p.sign;
+    }
+    if (mask.partial) {
+      apply_mask<0>(s, mask.word[0]);
+      if constexpr (kTiles == 2) apply_mask<32>(s, mask.word[1]);
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part) read_statistics(lse, &Statistic::lse, stage, part);
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        float& at = s[part * kPart + i];
+        at = exp2_flushed(at * p.scale_log2 - lse[of(i)]);
+      }
+    }
+    if constexpr (kValues) narrow_all(s, weights);
+  }
+
+  // dS, unscaled and narrowed: s o (d - delta). `delta` holds the first part's statistics.
+  __device__ __forceinline__ void differentiate(const float (&s)[kProducts], float (&d)[kProducts],
+                                                uint32_t (&gradients)[kWeights], float (&delta)[kStatistics],
+                                                uint32_t stage) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part) read_statistics(delta, &Statistic::delta, stage, part);
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        float& at = d[part * kPart + i];
+        at = s[part * kPart + i] * (at - delta[of(i)]);
+      }
+    }
+    narrow_all(d, gradients);
+  }
+
+  __device__ __forceinline__ static void narrow_all(const float (&x)[kProducts], uint32_t (&narrowed)[kWeights]) {
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) narrowed[i] = narrow2(x[2 * i], x[2 * i + 1]);
+  }
+
+  // Ping-pong: the warpgroups start iterations in turns, so that one's softmax overlaps the other's products.
+  __device__ __forceinline__ void take_turn() const {
+    if (kTurns) named_sync(kTurn + own.number, 128 * kWarpgroups);
+  }
+
+  __device__ __forceinline__ void pass_turn() const {
+    if (kTurns) named_arrive(kTurn + (own.number + 1) % kWarpgroups, 128 * kWarpgroups);
+  }
+
+  // State carried to the next iteration.
+  struct Carried {
+    int left;                      // iterations left in the item
+    StepMask<kTiles> mask;         // of the next iteration
+    uint32_t gradients[kWeights];  // dS
+    int held;                      // stage with the columns that dS multiplies
+  };
+
+  // Waits for the next stage; returns false if it holds no pair of this warpgroup's rows, or the item is done.
+  __device__ __forceinline__ bool open(Carried& carried) {
+    if (carried.left == 0) return false;
+    wait_stage();
+    return load_mask(own.ring.stage, carried.mask);
+  }
+
+  // An iteration in which only the other warpgroup has pairs: dS is zero, but this one still computes its half of dQ.
+  __device__ __forceinline__ bool idle_step(Carried& carried) {
+    take_turn();
+    pass_turn();
+    for (int operand = 0; operand < 2; ++operand) {
+      wait_stage();
+      release(own.ring.stage);
+      own.ring.advance();
+    }
+    float q[kQueryProducts];
+    if constexpr (kQueries) {
+      if (carried.left == 1) own.arrive(shared.rows_empty[own.rows.stage][1]);
+      clear(carried.gradients);
+      queries.write(own, carried.gradients);
+      queries.multiply(own, q);
+    }
+    --carried.left;
+    const bool any = open(carried);
+    if constexpr (kQueries) end_queries(q, carried);
+    return any;
+  }
+
+  // Completes dQ of an iteration; kPending products may stay in flight.
+  template <int kPending = 0>
+  __device__ __forceinline__ void end_queries(float (&q)[kQueryProducts], const Carried& carried) {
+    wgmma_wait<kPending>();
+    pin(q);
+    if (carried.left == 0) own.arrive(shared.rows_empty[own.rows.stage][0]);
+    queries.hand_over(own, q);
+  }
+
+  // One iteration; returns true if the next one has a pair in this warpgroup's rows. Products are asynchronous and
+  // complete in order. With kBehind, dS C1 overlaps the next softmax. kFirst: no product of an earlier iteration is
+  // pending.
+  template <bool kFirst>
+  __device__ __forceinline__ bool step(float (&scores)[kScoreSums], float (&values)[kValueSums], Carried& carried) {
+    constexpr int kBefore = kBehind && !kFirst;  // pending products of the previous iteration
+    constexpr int kOwned = kScores && !kBehind;  // dS C1 of this iteration
+    const uint32_t first = own.ring.stage;
+    own.ring.advance();
+    float s[kProducts], d[kProducts], q[kQueryProducts], lse[kStatistics], delta[kStatistics];
+    uint32_t weights[kWeights];
+    take_turn();
+    multiply<0>(s, first);
+    wait_stage();
+    const uint32_t second = own.ring.stage;
+    own.ring.advance();
+    if constexpr (kScores) multiply<1>(d, second);
+    if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
+    pass_turn();
+    read_statistics(lse, &Statistic::lse, second, 0);
+    wgmma_wait<kScores + kBefore>();
+    pin(s);
+    weigh(s, weights, carried.mask, lse, second);
+    if constexpr (kValues) accumulate<0, kChunksBefore>(values, weights, second);
+    if constexpr (kScores) {
+      read_statistics(delta, &Statistic::delta, second, 0);
+      wgmma_wait<kBefore + kValues>();
+      pin(d);
+      if (kQueries && carried.left == 1) own.arrive(shared.rows_empty[own.rows.stage][1]);
+      if constexpr (kBefore) {
+        wgmma_wait<kValues>();
+        pin(scores);
+        release(carried.held);
+      }
+      differentiate(s, d, carried.gradients, delta, second);
+      carried.held = first;
+      if constexpr (kQueries) {
+        queries.write(own, carried.gradients);
+        queries.multiply(own, q);
+        accumulate<kChunksBefore, kChunks>(values, weights, second);
+      }
+      if constexpr (kOwned) accumulate<0, kChunks>(scores, carried.gradients, first);
+    }
+    --carried.left;
+    bool any = false;
+    if constexpr (kQueries) {
+      any = open(carried);  // while the last products are in flight
+      end_queries<kOwned + 1>(q, carried);
+    }
+    wgmma_wait<kOwned>();
+    if constexpr (kValues) pin(values);
+    release(second);
+    if constexpr (!kBehind) {
+      wgmma_wait<0>();
+      if constexpr (kScores) pin(scores);
+      release(first);
+    }
+    // Not earlier: with two stages, the next iteration waits for the one just released.
+    if constexpr (!kQueries) any = open(carried);
+    return any;
+  }
+
+  // Completes the product that the last iteration left pending.
+  __device__ __forceinline__ void drain(float (&scores)[kScoreSums], const Carried& carried) {
+    if constexpr (kBehind) {
+      accumulate<0, kChunks>(scores, carried.gradients, carried.held);
+      wgmma_wait<0>();
+      pin(scores);
+      release(carried.held);
+    }
+  }
+
+  // All iterations of an item. Nothing stays pending across iterations without a pair, since it holds a stage.
+  __device__ __forceinline__ void run_steps(int count, float (&scores)[kScoreSums], float (&values)[kValueSums]) {
+    Carried carried;
+    carried.left = count;
+    bool any = open(carried);
+    while (carried.left > 0) {
+      if (!any) {
+        any = idle_step(carried);
+        continue;
+      }
+      any = step<true>(scores, values, carried);
+      while (any) any = step<false>(scores, values, carried);
+      drain(scores, carried);
+    }
+  }
+
+  template <class Number, int kCount>
+  __device__ __forceinline__ static void clear(Number (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = 0;
+  }
+
+  __device__ void run() {
+    if (own.number == kWarpgroups - 1) pass_turn();
+    for (;; own.tasks.advance(), own.rows.advance()) {
+      barrier_wait(shared_address(&shared.assigned_full[own.tasks.stage]), own.tasks.parity);
+      const Work& work = own.assigned().work;
+      if (work.heads == 0) break;
+      barrier_wait(shared_address(&shared.rows_full[own.rows.stage]), own.rows.parity);
+      if constexpr (kQueries) queries.begin(own);
+      float scores[kScoreSums], values[kValueSums];
+      clear(scores);
+      clear(values);
+      run_steps(work.heads * ((work.end - work.begin + kTiles - 1) / kTiles), scores, values);
+      Results{own}.finish(scores, values, queries);
+    }
+  }
+};
+
+}  // namespace spattn::sm90_backward

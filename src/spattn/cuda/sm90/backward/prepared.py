@@ -1,0 +1,329 @@
+"""Device plans, and the kernels and parameters of backward calls of given shapes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ...._util.cached import Recent
+from ...._util.ragged import offsets
+from ....choose.specializations import ARCH, KEYS_TOGETHER
+from ....planning.contract.cache import kept_with_plan
+from ....planning.contract.types import Plan
+from ....schedule.reductions import find_sum_reductions, no_sum_reductions
+from ....schedule.subtiles import EMPTY, Pass, by_keys, by_queries
+from ....schedule.tasks import merge_heads, order_tasks
+from ....schedule.tensor_maps import MAPS, VIEW
+from ....schedule.turns import take_turns
+from ...driver.buffer import Buffer, upload
+from ...driver.device import Device
+from ...driver.launch import Kernel, Launch, kernel, start
+from ...host.backward_pass import BackwardPass
+from ..maps import readable
+from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
+from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .specializations import Specialization, builds, variant
+
+__all__ = ["Ready", "plan_on_device"]
+
+_COUNTERS = 1024  # concurrent launches of a plan on different streams
+_READY_KEPT = 32
+_LAUNCHES_KEPT = 64  # recent address tuples; allocators reuse addresses
+_BLOCKS_PER_SM = 2  # for which long lists are split
+# Fused backward: items add to the dQ of a head one after another. They hardly wait if the distance between concurrent
+# items is at most the length of an item, and the pipeline fills in a small part of the run time. A fused product of
+# sub-tiles takes up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.
+_MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
+_FEWEST_STEPS = 2  # per SM; below, a fused backward is not faster and needs one more launch
+_HEADS_TOGETHER = 16  # concurrent; more of them exceed the L2 cache
+_ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
+_ROWS = 2 * SUBTILE  # per work item
+_PHASES = "tasks", "tasks_of_reductions"
+_HALVES = 2  # of the dQ sums, each with a counter
+_MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
+_STATISTIC_BYTES = 16
+
+
+class DevicePlan(NamedTuple):
+    """The dK/dV or dQ part on the device: (phase, parameters, grid) of its launches, and the CTAs per head of its
+    sums."""
+
+    launches: list[tuple[int, PassParams, int]]
+    partial_rows: int
+    sums: dict[str, int]
+    sum_blocks: int
+
+
+class Launched(NamedTuple):
+    """A launch of backward.cu; in-kernel reductions have phase 1."""
+
+    kernel: Kernel
+    keyed: int
+    phase: int
+    params: PassParams
+    blocks: int
+
+    def beside(self, before: Launched) -> bool:
+        """Whether it may overlap the preceding launch: the dK/dV and dQ kernels are independent."""
+        return self.keyed != before.keyed and self.phase == before.phase
+
+
+class Sum(NamedTuple):
+    """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` behind the target."""
+
+    target: int
+    of: DevicePlan
+    blocks: int
+    tail: tuple[int, ...]
+
+
+class OnePass(NamedTuple):
+    """State of a fused backward: the query sub-tiles, and the number of additions that precede each entry's."""
+
+    subtiles: QuerySubtiles
+    rank: np.ndarray
+
+
+class BackwardPlan:
+    """The dK/dV and dQ work of a plan on one device for fixed batch and heads."""
+
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
+        self.views = lay_out_views(plan)
+        queries = by_queries(plan, self.views.cut)
+        keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
+        together = min(batch * heads_kv, _HEADS_TOGETHER)
+        shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
+        shared["counters"] = np.zeros(_COUNTERS, np.int32)
+        if self.one_pass is not None:
+            shared["subtiles"] = self.one_pass.subtiles.coordinates
+        buffer, self.at = upload(device, shared)
+        self._buffers: list[Buffer] = [buffer]
+        in_cache = KEYS_TOGETHER if self.one_pass is None else max(KEYS_TOGETHER, plan.kv_len * together)
+        group = heads_q // heads_kv
+        self.passes = (
+            self._upload(plan, queries, device, (batch, heads_q, heads_kv), KEYS_TOGETHER, 0),
+            self._upload(plan, keys, device, (batch, heads_kv, heads_kv), in_cache, group),
+        )
+        # Task counters that no launch in flight uses.
+        first = self.at["counters"]
+        self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
+        self._ready = Recent(_READY_KEPT)
+
+    def _by_keys(
+        self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
+    ) -> tuple[Pass, OnePass | None]:
+        """The dK/dV work and, if dQ is fused into it, the sums' state. Fused work is balanced over SMs, as no other
+        kernel overlaps it."""
+        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
+        side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
+        sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
+        keys = by_keys(*sizes)
+        subtiles = query_subtiles(plan, self.views, keys)
+        if subtiles is None or batch * heads_q * len(subtiles.coordinates) > _MOST_SUMS:
+            return keys, None
+        one, two = _products(keys, queries, heads_q // heads_kv)
+        turns = take_turns(keys, subtiles.of_entry, side_by_side)
+        if _SLOWER * one > two or not _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
+            return keys, None
+        even = by_keys(*sizes, rounds=device.sm_count)
+        return even, OnePass(subtiles, take_turns(even, subtiles.of_entry, side_by_side).rank)
+
+    def _upload(
+        self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
+    ) -> DevicePlan:
+        """Upload the dQ (`group` 0) or dK/dV work for `heads` = (batch, heads, key heads); `group`: query heads per
+        item."""
+        keyed = group > 0
+        slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
+        if self.one_pass is None:
+            found = find_sum_reductions(slot, made.work_indptr, made.merges, _ROWS, length)
+        else:  # tasks wait for earlier ones, and the dQ kernel rarely runs
+            found = no_sum_reductions(slot, made.merges)
+        reduces, merges = found.slots < -1, found.merges
+        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~reduces, reduces)]
+        arrays = lay_out(plan, self.views, made, found.slots, keyed) | {
+            "masks": lay_out_masks(plan, self.views.cut, keyed),
+            "rest_indptr": found.rest_indptr,
+            "rest_sources": found.rest_sources,
+            "rows": merges.rows,
+            "indptr": merges.indptr,
+            "sources": merges.sources,
+            "heads": merge_heads(merges.variants, made.variant, *heads[:2]),
+        }
+        for name, tasks in zip(_PHASES, phases, strict=True):
+            tasks["head_q"] *= max(group, 1)
+            arrays[name] = tasks
+        if keyed and self.one_pass is not None:
+            arrays["entries"]["subtile"], arrays["entries"]["rank"] = (
+                self.one_pass.subtiles.of_entry,
+                self.one_pass.rank,
+            )
+        buffer, at = upload(device, arrays)
+        self._buffers.append(buffer)
+        names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
+        at |= {"row_views": self.at[names[0]], "column_views": self.at[names[1]]}
+        partial_rows = made.slots * _ROWS
+        launches = [
+            (phase, PassParams(at | {"tasks": at[name]}, len(tasks), partial_rows), min(device.sm_count, len(tasks)))
+            for phase, (name, tasks) in enumerate(zip(_PHASES, phases, strict=True))
+            if len(tasks)
+        ]
+        sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        return DevicePlan(launches, partial_rows, at, sum_blocks)
+
+    def ready(self, call: BackwardPass) -> Ready | None:
+        """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
+        arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
+        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        found = self._ready.get(key, self)
+        if found is self:
+            room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
+            fits = room is not None and all(map(readable, arrays))
+            found = self._ready.keep(key, Ready(self, call, room) if fits and room else None)
+        return found
+
+
+class Ready:
+    """Kernels and parameters of all calls of a plan with the same shapes, strides and dtype."""
+
+    def __init__(self, plan: BackwardPlan, call: BackwardPass, room: int):
+        self._plan, self.counter = plan, plan.counter
+        batch, heads_q, q_len, head_dim = call.q.shape
+        heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
+        queries, keys = plan.passes
+        subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
+        table = builds(max(head_dim, head_dim_v), subtiles is not None)
+        loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        self._launched = sorted(
+            (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
+            key=lambda launched: launched.phase,
+        )
+        self._statistics = self._load(call, "statistics", table[0], MAPS[0])
+        self._sum = self._load(call, "sum", table[0], MAPS[0])
+        self._convert, self._subtiles, self._view = None, 0, 0
+        if subtiles is not None and table[0].results == "dk dv dq":
+            self._convert = self._load(call, "convert", table[0], MAPS[0])
+            self._subtiles = len(subtiles.coordinates)
+            self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
+        # In fused mode the dK/dV kernel sets a flag that tells the dQ kernel whether to run.
+        beside = [subtiles is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
+        waits = [not runs for runs in (False, *beside)]
+        launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
+        self._template = Template(plan.views, launches, call, room, self._subtiles)
+        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._subtiles * _HALVES
+        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
+        results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
+        self._sums = [
+            Sum(
+                number,
+                of,
+                batch * heads * of.sum_blocks,
+                (*x.strides[:3], of.partial_rows, heads, x.shape[3], of.sum_blocks, 0),
+            )
+            for number, (of, x, heads) in enumerate(results)
+            if of.sum_blocks
+        ]
+        sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
+        sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
+        *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
+        self._launches = Recent(_LAUNCHES_KEPT)
+
+    @staticmethod
+    def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
+        source = f"sm90/backward/{name}.cu"
+        return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
+
+    def run(self, call: BackwardPass) -> None:
+        """Enqueue all kernels; the context must be current."""
+        workspace = call.allocate(self.workspace_bytes)
+        rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
+        arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
+        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
+        start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
+
+    def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
+        """The launches of a call, which must be exclusive to it: no other writes to the same addresses while its
+        results are alive."""
+        *partial, query_sums, added = [workspace + offset for offset in self._offsets]
+        to = Addresses(
+            call.q.pointer,
+            call.k.pointer,
+            call.v.pointer,
+            call.dout.pointer,
+            call.dq.pointer,
+            call.dk.pointer,
+            call.dv.pointer,
+            workspace,
+            call.scale,
+        )
+        dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
+        strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
+        arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace, added
+        written: list[Launch] = []
+
+        def write(kernel: Kernel, blocks: int, params: bytes, counter_at: int | None = None) -> None:
+            written.append(Launch(kernel, blocks, params, call.stream, counter_at, early=bool(written)))
+
+        write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
+        # In fused mode the dQ kernel recomputes dQ if a sum is not finite; otherwise it only reads the flag.
+        nonfinite = added + 4 * self._added
+        gate = 0 if self._convert is None else nonfinite
+        for number, (ready, keyed, _, _, blocks) in enumerate(self._launched):
+            results = (partial[1], partial[2]) if keyed else (partial[0], 0)
+            workspaces = *results, query_sums, added, 0 if keyed else gate
+            params = self._template.fill(number, to, workspaces, 0)
+            write(ready, blocks, params, self._template.counter_at)
+            if keyed and self._convert is not None:
+                params = pack_converted(
+                    query_sums,
+                    added,
+                    nonfinite,
+                    self._view,
+                    self._plan.at["subtiles"],
+                    to.dq,
+                    *call.dq.strides[:3],
+                    self._subtiles,
+                    call.q.shape[1],
+                    call.q.shape[3],
+                    call.scale,
+                )
+                write(self._convert, self._added // _HALVES, params)
+        for number, of, blocks, tail in self._sums:
+            target = (call.dq, call.dk, call.dv)[number].pointer
+            lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
+            params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
+            write(self._sum, blocks, params)
+        return written
+
+
+def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
+    """Whether a fused backward pays: items hardly wait for each other, `apart` iterations between concurrent ones, and
+    there is enough work."""
+    steps = (keys.work["end"] - keys.work["begin"]).astype(np.int64) * keys.work["heads"]
+    of_each_sm = float(steps.sum()) * heads / device.sm_count
+    if of_each_sm < _FEWEST_STEPS:
+        return False
+    return apart <= _MOST_APART * float(steps.mean()) and apart <= _MOST_FILLING * of_each_sm
+
+
+def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
+    """Products of sub-tiles per key head: fused, where both warpgroups take part in every iteration, and with separate
+    kernels, where a warpgroup skips sub-tiles without an allowed pair."""
+    every = _entries(keys, np.ones_like(keys.masks, bool))
+    seen_by_keys, seen_by_queries = (_entries(made, made.masks != EMPTY) for made in (keys, queries))
+    return 5 * every, 4 * seen_by_keys + 3 * group * seen_by_queries
+
+
+def _entries(made: Pass, chosen: np.ndarray) -> int:
+    """Number of `chosen` (row sub-tile, entry) pairs over all items."""
+    before = offsets(chosen.sum(axis=1))
+    return int(((before[made.work["end"]] - before[made.work["begin"]]) * made.work["heads"]).sum())
+
+
+@kept_with_plan
+def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> BackwardPlan:
+    """Device copy of a plan's backward work, made at first use and cached with it; the device's context must be
+    current."""
+    return BackwardPlan(plan, device, batch, heads_q, heads_kv)

@@ -1,0 +1,179 @@
+// Producer warp: loads row tiles and columns by TMA; draws tasks from an atomic counter.
+#pragma once
+
+#include <cstddef>
+
+#include "sm90/isa/tma.cuh"
+#include "sm90/backward/config.cuh"
+
+namespace spattn::sm90_backward {
+
+// Index of a word of an Assignment.
+#define SPATTN_WORD(field) (offsetof(Assignment, field) / 4)
+static_assert(sizeof(Assignment) / 4 <= 32);
+
+struct Producer {
+  const Params& p;
+  Shared& shared;
+  const int lane = threadIdx.x % 32;
+  RingPosition<kStages> ring;
+  RingPosition<kBlocks> rows;
+  RingPosition<kTasks> tasks;
+
+  // A task is held as its Assignment: lane l has word l.
+  __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
+
+  // Tensor map coordinate of the first head of a task's rows (kRows) or columns.
+  template <bool kRows>
+  __device__ __forceinline__ int head_of(int now) const {
+    constexpr bool kKeys = kRows == kByKeys;
+    return word_of(now, SPATTN_WORD(task.batch)) * (kKeys ? p.kv_batch : p.q_batch) +
+           word_of(now, kKeys ? SPATTN_WORD(task.head_kv) : SPATTN_WORD(task.head_q));
+  }
+
+  // Looks up entries e, e + 1, ... of a task's list, one per lane.
+  __device__ __forceinline__ void look_up_columns(int now, int e, uint32_t buffer) {
+    const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
+    const int first_view = word_of(now, SPATTN_WORD(work.columns));
+    const int first_map = word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps;
+    const Entry entry = p.entries[min(e + lane, end - 1)];
+    const View& view = p.column_views[first_view + entry.view];
+    const bool real = e + lane < end;
+    __syncwarp();
+    shared.columns[buffer][lane] = {entry.x,
+                                    entry.y + view.shift_y,
+                                    entry.z + view.shift_z,
+                                    view.map + first_map,
+                                    head + entry.head,
+                                    {real ? entry.masks[0] : kNoTile, real ? entry.masks[1] : kNoTile}};
+    __syncwarp();
+  }
+
+  // Four dependent loads that overlap this task's copies. Returns an assignment without heads past the last task.
+  __device__ __forceinline__ int look_up(int number, uint32_t buffer) {
+    constexpr int kWork = sizeof(Work) / 4, kTask = sizeof(Task) / 4;
+    static_assert(SPATTN_WORD(task) == kWork);
+    if (number >= p.task_count) return 0;
+    const int item = p.tasks[number].item;
+    int found = 0;
+    if (lane < kWork) found = reinterpret_cast<const int*>(p.work + item)[lane];
+    else if (lane < kWork + kTask) found = reinterpret_cast<const int*>(p.tasks + number)[lane - kWork];
+    __syncwarp();
+    look_up_columns(found, word_of(found, SPATTN_WORD(work.begin)), buffer);
+    return found;
+  }
+
+  __device__ __forceinline__ void assign(int now) {
+    barrier_wait(shared_address(&shared.assigned_empty[tasks.stage]), tasks.parity ^ 1);
+    if (lane < sizeof(Assignment) / 4) reinterpret_cast<int*>(&shared.assigned[tasks.stage])[lane] = now;
+    barrier_arrive(shared_address(&shared.assigned_full[tasks.stage]));
+    tasks.advance();
+  }
+
+  // Loads the rows of one operand; the last operand goes first, since it is released first.
+  __device__ __forceinline__ void load_rows(int now, int operand) {
+    constexpr int kCopies = kWarpgroups * kPanels;
+    constexpr uint32_t kStatistics = kByKeys ? 0 : kBlock * sizeof(Statistic);
+    static_assert(kCopies + kWarpgroups <= 32);
+    const uint32_t full = shared_address(&shared.rows_full[rows.stage]);
+    const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
+    const bool copies = lane < kCopies;
+    const int subtile = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
+    const int x = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile);
+    const int y = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 1) + view.shift_y;
+    const int z = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 2) + view.shift_z;
+    const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
+    barrier_wait(shared_address(&shared.rows_empty[rows.stage][operand]), rows.parity ^ 1);
+    if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
+    __syncwarp();
+    if (copies) {
+      const uint32_t target =
+          shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + subtile * kSubtile) * kRowBytes;
+      tma_load(target, map + operand, full, panel * 64, x, y, z, head);
+    } else if (!kByKeys && operand == 0 && lane < kCopies + kWarpgroups) {
+      tma_load(shared_address(&shared.statistics[rows.stage * kBlock + subtile * kSubtile]), map + 3, full, 0, x, y, z,
+               head);
+    }
+  }
+
+  // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
+  // kPanels + panel issues one copy; the lanes after those copy the statistics.
+  template <int kSecond>
+  __device__ __forceinline__ void load_columns(const Column* columns, int head) {
+    constexpr bool kStatistics = kByKeys && kSecond;
+    constexpr int kCopies = kTiles * kPanels;
+    const uint32_t full = shared_address(&shared.full[ring.stage]);
+    const int number = lane < kCopies ? lane / kPanels : lane % kTiles, panel = lane % kPanels;
+    const Column& column = columns[number];
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (lane == 0) {
+      for (int t = 0; !kSecond && t < kTiles; ++t) {
+        for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][t][w] = columns[t].masks[w];
+      }
+      barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
+    }
+    __syncwarp();
+    const TensorMap* map = &p.maps[column.map];
+    if (lane < kCopies) {
+      const uint32_t target = shared_address(shared.ring[ring.stage]) + (panel * kStep + number * kSubtile) * kRowBytes;
+      tma_load(target, map + kSecond, full, panel * 64, column.x, column.y, column.z, column.head + head);
+    } else if (kStatistics && lane < kCopies + kTiles) {
+      tma_load(shared_address(&shared.statistics[ring.stage * kStep + number * kSubtile]), map + 3, full, 0, column.x,
+               column.y, column.z, column.head + head);
+    }
+    ring.advance();
+  }
+
+  // The counter hands out task_count + kIdle * gridDim.x tickets in all, in any order. A ticket is used long after its
+  // draw, which hides the latency of the atomic. The first task of a CTA is its block index; in fused mode, where tasks
+  // wait for earlier ones, it is drawn too: a CTA that is not resident yet must not hold one.
+  static constexpr int kIdle = kQueries ? 2 : 1;
+
+  __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
+
+  // Task index of a ticket; the holder of the last ticket resets the counter.
+  __device__ __forceinline__ int settle(int ticket) const {
+    if (lane == 0 && ticket == p.task_count + kIdle * gridDim.x - 1) atomicExch(p.counter, 0);
+    return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);
+  }
+
+  // Loads a task, which has columns, and returns the next one; draws the ticket of the one after that.
+  __device__ __forceinline__ int load_task(int now, uint32_t buffer, int& ticket) {
+    const int begin = word_of(now, SPATTN_WORD(work.begin)), end = word_of(now, SPATTN_WORD(work.end));
+    const int heads = word_of(now, SPATTN_WORD(work.heads));
+    int next = 0;
+    assign(now);
+    for (int operand = kOperands - 1; operand > 0; --operand) load_rows(now, operand);
+#pragma unroll 1
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int e = begin; e < end; e += kTiles) {
+        const int place = (e - begin) % 32;
+        if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
+        load_columns<0>(shared.columns[buffer] + place, head);
+        load_columns<1>(shared.columns[buffer] + place, head);
+        if (e != begin || head != 0) continue;
+        load_rows(now, 0);
+        rows.advance();
+        next = look_up(settle(ticket), buffer ^ 1);
+      }
+    }
+    ticket = draw();
+    return next;
+  }
+
+  __device__ void run() {
+    const int first = kQueries ? settle(draw()) : blockIdx.x;
+    int ticket = draw();
+    uint32_t buffer = 0;
+    for (int now = look_up(first, 0); word_of(now, SPATTN_WORD(work.heads)); buffer ^= 1) {
+      now = load_task(now, buffer, ticket);
+    }
+    settle(ticket);
+    assign(0);
+  }
+};
+
+#undef SPATTN_WORD
+
+}  // namespace spattn::sm90_backward

@@ -1,0 +1,311 @@
+// Consumer warpgroups: products on the tensor cores with online softmax in between.
+#pragma once
+
+#include "sm90/isa/barrier.cuh"
+#include "sm90/forward/config.cuh"
+#include "sm90/forward/logits.cuh"
+#include "sm90/forward/mask.cuh"
+#include "sm90/forward/softmax.cuh"
+#include "sm90/isa/wgmma.cuh"
+
+namespace spattn::sm90 {
+
+struct Consumer {
+  const Params& p;
+  Shared& shared;
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128 - 1, 0);
+  const int thread = threadIdx.x % 128;
+  RingPosition<kStages> ring;
+  RingPosition<kQueries> query;
+  Softmax softmax;
+  int problem = 0;  // index of the problem of the next softmax
+
+  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
+  // before issuing those of masks.
+  template <int kCount>
+  __device__ __forceinline__ void wait_stages() const {
+    RingPosition<kStages> next = ring;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      barrier_wait(shared_address(&shared.full[next.stage]), next.parity);
+      next.advance();
+    }
+    if constexpr (kGathers) fence_async_proxy();
+  }
+
+  // Shared address of a stage, and of this warpgroup's rows of a query tile.
+  __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
+    return uniform(shared_address(shared.ring[stage]));
+  }
+
+  __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
+    return uniform(shared_address(shared.query[query_stage]) + warpgroup * 64 * kRowBytes);
+  }
+
+  __device__ __forceinline__ void release(uint32_t stage) {
+    if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
+  }
+
+  // s = q k^T of the query rows and the keys at these addresses; asynchronous.
+  __device__ __forceinline__ void multiply_keys(float (&s)[kColumns / 2], uint32_t rows, uint32_t keys) {
+    const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
+    pin(s);
+    wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+      const int panel = chunk / 4, within = chunk % 4 * 32;
+      QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
+                              b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
+    }
+    wgmma_commit();
+  }
+
+  // o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites; asynchronous.
+  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
+                                                  uint32_t values, bool first) {
+    const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
+    pin(o);
+    wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
+#pragma unroll
+      for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
+        ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
+                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16,
+                                chunk > 0 || !kOverwrites || !first);
+      }
+    }
+    wgmma_commit();
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ static void clear(float (&o)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
+  }
+
+  // Mask indices of a stage, held by lane 0, which also releases the stage.
+  struct MaskNumbers {
+    int of[kTiles];
+  };
+
+  __device__ __forceinline__ MaskNumbers read_numbers(uint32_t stage) const {
+    MaskNumbers found;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) found.of[t] = thread % 32 == 0 ? shared.masks[stage][t] : 0;
+    return found;
+  }
+
+  // Mask words of an iteration, loaded early to hide their latency behind the product.
+  __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
+    StepMask<kTiles> mask;
+    mask.partial = false;
+    int number[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      number[t] = static_cast<int>(uniform(numbers.of[t]));
+      mask.partial |= number[t] != kFullTile;
+    }
+    if (mask.partial) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], warpgroup), thread);
+    }
+    return mask;
+  }
+
+  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
+    const Problem& own = problem_of(p, problem);
+    logits_policy(s, own.sign, mask);
+    return softmax.update(s, own.scale_log2, rescale);
+  }
+
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
+                                                        uint32_t (&weights)[kStepKV / 4]) {
+#pragma unroll
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
+  }
+
+  // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
+  __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
+#pragma unroll
+    for (int i = 0; i < kDim / 8; i += 2) {
+      const int chunk = i % 8 + lane / 16;
+      store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16, narrow2(o[4 * i], o[4 * i + 1]),
+                     narrow2(o[4 * i + 2], o[4 * i + 3]), narrow2(o[4 * i + 4], o[4 * i + 5]),
+                     narrow2(o[4 * i + 6], o[4 * i + 7]));
+    }
+    fence_async_proxy();
+  }
+
+  __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
+    const int lane = thread % 32;
+    const Problem& own = problem_of(p, assigned);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      int64_t position;
+      // skip padding rows: most rows of a decoding tile
+      if (!query_position(p, assigned, row, position)) continue;
+      float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int column = 8 * i + lane % 4 * 2;
+        if (column < own.head_dim_v) {
+          *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+        }
+      }
+    }
+  }
+
+  // Normalises the rows and combines them with the partial in the workspace.
+  __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
+                                             const float (&inverse)[2]) {
+    const int lane = thread % 32;
+    const Problem& given = problem_of(p, assigned);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int64_t prior = prior_row(p, assigned, row);
+      float& lse = shared.lse[query.stage][row];
+      Blend both = {1.0f, 0.0f, lse};
+      if (prior >= 0) both = blend(lse, given.partial_lse[prior]);
+      __syncwarp();
+      if (lane % 4 == 0) lse = both.lse;
+      const float* source = given.partial_out + max(prior, int64_t(0)) * given.head_dim_v + lane % 4 * 2;
+      const float own = both.own * inverse[h];
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const bool real = prior >= 0 && 8 * i < given.head_dim_v;
+        const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
+        o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
+        o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
+      }
+    }
+  }
+
+  // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
+  __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
+    const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+    float probe[2], inverse[2];
+    probe_rows(o, probe);
+    float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sums[h] = softmax.row_sum[h];
+      sums[2 + h] = probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f);
+    }
+#pragma unroll
+    for (float& sum : sums) sum = quad_sum(sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+      const float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
+      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
+    }
+    const Assignment& assigned = shared.assigned[query.stage];
+    __syncwarp();
+    if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
+    else scale_rows(o, inverse);
+    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup are done with the query tile
+    if (assigned.work.slot >= 0) store_partial(assigned, o);
+    else stage_tile(o);
+    named_arrive(kDone + query.stage, kDoneThreads);
+  }
+
+  // Waits for a query tile and returns the iterations of its work item; 0 ends the kernel.
+  __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
+    barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
+    if constexpr (kGathers) fence_async_proxy();
+    const Work& work = shared.assigned[position.stage].work;
+    if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
+    return (work.end - work.begin + kTiles - 1) / kTiles;
+  }
+
+  // Software pipeline over all tasks of this CTA: the PV product of an iteration overlaps the softmax of the next one,
+  // across task boundaries.
+  __device__ void run() {
+    if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
+    int steps = open(query);
+    if (steps == 0) return finish_all(query);
+    float s[kColumns / 2], o[kDim / 2], rescale[2];
+    uint32_t weights[kStepKV / 4];
+    softmax.reset();
+    if (!kOverwrites) clear(o);
+    wait_stages<1>();
+    multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
+    weigh_first(s, rescale);
+    narrow_weights(s, weights);
+    bool last = steps == 1, first = true;
+    RingPosition<kQueries> ahead = query;  // the task of the next iteration
+    if (last) ahead.advance();
+    uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
+    while (true) {
+      steps = last ? open(ahead) : steps - 1;
+      if (steps == 0) break;
+      wait_stages<kGathers ? 2 : 1>();
+      if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
+      const uint32_t key_stage = ring.stage;
+      const MaskNumbers numbers = read_numbers(key_stage);
+      multiply_keys(s, rows, keys);
+      const StepMask<kTiles> mask = load_mask(numbers);
+      ring.advance();
+      if constexpr (!kGathers) wait_stages<1>();
+      multiply_values(o, weights, stage_address(ring.stage), first);
+      if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+
+      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed during this one
+      const bool finished = last;
+      ring.advance();
+      keys = stage_address(ring.stage);
+      last = steps == 1;
+      if (last) ahead.advance();
+      rows = rows_address(ahead.stage);
+
+      wgmma_wait<1>();
+      pin(s);
+      release(key_stage);
+      const Softmax before = softmax;
+      if (finished) softmax.reset();
+      const bool moved = weigh(s, mask, rescale);
+      softmax.settle();
+      wgmma_wait<0>();
+      pin(o);
+      release(value_stage);
+      narrow_weights(s, weights);
+      if (finished) {
+        finish(before, o);
+        query.advance();
+        if (!kOverwrites) clear(o);
+      } else if (moved) {
+        scale_rows(o, rescale);
+      }
+      first = finished;
+    }
+    wait_stages<1>();
+    multiply_values(o, weights, stage_address(ring.stage), first);
+    wgmma_wait<0>();
+    pin(o);
+    finish(softmax, o);
+    query.advance();
+    finish_all(query);
+  }
+
+  // Softmax of the very first iteration, which no product overlaps.
+  __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
+    const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
+    wgmma_wait<0>();
+    pin(s);
+    release(ring.stage);
+    ring.advance();
+    weigh(s, mask, rescale);
+  }
+
+  // Forwards the end marker to the writer.
+  __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
+    named_arrive(kDone + end.stage, kDoneThreads);
+  }
+};
+
+}  // namespace spattn::sm90

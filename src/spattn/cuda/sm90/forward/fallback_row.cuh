@@ -1,0 +1,50 @@
+// Float64 fallback: one row, key by key.
+//
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. A row that came out non-finite,
+// or whose scores are too large for float32, is recomputed here by one warp, from its allowed keys only, in the plan's
+// order.
+#pragma once
+
+#include "common/element.cuh"
+#include "common/fallback_softmax.cuh"
+#include "sm90/forward/config.cuh"
+#include "sm90/forward/mask.cuh"
+
+namespace spattn::sm90 {
+
+// Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
+__device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
+                                    float (&result)[kDim / 32], float& lse) {
+  const Work& work = assigned.work;
+  const Problem& own = problem_of(p, assigned);
+  const int batch = assigned.batch, head_kv = assigned.head / own.group;
+  const Element* q = static_cast<const Element*>(own.q) + batch * own.q_stride.batch +
+                     assigned.head * own.q_stride.head + query * own.q_stride.token;
+  const Element* k = static_cast<const Element*>(own.k) + batch * own.k_stride.batch + head_kv * own.k_stride.head;
+  const Element* v = static_cast<const Element*>(own.v) + batch * own.v_stride.batch + head_kv * own.v_stride.head;
+  const auto key = [&](int n) -> long long {
+    const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
+    int64_t position;
+    if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
+    const Entry entry = p.entries[e];
+    if constexpr (kGathers) return key_rows(p, work, entry)[column];
+    const View& view = p.key_views[work.key_view + entry.view];
+    if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
+    return view.offset > 0 ? position + own.moved : position;
+  };
+  const auto dot = [&](int64_t position) {
+    double sum = 0;
+    for (int d = 0; d < own.head_dim; ++d) {
+      sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
+    }
+    return own.sign * sum;
+  };
+  const auto value = [&](int64_t position, int d) {
+    return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
+  };
+  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
+  for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
+  lse = float(exact.lse);
+}
+
+}  // namespace spattn::sm90

@@ -1,0 +1,80 @@
+// Gathered KV: row-by-row copies in place of TMA, which reads lattices only.
+//
+// cp.async copies 16 bytes per lane to where TMA would have put them, in the same swizzle. Each lane's copies arrive at
+// the stage's barrier asynchronously, so that all stages can be in flight. The tensor cores read through the async
+// proxy, the copies write through the generic one: consumers fence after their wait.
+#pragma once
+
+#include "sm90/isa/barrier.cuh"
+#include "sm90/forward/config.cuh"
+
+namespace spattn::sm90 {
+
+// Copies 16 bytes, or writes as many zeros.
+__device__ __forceinline__ void copy_chunk(uint32_t target, const void* source, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(real ? 16 : 0)
+               : "memory");
+}
+
+// Arrives once for this lane when all its previous copies have landed.
+__device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// A warp's share of the row indices of a tile or iteration: lane l holds rows 32 i + l; -1 for padding.
+template <int kRows>
+struct RowsOf {
+  static constexpr int kWords = kRows / kLoaders / 32;
+  int at[kWords];
+};
+
+using StepRows = RowsOf<kStepKV>;
+using QueryRows = RowsOf<kBlockQ>;
+
+struct Gatherer {
+  static constexpr uint32_t kAll = 0xffffffff;
+  static constexpr int kChunks = kDim / 8;        // 16-byte chunks per row
+  static constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
+  static constexpr int kPhases = 8 / kTogether;   // phases of the swizzle
+  const int part;                                 // index of this producer warp
+  const int lane = threadIdx.x % 32;
+
+  // Byte offset of chunk `chunk` of row `row` in panels of kRows rows.
+  template <int kRows>
+  __device__ __forceinline__ static uint32_t place(int row, int chunk) {
+    return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
+  }
+
+  // Copies this warp's share of a tile; `stride` in bytes.
+  template <int kRows>
+  __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
+                                       const RowsOf<kRows>& rows) const {
+    const int chunk = lane % kChunks, row = lane / kChunks;
+    const bool wanted = chunk * 8 < dims;
+    const char* first = reinterpret_cast<const char*>(source + chunk * 8);
+    target += part * (kRows / kLoaders) * kRowBytes;
+    uint32_t phase[kPhases];
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) phase[j] = target + place<kRows>(j * kTogether + row, chunk);
+#pragma unroll
+    for (int i = 0; i < RowsOf<kRows>::kWords; ++i) {
+      int at[kChunks];  // all shuffles before the first copy, which would wait for each otherwise
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) at[n] = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        const uint32_t to = phase[n % kPhases] + (32 * i + n / kPhases * 8) * kRowBytes;
+        copy_chunk(to, first + int64_t(at[n]) * stride, wanted && at[n] >= 0);
+      }
+    }
+  }
+
+  // `full` completes once all copies since the last call, and the lanes' own writes, have landed.
+  __device__ __forceinline__ void submit(uint32_t full) const {
+    arrive_when_copied(full);
+    __syncwarp();
+    if (lane == 0 && part == 0) barrier_arrive(full);
+  }
+};
+
+}  // namespace spattn::sm90

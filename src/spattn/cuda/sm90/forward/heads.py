@@ -1,0 +1,36 @@
+"""Grouped-query attention: pack the query heads of a group into one tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....arrays.operand import Operand
+from ....schedule.pack_heads import pack_heads
+from ...host.forward_pass import ForwardPass
+
+
+def with_packed_heads(call: ForwardPass) -> ForwardPass:
+    """The call with the heads of each group packed into one query tile, or the unchanged call if impossible.
+
+    Impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that are per-head
+    within a group, and arrays where (head, query) is not one axis of constant stride.
+    """
+    heads_kv, q_len = call.k.shape[1], call.q.shape[2]
+    group = call.q.shape[1] // heads_kv
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered:
+        return call
+    q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
+    if q is None or out is None:
+        return call
+    found = pack_heads(call.plan, group)
+    return call if found is None else replace(call, plan=found, q=q, out=out)
+
+
+def _merge_axes(x: Operand, group: int) -> Operand | None:
+    """(batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if the strides forbid
+    it."""
+    (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
+    if rows > 1 and by_head != rows * by_row:
+        return None
+    shape = batch, heads // group, group * rows, columns
+    return Operand(x.pointer, shape, (by_batch, group * by_head, by_head if rows == 1 else by_row, by_column))

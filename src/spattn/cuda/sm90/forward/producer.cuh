@@ -1,0 +1,264 @@
+// Producer warp: draws tasks from an atomic counter and loads their tiles. TMA loads queries, keys and values; gathered
+// rows are copied one by one.
+#pragma once
+
+#include "common/chain.cuh"
+#include "sm90/isa/barrier.cuh"
+#include "sm90/forward/config.cuh"
+#include "sm90/forward/gather.cuh"
+#include "sm90/forward/mask.cuh"
+#include "sm90/isa/tma.cuh"
+
+namespace spattn::sm90 {
+
+// A lane's share of an iteration: one tile as tensor map coordinates. For gathered keys, x is the tile's index. Two
+// fields share a register, since registers are scarce.
+struct StepTile {
+  int x, y, z, map_and_cells, mask;
+
+  __device__ __forceinline__ int map() const { return uint32_t(map_and_cells) % kMostMaps; }
+  __device__ __forceinline__ int cells() const { return uint32_t(map_and_cells) / kMostMaps; }
+
+  static constexpr int kMostMaps = 256;
+};
+static_assert(SPATTN_MAPS <= StepTile::kMostMaps);
+
+// Everything the producer needs to know before a task's first copy; `task.item` is -1 past the last task.
+struct Lookup {
+  Task task;
+  Work work;
+  StepTile tiles;  // lane l: entry begin + l of the list
+};
+
+// Lane `lane`'s tile in uniform registers, which TMA instructions read, so that no load follows the wait for a stage.
+__device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
+  const bool own = threadIdx.x % 32 == lane;
+  const auto of = [&](int value) { return static_cast<int>(uniform(own ? value : 0)); };
+  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map_and_cells), of(tile.mask)};
+}
+
+struct StepTiles {
+  StepTile of[kTiles];
+};
+
+// Batch entry, head and, for gathered plans, positions of an iteration's keys.
+struct StepKeys {
+  int item = -1, batch, head;
+  StepRows rows;
+};
+
+struct Producer {
+  const Params& p;
+  Shared& shared;
+  const int part;  // index of this producer warp; all process the same tasks, warp 0 publishes them
+  const int lane = threadIdx.x % 32;
+  RingPosition<kStages> ring;
+  RingPosition<kQueries> query;
+  StepTiles previous;  // whose values are still to be loaded
+  StepKeys previous_keys;
+  Gatherer gatherer{part};
+  int task_number = blockIdx.x;  // static schedule only
+
+  __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
+    const int last = min(e, now.work.end - 1);
+    const Entry entry = p.entries[last];
+    const View& view = p.key_views[now.work.key_view + entry.view];
+    const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
+    if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
+    const int map = view.map + now.task.batch * problem_of(p, view).batch_maps;
+    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
+  }
+
+  // Lookup of the next task, a chain of dependent loads that overlaps this task's copies. kInSteps: one lookup per
+  // iteration of a long item, so that no copy waits for the whole chain. With two warpgroups the iterations are long
+  // enough to do all at once.
+  __device__ __forceinline__ void look_up_task(Lookup& found, int number) const {
+    found.task.item = -1;
+    if (number < p.task_count) {
+      found.task = p.tasks[number];
+      if (kWarpgroups > 1) found.work = p.work[found.task.item];
+      if (kWarpgroups > 1) found.tiles = load_entries(found, found.work.begin + lane);
+    }
+  }
+
+  __device__ __forceinline__ void look_up_work(Lookup& found) const {
+    if (kWarpgroups == 1 && found.task.item >= 0) found.work = p.work[found.task.item];
+  }
+
+  __device__ __forceinline__ void look_up_tiles(Lookup& found) const {
+    if (kWarpgroups == 1 && found.task.item >= 0) found.tiles = load_entries(found, found.work.begin + lane);
+  }
+
+  __device__ __forceinline__ Lookup look_up(int number) const {
+    Lookup found;
+    look_up_task(found, number);
+    look_up_work(found);
+    look_up_tiles(found);
+    return found;
+  }
+
+  // Prefetches the key positions of the iteration that begins with the tile of lane `place`.
+  __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
+#pragma unroll
+    for (int i = 0; i < StepRows::kWords; ++i) {
+      const int word = part * StepRows::kWords + i;
+      const StepTile tile = broadcast(now.tiles, place + word / (kBlockKV / 32));
+      rows.at[i] = -1;
+      if (tile.mask == kNoTile) continue;
+      rows.at[i] = p.key_rows[int64_t(tile.x) * kBlockKV + word % (kBlockKV / 32) * 32 + lane];
+    }
+  }
+
+  __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
+    const Problem& own = p.problems[0];
+    const Assignment assigned = {now.work, now.task.batch, now.task.head_q};
+    QueryRows rows;
+#pragma unroll
+    for (int i = 0; i < QueryRows::kWords; ++i) {
+      int64_t position;
+      const int row = (part * QueryRows::kWords + i) * 32 + lane;
+      rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
+    }
+    const Element* source =
+        static_cast<const Element*>(own.q) + now.task.batch * own.q_stride.batch + now.task.head_q * own.q_stride.head;
+    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token * sizeof(Element), own.head_dim,
+                  rows);
+    gatherer.submit(full);
+    query.advance();
+  }
+
+  __device__ __forceinline__ void load_query(const Lookup& now) {
+    const uint32_t full = shared_address(&shared.query_full[query.stage]);
+    const uint32_t target = shared_address(shared.query[query.stage]);
+    const View& view = p.query_views[now.work.query_view];
+    const Problem& own = problem_of(p, view);
+    barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
+    const bool copied = copies_queries(p);
+    if (elect_one() && part == 0) {
+      shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
+      if (!copied) {
+        barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kWarpgroups * kPanels; ++i) {
+          const int half = i / kPanels, panel = i % kPanels;
+          tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
+                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
+                   now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
+                   now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
+        }
+      }
+    }
+    if (copied) return gather_query(now, full);
+    query.advance();
+  }
+
+  // Fills the next stage with keys (kValue = 0) or values (1).
+  template <int kValue>
+  __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
+    const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
+    int cells = 0;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) cells += tiles.of[t].cells();
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (elect_one() && part == 0) {
+#pragma unroll
+      for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
+      if constexpr (!kGathers) {
+        barrier_arrive_expect(full, cells * kPanels * kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kTiles * kPanels; ++i) {
+          const int t = i / kPanels, panel = i % kPanels;
+          const StepTile& tile = tiles.of[t];
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map() + kValue], full,
+                   panel * 64, tile.x, tile.y, tile.z, keys.head);
+        }
+      }
+    }
+    if constexpr (kGathers) {
+      const Problem& own = p.problems[0];
+      const Strides& stride = kValue ? own.v_stride : own.k_stride;
+      const Element* source =
+          static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
+      gatherer.copy(target, source, stride.token * sizeof(Element), kValue ? own.head_dim_v : own.head_dim, keys.rows);
+      gatherer.submit(full);
+    }
+    ring.advance();
+  }
+
+  __device__ __forceinline__ void load_previous_values() {
+    if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
+  }
+
+  // Whether tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
+  // producer warps, and with at most two tasks per CTA. In the second case all tickets would be drawn before any task
+  // is done, so that the CTA with the longest task would also get the longest second task.
+  __device__ __forceinline__ bool take_turns() const { return kGathers || p.task_count <= int(2 * gridDim.x); }
+
+  // The counter hands out task_count + gridDim.x tickets in all, in any order. A ticket is used long after its draw,
+  // which hides the latency of the atomic.
+  __device__ __forceinline__ int draw() const { return lane == 0 && !take_turns() ? atomicAdd(p.counter, 1) : 0; }
+
+  // Task index of a ticket; the holder of the last ticket resets the counter.
+  __device__ __forceinline__ int settle(int ticket) {
+    const int blocks = gridDim.x;
+    if (take_turns()) return task_number = 2 * (task_number / blocks + 1) * blocks - 1 - task_number;
+    if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
+    return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
+  }
+
+  // Loads a task and returns the next one; draws the ticket of the one after that.
+  __device__ __forceinline__ Lookup load_task(Lookup& now, int& ticket) {
+    Lookup next;
+    StepRows ahead;  // key positions of the next iteration, prefetched
+    if constexpr (kGathers) look_up_keys(now, 0, ahead);
+    load_query(now);
+    const Problem& own = problem_of(p, p.query_views[now.work.query_view]);
+    StepKeys keys;
+    keys.item = now.task.item, keys.batch = now.task.batch;
+    keys.head = kGathers ? now.task.head_kv : now.task.batch * own.kv_batch + now.task.head_kv;
+    const bool step_by_step = kInSteps && now.work.end - now.work.begin > 2 * kTiles;
+    for (int e = now.work.begin; e < now.work.end; e += kTiles) {
+      const int place = (e - now.work.begin) % 32;
+      if (place == 0 && e > now.work.begin) {
+        now.tiles = load_entries(now, e + lane);
+        if constexpr (kGathers) look_up_keys(now, 0, ahead);
+      }
+      StepTiles current;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) current.of[t] = broadcast(now.tiles, place + t);
+      if constexpr (kGathers) {
+        keys.rows = ahead;
+        if (place + kTiles < 32) look_up_keys(now, place + kTiles, ahead);
+      }
+      load_step<0>(current, keys);
+      load_previous_values();
+      previous = current;
+      previous_keys = keys;
+      const int done = e - now.work.begin;
+      if (done == 0 && step_by_step) look_up_task(next, settle(ticket));
+      else if (done == 0) next = look_up(settle(ticket));
+      else if (done == kTiles && step_by_step) look_up_work(next);
+      else if (done == 2 * kTiles && step_by_step) look_up_tiles(next);
+    }
+    ticket = draw();
+    return next;
+  }
+
+  __device__ void run() {
+    int ticket = draw();
+    Lookup now = look_up(blockIdx.x);
+    if (kProblems == 1) wait_for_previous();  // it may write q, k and v, and reads out; the tables are older
+    while (now.task.item >= 0) now = load_task(now, ticket);
+    settle(ticket);
+    load_previous_values();
+    barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
+    if (lane == 0 && part == 0) {
+      shared.assigned[query.stage] = {};
+    }
+    const uint32_t full = shared_address(&shared.query_full[query.stage]);
+    if (copies_queries(p)) gatherer.submit(full);
+    else if (lane == 0 && part == 0) barrier_arrive(full);
+  }
+};
+
+}  // namespace spattn::sm90

@@ -1,0 +1,146 @@
+// Online softmax on WGMMA accumulators. Base 2, float32 statistics, the scale folded into the exponent's FMA.
+//
+// A thread holds two rows (h = 0, 1) of the fragment layout of wgmma.cuh; four neighbouring lanes share a row.
+#pragma once
+
+#include <cstdint>
+
+#include "common/element.cuh"
+#include "common/fallback_softmax.cuh"
+#include "common/warp.cuh"
+
+namespace spattn::sm90 {
+
+// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats as packed elements, `low` in the low half.
+__device__ __forceinline__ uint32_t narrow2(float low, float high) {
+  Element2 pair;
+  narrow(low, high, pair);
+  return *reinterpret_cast<uint32_t*>(&pair);
+}
+
+// Lazy rescaling: the running maximum moves only when a score exceeds it by more than this in base 2. Weights stay
+// below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
+// rescaled output.
+constexpr float kSlack = 8.0f;
+
+struct Softmax {
+  float reference[2];  // the running maximum: a dot product times scale * log2(e)
+  float limit[2];      // dot product above which the running maximum moves; -inf until the row has seen a key
+  float row_sum[2];    // over this thread's columns only
+
+  __device__ __forceinline__ void reset() {
+    reference[0] = reference[1] = row_sum[0] = row_sum[1] = 0.0f;
+    limit[0] = limit[1] = -infinity<float>();
+  }
+
+  // Replaces dot products by weights 2^(product * scale_log2 - running maximum). Returns true if a running maximum of
+  // this warp moved: earlier accumulators must then be multiplied by `rescale`. Masked products (-inf) get weight 0.
+  template <int kCount>
+  __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
+    float largest[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float first = s[2 * h], second = s[2 * h + 1];
+#pragma unroll
+      for (int i = 4; i < kCount; i += 4) {
+        first = fmaxf(first, s[i + 2 * h]);
+        second = fmaxf(second, s[i + 2 * h + 1]);
+      }
+      largest[h] = fmaxf(first, second);
+    }
+    const bool moved = __any_sync(0xffffffff, largest[0] > limit[0] || largest[1] > limit[1]);
+    if (moved) move(largest, scale_log2, rescale);
+    weights_policy(s, scale_log2);
+    return moved;
+  }
+
+  // Softmax numerator: replaces dot products by weights and adds them to the row sums.
+  template <int kCount>
+  __device__ __forceinline__ void weights_policy(float (&s)[kCount], float scale_log2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float even = 0.0f, odd = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        s[i + 2 * h] = exp2_flushed(s[i + 2 * h] * scale_log2 - reference[h]);
+        s[i + 2 * h + 1] = exp2_flushed(s[i + 2 * h + 1] * scale_log2 - reference[h]);
+        even += s[i + 2 * h];
+        odd += s[i + 2 * h + 1];
+      }
+      row_sum[h] += even + odd;
+    }
+  }
+
+  // Branch-free, so that both rows run in parallel. Scales of 2^126 and more get no slack: harmless.
+  __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+    const float slack = __fdividef(kSlack, scale_log2);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float top = quad_max(largest[h]), moved = top * scale_log2;
+      const bool moves = top > limit[h], first = limit[h] == -infinity<float>();
+      rescale[h] = exp2_flushed(!moves ? 0.0f : first ? -infinity<float>() : reference[h] - moved);
+      reference[h] = moves ? moved : reference[h];
+      limit[h] = moves ? top + slack : limit[h];
+      row_sum[h] *= rescale[h];
+    }
+  }
+
+  // Keeps the compiler from sinking the exponentials below the wait for the product that they overlap. The branch is
+  // never taken: a row sum is not negative.
+  __device__ __forceinline__ void settle() const {
+    if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
+  }
+
+  // Whether the running maximum is too large for meaningful exponents.
+  __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
+
+  // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
+  __device__ __forceinline__ float lse(int h, float sum) const {
+    constexpr float kLn2 = 0.693147180559945309f;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
+  }
+};
+
+// Combines two softmax results over disjoint keys: the weight of each, and the joint lse.
+struct Blend {
+  float own, other, lse;
+};
+
+__device__ __forceinline__ Blend blend(float own, float other) {
+  const float top = own > other || own != own ? own : other;
+  const float reference = top == -infinity<float>() ? 0.0f : top;
+  const float weight = expf(own - reference), weight_other = expf(other - reference), sum = weight + weight_other;
+  if (sum == 0.0f) return {0.0f, 0.0f, -infinity<float>()};
+  return {weight / sum, weight_other / sum, reference + logf(sum)};
+}
+
+// accumulator[row h] *= factor[h].
+template <int kCount>
+__device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    accumulator[i] *= factor[0];
+    accumulator[i + 1] *= factor[0];
+    accumulator[i + 2] *= factor[1];
+    accumulator[i + 3] *= factor[1];
+  }
+}
+
+// Per row h: NaN if any value is not finite, else 0.
+template <int kCount>
+__device__ __forceinline__ void probe_rows(const float (&accumulator)[kCount], float (&probe)[2]) {
+  float found[8] = {};  // independent chains
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) found[i % 8] = fmaf(accumulator[i], 0.0f, found[i % 8]);
+  probe[0] = (found[0] + found[1]) + (found[4] + found[5]);
+  probe[1] = (found[2] + found[3]) + (found[6] + found[7]);
+}
+
+}  // namespace spattn::sm90
