@@ -20,7 +20,7 @@ struct BackwardEntry {
   Tile place;
   Mask mask;
   int64_t blocks;
-  KeyRows keys, values;
+  Operand<uint16_t> keys, values;
 
   int64_t rows() const { return blocks * kTileTerms; }
   bool straight() const { return place.even() && place.cells() == rows(); }  // evenly spaced keys, no padding
@@ -62,9 +62,11 @@ class TileItem {
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
     if (score_) list_positions(entry.place, position);
-    entry.keys = tile_rows(keys_, entry.place, entry.rows(), call.head_dim, s_.depth_key, position, s_.key_rows);
-    entry.values =
-        tile_rows(values_, entry.place, entry.rows(), call.head_dim_v, s_.depth_value, position, s_.value_rows);
+    const auto rows = [&](const Head& head, int64_t width, int64_t depth, uint16_t* buffer) {
+      return tile_rows<RawBfloat16>(head, entry.place, entry.rows(), width, depth, false, position, buffer);
+    };
+    entry.keys = rows(keys_, call.head_dim, s_.depth_key, s_.key_rows);
+    entry.values = rows(values_, call.head_dim_v, s_.depth_value, s_.value_rows);
     return entry;
   }
 
@@ -84,8 +86,8 @@ class TileItem {
   // S' = K Q' and dP' = V dO'.
   void multiply_keys(const BackwardEntry& entry, const KeyBlock& block) {
     const int64_t ld = 4 * s_.width.query, key = block.index * kTileTerms, column = block.begin * kTileColumns;
-    const auto multiply = [&](KeyRows rows, const uint32_t* columns, int64_t depth, float* to) {
-      const TileFactor a = {rows.data + key * rows.ld, rows.ld, kTileRows * rows.ld, kTileBytes, 0};
+    const auto multiply = [&](Operand<uint16_t> rows, const uint32_t* columns, int64_t depth, float* to) {
+      const TileFactor a = {rows.data + key * rows.ld, 2 * rows.ld, kTileRows * 2 * rows.ld, kTileBytes, 0};
       const TileFactor b = {columns + column, ld, kTileBytes, kPairRows * ld, 0};
       strip_product(a, b, depth / kTileTerms, false, to + column, ld, block.end - block.begin);
     };
@@ -187,7 +189,7 @@ inline void tile_backward(const Call& call, int64_t batch, int64_t head, const W
   const Tile place = item.query_tile();
   pack_queries(item, place, s);
   TileItem(item, place.cells(), sums, s).run();
-  transpose_rows(s.dq_columns, s.width.query, s.rows.ld, s.width.query, 1.0f, s.rows.dq, s.rows.ld);
+  transpose_rows<Plain<Float32>>(s.dq_columns, s.width.query, s.rows.ld, s.width.query, 1.0f, s.rows.dq, s.rows.ld);
   write_query_gradients<Bfloat16>(item, place.cells(), sums, s.rows);
 }
 

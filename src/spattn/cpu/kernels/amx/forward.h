@@ -6,8 +6,10 @@
 #include "amx/pack.h"
 #include "amx/softmax.h"
 #include "finish/finish.h"
+#include "forward/plain.h"
 #include "softmax/score.h"
 #include "tile/prefetch.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -142,15 +144,8 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
 // Transposes the columns of O' to s.output = O.
 template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
-    const float* from = s.output_column(first);
-    for (int64_t d = 0; d < s.output.ld; d += kTileRows, from += kTileRows * kPanel) {
-      Vec<float> block[kTileRows];
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
-      transpose<float>(block);
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) store(s.output.row(first + i) + d, block[i]);
-    }
+    transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, s.output.ld, kTileColumns, 1.0f, s.output.row(first),
+                                   s.output.ld);
   }
 }
 

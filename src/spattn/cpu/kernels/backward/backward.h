@@ -21,9 +21,10 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const Tile place = item.key_tile(at);
   int64_t* const position = s.rows.position.key;
   const int64_t rows = round_up(place.cells(), kKeyRows);
-  const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
-                           key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values),
-                           rows, cells, item.mask(at)};
+  const KeyTile<T> tile = {
+      tile_rows<E>(keys, place, rows, call.head_dim, s.width.key, true, position, s.staging.keys),
+      tile_rows<E>(values, place, rows, call.head_dim_v, s.width.value, true, position, s.staging.values), rows, cells,
+      item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
   const Score<T> score(call, item.head);

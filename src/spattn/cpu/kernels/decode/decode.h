@@ -9,7 +9,6 @@
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
 #include "decode/products.h"
-#include "decode/reach.h"
 #include "decode/rows.h"
 #include "decode/weights.h"
 #include "finish/exact.h"
@@ -94,45 +93,46 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// Computes S of all rows over the keys that they attend to, by dot products with the rows of K from visit_keys(), and
-// applies the score function. `cells` rows have a head each; `count` keys at `position`, in whole vectors.
-template <class T, class VisitKeys>
-void score_rows(const Item& item, const VisitKeys& visit_keys, const int64_t* position, int64_t count, int64_t cells,
-                int64_t rows, DecodeScratch<T>& s) {
-  visit_keys([&](auto stored, auto keys) {
+// Adds the `count` keys at `position`, padded to whole vectors and by kSoon, to O, row_max and row_sum of all rows;
+// `first` for the first keys of an item. K and V are read in lines where `keys_in_line` and `values_in_line` exist.
+template <class E, class T = typename E::Compute>
+void add_keys(const Item& item, const int64_t* position, int64_t count, const Rows* keys_in_line,
+              const Rows* values_in_line, bool first, const Mask& mask, int64_t cells, int64_t rows, Logits<T> logits,
+              DecodeScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const Call& call = item.call;
+  const int64_t padded = round_up(count, L);
+  const auto visit_rows = [&](const Head& head, const Rows* line, int64_t width, int64_t ld, T* copy, auto visit) {
+    if (line) return visit(E{}, *line);
+    visit_positions<E>(head, position, padded, width, ld, copy, read_soon<E>(head, position + kSoon, width), visit);
+  };
+  find_reached<T>(mask, cells, count, rows, s.reached);
+  visit_rows(item.keys(), keys_in_line, call.head_dim, s.width.key, s.staging.keys, [&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
       multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row,
                                                              s.width.key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
   });
-  for (int64_t row = 0; item.call.score && row < rows; row += cells) {
-    apply_score<true>(Score<T>(item.call, item.head + row / cells), s.position.query, cells, position, count,
+  for (int64_t row = 0; call.score && row < rows; row += cells) {
+    apply_score<true>(Score<T>(call, item.head + row / cells), s.position.query, cells, position, padded,
                       s.scores + row * s.ld, s.ld);
   }
-}
-
-// Adds `count` keys with known scores to O, row_max and row_sum of all rows; `first` for the first keys of an item.
-// visit_values() passes an element type and a source of rows of V.
-template <class T, class VisitValues>
-void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
-                int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t padded = round_up(count, L);  // the last vector
   for (int64_t row = 0; count < padded && row < rows; ++row) {
     for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
   }
   weigh_rows(mask, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
-  visit_values([&](auto stored, auto values) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
-        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-            values, column * L, s.reached[row], s.scores + row * s.ld, s.ld,
-            first ? static_cast<const T*>(nullptr) : s.rows.rescale + row, s.output.at + row);
-        values.prefetched();
-      });
-    });
-  });
+  visit_rows(item.values(), values_in_line, call.head_dim_v, s.width.value, s.staging.values,
+             [&](auto stored, auto values) {
+               in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+                 const T* const factor = first ? nullptr : s.rows.rescale + row;
+                 in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
+                   multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
+                       values, column * L, s.reached[row], s.scores + row * s.ld, s.ld, factor, s.output.at + row);
+                   values.prefetched();
+                 });
+               });
+             });
 }
 
 // Adds a key tile of the list, for all rows.
@@ -141,28 +141,16 @@ void add_tile(const Item& item, const Listed& at, int64_t cells, int64_t rows, L
   const Call& call = item.call;
   const Head keys = item.keys(), values = item.values();
   const Tile tile = item.key_tile(at);
-  const bool first = at.number == item.work.begin;
   const Tile next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
   const int64_t count = round_up(tile.cells(), kLanes<T>);
-  const int64_t ld_key = s.width.key, ld_value = s.width.value;
   const bool line = tile.even() && tile.cells() == count;
-  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
-  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
-  int64_t* const position = s.listed;
-  if (!key_line || !value_line || call.score) list_keys(tile, count, position);
-  const auto visit_keys = [&](const auto& visit) {
-    if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
-    const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
-    visit_positions<E>(keys, position, count, call.head_dim, ld_key, s.staging.keys, soon, visit);
-  };
-  const auto visit_values = [&](const auto& visit) {
-    if (value_line) return visit(E{}, rows_in_line<E>(values, tile, next, call.head_dim_v));
-    const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
-    visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
-  };
-  find_reached<T>(item.mask(at), cells, count, rows, s.reached);
-  score_rows(item, visit_keys, position, count, cells, rows, s);
-  add_scores(visit_values, count, first, item.mask(at), cells, rows, logits, s);
+  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, s.width.key);
+  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, s.width.value);
+  if (!key_line || !value_line || call.score) list_keys(tile, count, s.listed);
+  const Rows key_rows = rows_in_line<E>(keys, tile, next, call.head_dim);
+  const Rows value_rows = rows_in_line<E>(values, tile, next, call.head_dim_v);
+  add_keys<E>(item, s.listed, count, key_line ? &key_rows : nullptr, value_line ? &value_rows : nullptr,
+              at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
 }
 
 // Sets the rows of Q and O from `row` on to an item's cells at `position`, in place if they have the compute type;

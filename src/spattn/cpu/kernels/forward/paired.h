@@ -13,6 +13,7 @@ namespace SPATTN_ISA {
 
 struct Paired {
   using E = Bfloat16;
+  using Raw = RawBfloat16;
   using T = float;
   using Element = uint32_t;
   using Vector = BitsVec<float>;
@@ -21,6 +22,7 @@ struct Paired {
 
   static SPATTN_INLINE Vector splat(uint32_t x) { return splat_bits<float>(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return multiply_pairs(sum, a, b); }
+  static SPATTN_INLINE Vector times(Vector x, T sign) { return times_sign(x, sign); }
 
   // Joins the weights of adjacent keys to one element; `total` sums the rounded weights, so that the output is an
   // average of V with weights of sum 1.
@@ -79,23 +81,6 @@ struct Paired {
     if (width) read_row<RawBfloat16>(row, head.feature, width, staged);
     clear(staged + width, ld - width);
     return reinterpret_cast<const char*>(staged);
-  }
-
-  // Writes (sign * Q)', pairs of features by queries, to s.query; see Plain.
-  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
-    constexpr int L = kLanes<T>;
-    const int64_t pairs = (call.head_dim + 1) / 2, ld = round_up(pairs, L);
-    uint16_t* staged = reinterpret_cast<uint16_t*>(s.staged);
-    for (int64_t first = 0; first < cells; first += L) {
-      gather_queries<RawBfloat16>(head, first, L, cells, call.head_dim, 2 * ld, s.position.query, staged);
-      for (int64_t d = 0; d < pairs; d += L) {
-        Vec<T> block[L];
-        SPATTN_UNROLL
-        for (int i = 0; i < L; ++i) block[i] = (Vec<T>)times_sign(load<Vector>(staged + 2 * (i * ld + d)), sign);
-        transpose<T>(block);
-        for (int i = 0; i < L && d + i < pairs; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
-      }
-    }
   }
 };
 

@@ -90,6 +90,19 @@ __attribute__((noinline)) void apply_score(const Score<T>& score, const int64_t*
   });
 }
 
+// Applies the score function to a block of products in registers: kKeyRows keys by N vectors of queries. `scores` holds
+// them for the time of the call.
+template <int R, int N, class T>
+SPATTN_INLINE void apply_to_block(const Score<T>& score, const int64_t* keys, const int64_t* queries, T* scores,
+                                  int64_t ld, Vec<T> (&block)[R][N], T* derivatives = nullptr) {
+  constexpr int L = kLanes<T>;
+  SPATTN_UNROLL
+  for (int i = 0; i < R * N; ++i) store(scores + i / N * ld + i % N * L, block[i / N][i % N]);
+  apply_score<false>(score, keys, R, queries, N * L, scores, ld, derivatives);
+  SPATTN_UNROLL
+  for (int i = 0; i < R * N; ++i) block[i / N][i % N] = load<Vec<T>>(scores + i / N * ld + i % N * L);
+}
+
 // dS of the products, given that of the scores; 0 for weight 0, where the derivative may be NaN.
 template <class T>
 void multiply_derivatives(const T* weights, const T* derivatives, int64_t count, T* gradients) {

@@ -2,7 +2,6 @@
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
-#include "simd/count.h"
 #include "simd/vec.h"
 #include "tile/arena.h"
 
@@ -101,8 +100,10 @@ template <class T> struct LaneMask {
       : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
         reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
 
-  // The words with key `key`, at bit `key % kBits`, of the queries from `column` on.
-  const Word<T>* words(int64_t key, int64_t column) const { return allowed + key / kBits * ld + column; }
+  // The bits of key `key` and the vector of queries from `column` on; all bits of a masked pair are 0.
+  SPATTN_INLINE BitsVec<T> bit(int64_t key, int64_t column) const {
+    return load<BitsVec<T>>(allowed + key / kBits * ld + column) & splat_bits<T>(Word<T>(1) << key % kBits);
+  }
 
   // Whether any query of the vector from `column` on attends to any of kKeyRows keys from `key` on.
   bool reaches(int64_t column, int64_t key) const {

@@ -88,5 +88,18 @@ template <class E> Operand<typename E::Compute> in_place(const Head& head, const
           tile.stride[2] * head.position / int64_t(sizeof(T))};
 }
 
+// K or V of a key tile: `rows` rows of `width` elements, in place if they are whole vectors and, if `adjacent`, adjacent;
+// else gathered to (rows, ld) in `buffer`.
+template <class E>
+Operand<typename E::Compute> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
+                                       bool adjacent, int64_t* position, typename E::Compute* buffer) {
+  if (rows == tile.cells() && width == ld && readable_in_place<E>(head, tile)) {
+    const Operand<typename E::Compute> direct = in_place<E>(head, tile);
+    if (!adjacent || direct.ld == ld) return direct;
+  }
+  gather_rows<E>(head, tile, rows, width, ld, position, buffer);
+  return {buffer, ld};
+}
+
 }  // namespace SPATTN_ISA
 }  // namespace spattn
