@@ -57,7 +57,7 @@ struct Call {
   double scale;
   int score;                   // a ScoreFunction
   const double* score_values;  // (heads_q): its parameters; unused by the identity
-  char* slots;                 // split-KV partials: slot_row() in finish/results.h, dq_slot() in backward/sums.h
+  char* slots;                 // split-KV partials: partial_row() in finish/results.h
 };
 
 // Largest q_len for which a task takes all heads of a group, so that they read K and V once: decode/decode.h.

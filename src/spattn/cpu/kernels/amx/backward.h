@@ -72,8 +72,9 @@ class TileItem {
 
   KeyBlock find_active(const BackwardEntry& entry, int64_t index) {
     constexpr int L = kLanes<float>;
+    const int64_t key = index * kTileTerms;
     const auto idle = [&](int64_t at) {
-      return entry.mask && !entry.mask.any(at * L, L, index * kTileTerms, kTileTerms);
+      return entry.mask && !uint32_t(entry.mask.merged(at * L, L, key / 64) >> key % 64);
     };
     KeyBlock block = {index, 0, vectors_};
     while (block.begin < block.end && idle(block.begin)) ++block.begin;

@@ -101,7 +101,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
-    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
+    read_row<typename Path::Raw>(keys.row(position), keys.feature, item.call.head_dim, s.staged);
     check.look_at(s.staged, item.call.head_dim);
     return !check.passed();
   });
@@ -142,10 +142,9 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
 }
 
 // Transposes the columns of O' to s.output = O.
-template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
+template <class Path> void transpose_output(int64_t cells, int64_t ld, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
-    transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, s.output.ld, kTileColumns, 1.0f, s.output.row(first),
-                                   s.output.ld);
+    transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, ld, kTileColumns, 1.0f, s.output + first * ld, ld);
   }
 }
 
@@ -165,8 +164,11 @@ template <class Path> struct TileForward {
     memset(s.output_tiles, 0, size_t(panels * s.counts.value_tiles * kPanelSize));
     Ahead ahead(item, sizeof(typename E::Storage), true);
     add_entries<Path>(item, cells, logits, ahead, s);
-    transpose_output(cells, s);
-    finish_item<E>(item, cells, logits, s.rows.row_sum, s.position, s.rows, s.output, s.exact);
+    const int64_t ld = s.counts.value_width();
+    transpose_output(cells, ld, s);
+    finish_item<E>(
+        item, cells, logits, s.rows.row_sum, s.position, s.rows, ld, [&](int64_t cell) { return s.output + cell * ld; },
+        s.exact);
   }
 };
 

@@ -1,7 +1,6 @@
 // Scratch of the AMX forward: operands in tiles of 1 KiB, sixteen consecutive cache lines each.
 #pragma once
 #include "amx/panel.h"
-#include "finish/finish.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
 #include "tile/item.h"
@@ -73,7 +72,7 @@ template <class Path> struct AmxScratch {
   RowStatistics<float> rows;
   FallbackRowBuffer exact;
   TileCounts counts;
-  OutputBlock<float> output;   // O, rows of features
+  float* output;               // (width.query, value_width()): O
   char* query_tiles;           // [panel][part][key_steps]: Q' times the scale's sign, pairs of features by queries
   float* panel_scores;         // (keys, kPanel): S'
   char* weight_tiles;          // [part][steps]: P' of a key tile and a panel, pairs of keys by queries
@@ -97,7 +96,8 @@ template <class Path> struct AmxScratch {
  private:
   AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
       : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
-        exact(width.query, call.head_dim_v, arena), counts(call), output(width.query, width.value, arena),
+        exact(width.query, call.head_dim_v, arena), counts(call),
+        output(arena.array<float>(width.query * counts.value_width())),
         query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
         panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
         weight_tiles(arena.array<char>(kParts * weight_part())),

@@ -38,6 +38,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
 template <class E, class T = typename E::Compute>
 void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
   const Call& call = item.call;
+  const Head dq(call.dq, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = rows.position.query[cell];
     if (position == kPadding) continue;
@@ -51,10 +52,10 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
       for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(rows.exact.sum[d]);
     }
     if (item.work.slot < 0) {
-      write_row<E>(dq_row(call, item.batch, item.head, position), call.dq.stride[3], call.head_dim, row);
+      write_row<E>(dq.row(position), dq.feature, call.head_dim, row);
     } else {
-      memcpy(dq_slot<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell), row,
-             size_t(call.head_dim) * sizeof(T));
+      const int64_t slot = item.work.slot * call.plan.block_q + cell;
+      memcpy(partial_row<T>(call, item.batch, item.head, slot, call.head_dim), row, size_t(call.head_dim) * sizeof(T));
     }
   }
 }

@@ -9,11 +9,8 @@ namespace SPATTN_ISA {
 
 // The value of a row in lse or dlse; 0 without data.
 template <class T> T read_row_value(const Array& array, int64_t batch, int64_t head, int64_t position) {
-  const int64_t* stride = array.stride;
   T value = 0;
-  if (array.data) {
-    memcpy(&value, array.data + batch * stride[0] + head * stride[1] + position * stride[2], sizeof value);
-  }
+  if (array.data) memcpy(&value, Head(array, batch, head).row(position), sizeof value);
   return value;
 }
 

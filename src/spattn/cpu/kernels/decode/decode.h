@@ -25,23 +25,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Unnormalized rows of O, in place in the output where possible.
-template <class T> struct OutputRows {
-  int64_t ld;  // whole vectors
-  T** at;      // (rows)
-  T* data;     // (rows, ld): the rows not computed in place
-
-  OutputRows(int64_t rows, int64_t ld, Arena& arena)
-      : ld(ld), at(arena.array<T*>(rows)), data(arena.array<T>(rows * ld)) {}
-
-  T* row(int64_t cell) const { return at[cell]; }
-  OutputRows from(int64_t first) const {
-    OutputRows rest = *this;
-    rest.at += first, rest.data += first * ld;
-    return rest;
-  }
-};
-
 template <class T> struct DecodeScratch {
   Widths<T> width;
   int64_t ld;  // of scores
@@ -54,14 +37,16 @@ template <class T> struct DecodeScratch {
   T* scores;        // (width.query, ld): S, then the weights
   const T** query;  // (width.query): rows of Q, times the sign of the scale
   T* queries;       // (width.query, width.key): the rows not read in place
-  OutputRows<T> output;
+  T** output;       // (width.query): unnormalized rows of O, in place in the result where possible
+  T* outputs;       // (width.query, width.value): the rows not computed in place
 
   DecodeScratch(const Call& call, Arena& arena)
       : width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
         scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
-        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena) {}
+        queries(arena.array<T>(width.query * width.key)), output(arena.array<T*>(width.query)),
+        outputs(arena.array<T>(width.query * width.value)) {}
 };
 
 // Prefetch distance in bytes across tiles: K and V together fit the L1 cache.
@@ -90,7 +75,7 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
   const int64_t ahead = onwards == tile.cells() * stride && onwards > kAhead ? kAhead : onwards;
   const int64_t soon = ahead && next.even() ? width * int64_t(sizeof(typename E::Storage)) : 0;
-  return {head.data + tile.start * head.position, stride, ahead, soon};
+  return {head.row(tile.start), stride, ahead, soon};
 }
 
 // Adds the `count` keys at `position`, padded to whole vectors and by kSoon, to O, row_max and row_sum of all rows;
@@ -128,7 +113,7 @@ void add_keys(const Item& item, const int64_t* position, int64_t count, const Ro
                  const T* const factor = first ? nullptr : s.rows.rescale + row;
                  in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
                    multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-                       values, column * L, s.reached[row], s.scores + row * s.ld, s.ld, factor, s.output.at + row);
+                       values, column * L, s.reached[row], s.scores + row * s.ld, s.ld, factor, s.output + row);
                    values.prefetched();
                  });
                });
@@ -161,29 +146,27 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
   constexpr int64_t kSize = sizeof(T);
   const Call& call = item.call;
   const Head queries = item.queries();
-  const Results<E> results(call, item.batch, item.head);
+  const Head out(call.out, item.batch, item.head);
   const int64_t ld = s.width.key;
   const bool read = as_computed<E>(queries) && call.head_dim == ld && logits.sign == T(1);
-  const bool written =
-      as_computed<E>(Head(call.out, item.batch, item.head)) && call.head_dim_v == s.width.value && item.work.slot < 0;
+  const bool written = as_computed<E>(out) && call.head_dim_v == s.width.value && item.work.slot < 0;
   T* const own = s.queries + row * ld;
   if (!read) gather_queries<E>(queries, 0, cells, cells, call.head_dim, ld, position, own);
   if (logits.sign != T(1)) {
     for (int64_t i = 0; i < cells * ld; ++i) own[i] *= logits.sign;
   }
-  const OutputRows<T> output = s.output.from(row);
   for (int64_t i = 0; i < cells; ++i) {
     const bool real = position[i] != kPadding;
     const T* query = own + i * ld;
-    T* out = output.data + i * output.ld;
+    T* to = s.outputs + (row + i) * s.width.value;
     if (read && real) {
-      query = reinterpret_cast<const T*>(queries.data + position[i] * queries.position);
+      query = reinterpret_cast<const T*>(queries.row(position[i]));
       for (int64_t d = 0; d < ld; d += 64 / kSize) __builtin_prefetch(query + d);
     } else if (read) {
       clear(own + i * ld, ld);
     }
-    if (written && real) out = reinterpret_cast<T*>(results.row(position[i]));
-    s.query[row + i] = query, output.at[i] = out;
+    if (written && real) to = reinterpret_cast<T*>(out.row(position[i]));
+    s.query[row + i] = query, s.output[row + i] = to;
   }
 }
 
@@ -201,9 +184,9 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks
   add_keys(item, rows, logits);
   for (int64_t row = 0; row < rows; row += cells) {
-    const RowStatistics<T> own = s.rows.from(row);
-    finish_item<E>({call, item.batch, item.head + row / cells, item.work}, cells, logits, own.row_sum, s.position, own,
-                   s.output.from(row), s.exact);
+    finish_item<E>(
+        {call, item.batch, item.head + row / cells, item.work}, cells, logits, s.rows.row_sum, s.position, s.rows,
+        s.width.value, [&](int64_t cell) { return s.output[row + cell]; }, s.exact, row);
   }
 }
 

@@ -44,8 +44,7 @@ template <class E> struct FallbackVector {
   const char* data;
   int64_t feature;  // bytes
 
-  FallbackVector(const Head& head, int64_t position)
-      : data(head.data + position * head.position), feature(head.feature) {}
+  FallbackVector(const Head& head, int64_t position) : data(head.row(position)), feature(head.feature) {}
 
   double operator[](int64_t i) const {
     typename E::Storage x;

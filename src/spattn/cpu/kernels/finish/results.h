@@ -5,17 +5,21 @@
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/arena.h"
+#include "tile/operand.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The workspace has slots * block_q rows for each (batch, head): the normalized output of a query, head_dim_v values,
-// and its log-sum-exp as a double, because partials of a row with large scores may differ by less than float32
-// resolves.
-template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
-  constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
+// A row of the partials: the workspace has slots * block_q rows of `width` values for each (batch, head).
+template <class T> T* partial_row(const Call& call, int64_t batch, int64_t head, int64_t row, int64_t width) {
   const int64_t rows = call.plan.slots * call.plan.block_q;
-  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * (call.head_dim_v + kLseSize);
+  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * width;
+}
+
+// The normalized output of a query, head_dim_v values, and its log-sum-exp as a double, because partials of a row with
+// large scores may differ by less than float32 resolves.
+template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
+  return partial_row<T>(call, batch, head, row, call.head_dim_v + sizeof(double) / sizeof(T));
 }
 
 template <class T> double slot_lse(const Call& call, const T* slot) {
@@ -24,25 +28,14 @@ template <class T> double slot_lse(const Call& call, const T* slot) {
   return lse;
 }
 
-// Output rows of a head.
-template <class E> struct Results {
-  char *out, *lse;
-  int64_t out_step, feature, lse_step, width;  // bytes from row to row, from feature to feature; features
-
-  Results(const Call& call, int64_t batch, int64_t head)
-      : out(call.out.data + batch * call.out.stride[0] + head * call.out.stride[1]),
-        lse(call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1]), out_step(call.out.stride[2]),
-        feature(call.out.stride[3]), lse_step(call.lse.stride[2]), width(call.head_dim_v) {}
-
-  char* row(int64_t position) const { return out + position * out_step; }
-
-  // A row may have been computed in place.
-  void write(int64_t position, const typename E::Compute* from, typename E::Compute row_lse) const {
-    char* const to = row(position);
-    if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, feature, width, from);
-    memcpy(lse + position * lse_step, &row_lse, sizeof row_lse);
-  }
-};
+// Writes a row of `out`, which may have been computed in place, and its log-sum-exp.
+template <class E, class T = typename E::Compute>
+void write_result(const Call& call, int64_t batch, int64_t head, int64_t position, const T* from, T row_lse) {
+  const Head out(call.out, batch, head);
+  char* const to = out.row(position);
+  if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, out.feature, call.head_dim_v, from);
+  memcpy(Head(call.lse, batch, head).row(position), &row_lse, sizeof row_lse);
+}
 
 // Combines the partials `sources`, in order, through their log-sum-exps into out and lse.
 template <class E>
@@ -68,7 +61,7 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
   }
   for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
   const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
-  Results<E>(call, batch, head).write(position, row, T(lse));
+  write_result<E>(call, batch, head, position, row, T(lse));
 }
 
 template <class E>

@@ -68,7 +68,9 @@ template <class Path> struct VectorForward {
       ahead.run(item.work.end - item.work.begin);
       add_tile<Path>(item, at, keys, values, cells, logits, s);
     }
-    finish_item<typename Path::E>(item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.output, s.exact);
+    finish_item<typename Path::E>(
+        item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.width.value,
+        [&](int64_t cell) { return s.output + cell * s.width.value; }, s.exact);
   }
 };
 

@@ -43,8 +43,7 @@ struct Paired {
   static Operand<Element> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
                                       const CachedTile<T>& cached, ForwardScratch<T>& s) {
     if (keys_in_place(head, tile, rows, call)) {
-      return {reinterpret_cast<const Element*>(head.data + tile.start * head.position),
-              tile.stride[2] * head.position / 4};
+      return {reinterpret_cast<const Element*>(head.row(tile.start)), tile.stride[2] * head.position / 4};
     }
     const int64_t ld = (call.head_dim + 1) / 2;
     if (cached.fresh) {
@@ -75,7 +74,7 @@ struct Paired {
 
   // A row of V as `ld` values: in place, copied to `staged`, or zeros for padding.
   static const char* value_row(const Head& head, int64_t position, const Call& call, int64_t ld, uint16_t* staged) {
-    const char* row = head.data + position * head.position;
+    const char* row = head.row(position);
     const int64_t width = position == kPadding ? 0 : call.head_dim_v;
     if (width == ld && head.feature == 2) return row;
     if (width) read_row<RawBfloat16>(row, head.feature, width, staged);

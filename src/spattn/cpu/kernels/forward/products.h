@@ -122,8 +122,8 @@ SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys
   const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
   values.data += column;
   const auto* rescale = first ? nullptr : s.rows.rescale + row;
-  auto* output = s.output.row(row) + column;
-  const int64_t ld = s.width.query, ld_output = s.output.ld;
+  auto* output = s.output + row * s.width.value + column;
+  const int64_t ld = s.width.query, ld_output = s.width.value;
   if (mask) {
     output_block<Path, R, N>(weights, ld, values, AllowedKeys{keys, mask, row, R}, rescale, output, ld_output);
   } else {
@@ -146,7 +146,7 @@ template <class Path>
 void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, bool first,
                        ForwardScratch<typename Path::T>& s) {
   constexpr int64_t L = kLanes<typename Path::T>;
-  in_blocks<kOutputVectors>(s.output.ld / L, [&](auto vectors, int64_t column) {
+  in_blocks<kOutputVectors>(s.width.value / L, [&](auto vectors, int64_t column) {
     output_columns<Path, decltype(vectors)::value>(values, keys, cells, mask, column * L, first, s);
   });
 }

@@ -60,11 +60,6 @@ struct Mask {
     return found;
   }
 
-  // Whether any of the `count` queries attends to any of the `width` keys, which lie in one word.
-  bool any(int64_t row, int64_t count, int64_t key, int width) const {
-    return merged(row, count, key / 64) >> (key % 64) & ((uint64_t(1) << width) - 1);
-  }
-
   // Narrows the keys [begin, end) to the range that any of the `count` queries attends to.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
     Keys keys = {end, begin};
