@@ -68,6 +68,8 @@ template <class Path> struct PackedTiles {
 template <class Path> struct AmxScratch {
   static constexpr int kParts = Path::kParts;
   TileCache* cache;  // first, as the scratch starts zeroed
+  Widths<float> width;
+  int64_t panels;  // of queries
   Positions position;
   RowStatistics<float> rows;
   FallbackRowBuffer exact;
@@ -82,7 +84,17 @@ template <class Path> struct AmxScratch {
   PackedTiles<Path> tiles;
   Entry* entries;  // as many as tiles fit the cache
 
-  AmxScratch(const Call& call, Arena& arena) : AmxScratch(call, Widths<float>(call), arena) {}
+  AmxScratch(const Call& call, Arena& arena)
+      : cache(arena.array<TileCache>(1)), width(call), panels((width.query + kPanel - 1) / kPanel),
+        position(call, arena), rows(width.query, arena), exact(width.query, call.head_dim_v, arena), counts(call),
+        output(arena.array<float>(width.query * counts.value_width())),
+        query_tiles(arena.array<char>(panels * kParts * counts.key_steps * kPanelSize)),
+        panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
+        weight_tiles(arena.array<char>(kParts * weight_part())),
+        output_tiles(arena.array<float>(panels * counts.value_tiles * kPanelSize / 4)),
+        product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
+        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
+        entries(arena.array<Entry>(tiles.capacity)) {}
 
   // The tile column of the query cell `first`.
   char* query_column(int64_t first) const {
@@ -92,21 +104,6 @@ template <class Path> struct AmxScratch {
     return output_tiles + first / kPanel * counts.value_tiles * (kPanelSize / 4) + first % kPanel;
   }
   int64_t weight_part() const { return counts.steps * kPanelSize; }
-
- private:
-  AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
-      : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
-        exact(width.query, call.head_dim_v, arena), counts(call),
-        output(arena.array<float>(width.query * counts.value_width())),
-        query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
-        panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
-        weight_tiles(arena.array<char>(kParts * weight_part())),
-        output_tiles(arena.array<float>(panels(width) * counts.value_tiles * kPanelSize / 4)),
-        product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
-        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
-        entries(arena.array<Entry>(tiles.capacity)) {}
-
-  static int64_t panels(const Widths<float>& width) { return (width.query + kPanel - 1) / kPanel; }
 };
 
 }  // namespace SPATTN_ISA

@@ -52,22 +52,12 @@ template <class T> struct DecodeScratch {
 // Prefetch distance in bytes across tiles: K and V together fit the L1 cache.
 constexpr int64_t kAhead = 8192;
 
-// Lists the positions of `count` keys of a tile and kSoon more. Padding repeats the nearest key; its weight will be 0.
+// Lists the positions of `count` keys of a tile and kSoon more. Padding repeats the last key; its weight will be 0.
 inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
-  const auto nearest = [&](int axis, int64_t i) {
-    return (i < tile.count[axis] ? i : tile.count[axis] - 1) * tile.stride[axis];
-  };
-  int64_t* const end = position + count;
-  for (int64_t line = 0; position < end; ++line) {
-    const int64_t start = tile.start + nearest(0, line / tile.box[1]) + nearest(1, line % tile.box[1]);
-    const int64_t cells = end - position < tile.box[2] ? end - position : tile.box[2];
-    for (int64_t i = 0; i < cells; ++i) position[i] = start + nearest(2, i);
-    position += cells;
+  const int64_t cells = list_positions(tile, position);
+  for (int64_t i = 1; i < count + kSoon; ++i) {
+    if (i >= cells || position[i] == kPadding) position[i] = position[i - 1];
   }
-  if (tile.order) {
-    for (int64_t* at = end - count; at < end; ++at) *at = tile.order[*at];
-  }
-  for (int64_t i = 0; i < kSoon; ++i) end[i] = end[-1];
 }
 
 // Rows of the evenly spaced keys of a tile; prefetches the next tile if its rows follow.

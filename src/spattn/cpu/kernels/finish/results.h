@@ -37,43 +37,38 @@ void write_result(const Call& call, int64_t batch, int64_t head, int64_t positio
   memcpy(Head(call.lse, batch, head).row(position), &row_lse, sizeof row_lse);
 }
 
-// Combines the partials `sources`, in order, through their log-sum-exps into out and lse.
-template <class E>
-void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, const int32_t* sources, int64_t count,
-               double* sum, typename E::Compute* row) {
-  using T = typename E::Compute;
-  const int64_t width = call.head_dim_v;
-  double largest = -kInfinity<double>, total = 0;
-  bool valid = true;
-  for (int64_t i = 0; i < count; ++i) {
-    const double lse = slot_lse(call, slot_row<T>(call, batch, head, sources[i]));
-    valid = valid && lse == lse;
-    largest = lse > largest ? lse : largest;
-  }
-  for (int64_t j = 0; j < width; ++j) sum[j] = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const T* source = slot_row<T>(call, batch, head, sources[i]);
-    const double source_lse = slot_lse(call, source);
-    if (source_lse == -kInfinity<double>) continue;  // attends to nothing
-    const double weight = ::exp(source_lse - largest);
-    for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
-    total += weight;
-  }
-  for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
-  const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
-  write_result<E>(call, batch, head, position, row, T(lse));
-}
-
+// Combines the partials of the rows [begin, end) of the plan's merge_rows, in order, through their log-sum-exps.
 template <class E>
 void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
   Arena arena(scratch);
-  double* const sum = arena.array<double>(call.head_dim_v);
-  T* const row = arena.array<T>(call.head_dim_v);
+  const int64_t width = call.head_dim_v;
+  double* const sum = arena.array<double>(width);
+  T* const row = arena.array<T>(width);
   const Plan& plan = call.plan;
   for (int64_t m = begin; m < end; ++m) {
-    merge_row<E>(call, batch, head, plan.merge_rows[m], plan.merge_sources + plan.merge_indptr[m],
-                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], sum, row);
+    const auto each_source = [&](const auto& visit) {
+      for (int64_t i = plan.merge_indptr[m]; i < plan.merge_indptr[m + 1]; ++i) {
+        const T* source = slot_row<T>(call, batch, head, plan.merge_sources[i]);
+        visit(source, slot_lse(call, source));
+      }
+    };
+    double largest = -kInfinity<double>, total = 0;
+    bool valid = true;
+    each_source([&](const T*, double lse) {
+      valid = valid && lse == lse;
+      largest = lse > largest ? lse : largest;
+    });
+    clear(sum, width);
+    each_source([&](const T* source, double lse) {
+      if (lse == -kInfinity<double>) return;  // attends to nothing
+      const double weight = ::exp(lse - largest);
+      for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
+      total += weight;
+    });
+    for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
+    const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
+    write_result<E>(call, batch, head, plan.merge_rows[m], row, T(lse));
   }
 }
 
