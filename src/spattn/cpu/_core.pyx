@@ -16,6 +16,7 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
+from ..request.score import KINDS
 from . import _workspace
 
 cnp.import_array()
@@ -71,6 +72,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
+        int score
+        const double* score_values
         char* slots
 
     cdef struct Sums:
@@ -190,7 +193,8 @@ cdef class Prepared:
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
-        self.owners = plan, work, variant
+        score_values = self.describe_score(call)
+        self.owners = plan, work, variant, score_values
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
@@ -224,6 +228,16 @@ cdef class Prepared:
                              f"got {(<object>array).shape} of {array.dtype}")
         found.data = <char*>cnp.PyArray_DATA(array)
         return found
+
+    cdef describe_score(self, call):
+        """Set the score function and return its parameters, which the kernels read."""
+        name, values = call.score or (KINDS[0], (0.0,) * call.heads_q)
+        if name not in KINDS or len(values) != call.heads_q:
+            raise ValueError(f"score: expected one of {', '.join(KINDS)} with {call.heads_q} values, got {call.score}")
+        kept = np.array(values, np.float64)
+        self.call.score = KINDS.index(name)
+        self.call.score_values = <const double*>cnp.PyArray_DATA(kept)
+        return kept
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots

@@ -11,6 +11,7 @@
 namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
+enum ScoreFunction { kIdentity, kSoftcap, kAlibi };  // request/score.py::KINDS
 
 struct Plan {
   const View* views;
@@ -54,7 +55,9 @@ struct Call {
   int64_t together;        // query heads of a forward task: 1, or the whole group
   int64_t head_dim, head_dim_v;
   double scale;
-  char* slots;  // split-KV partials: slot_row() in finish/results.h, dq_slot() in backward/sums.h
+  int score;                   // a ScoreFunction
+  const double* score_values;  // (heads_q): its parameters; unused by the identity
+  char* slots;                 // split-KV partials: partial_row() in finish/results.h
 };
 
 // Largest q_len for which a task takes all heads of a group, so that they read K and V once: decode/decode.h.

@@ -1,12 +1,12 @@
 // Kernel table of an instruction set: compiled once per set, with -DSPATTN_ISA=name and its flags, as a library.
 #include "backward/backward.h"
-#include "backward/by_rows.h"
 #include "finish/results.h"
 #include "forward/by_rows.h"
 #include "forward/forward.h"
 #include "forward/paired.h"
 #include "forward/plain.h"
 #include "kernels.h"
+#include "pairwise/backward.h"
 #if defined(SPATTN_AMX)
 #include "amx/backward.h"
 #include "amx/forward.h"
@@ -17,6 +17,21 @@
 
 namespace spattn {
 namespace SPATTN_ISA {
+
+// Backward dispatch: plans with one-query tiles run pair by pair, others `kTiles`.
+template <class E, BackwardFunction kTiles = backward<E>, class Scratch = BackwardScratch<typename E::Compute>>
+struct BackwardByRows {
+  static size_t bytes(const Call& call) noexcept {
+    return by_pairs(call) ? scratch_bytes<PairwiseBackwardScratch<typename E::Compute>>(call)
+                          : scratch_bytes<Scratch>(call);
+  }
+
+  static void run(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
+                  char* scratch) noexcept {
+    by_pairs(call) ? pairwise_backward<E>({call, batch, head, work}, sums, scratch)
+                   : kTiles(call, batch, head, work, sums, scratch);
+  }
+};
 
 // Kernels of each dtype: query-vectorized, or AMX tiles if the rows fill them.
 #if defined(SPATTN_AMX)

@@ -11,43 +11,25 @@
 
 namespace spattn {
 
-inline int max_threads() noexcept {
 #if defined(_OPENMP)
-  return omp_in_parallel() ? 1 : omp_get_max_threads();
+inline bool built_with_openmp() noexcept { return true; }
 #else
-  return 1;
+inline bool built_with_openmp() noexcept { return false; }
+inline int omp_in_parallel() noexcept { return 0; }
+inline int omp_get_max_threads() noexcept { return 1; }
 #endif
-}
 
 // Whether the calling thread is in a parallel region.
-inline bool in_parallel_region() noexcept {
-#if defined(_OPENMP)
-  return omp_in_parallel();
-#else
-  return false;
-#endif
-}
+inline bool in_parallel_region() noexcept { return omp_in_parallel(); }
+inline int max_threads() noexcept { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
-inline bool built_with_openmp() noexcept {
-#if defined(_OPENMP)
-  return true;
-#else
-  return false;
-#endif
-}
-
-inline int64_t monotonic_ns() noexcept {
+inline int64_t clock_ns(clockid_t clock) noexcept {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
-
-// CPU time of the calling thread.
-inline int64_t thread_cpu_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
+inline int64_t monotonic_ns() noexcept { return clock_ns(CLOCK_MONOTONIC); }
+inline int64_t thread_cpu_ns() noexcept { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }  // of the calling thread
 
 // Limits the team size while other processes occupy the cores.
 //

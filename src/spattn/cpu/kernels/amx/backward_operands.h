@@ -6,9 +6,11 @@
 #include "amx/tiles.h"
 #include "backward/queries.h"
 #include "backward/scratch.h"
+#include "forward/paired.h"
 #include "kernels.h"
 #include "simd/bfloat16.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/operand.h"
@@ -31,6 +33,7 @@ struct TileBackwardScratch {
   uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V not read in place
   uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block by pairs
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
+  float* derivatives;                      // (kTileTerms, width.query): of the score function
   uint32_t* allowed;                       // (width.query): a block's bitmask
   uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
   uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
@@ -52,6 +55,7 @@ struct TileBackwardScratch {
     key_columns = arena.array<uint16_t>(depth_key * block_kv);
     scores = arena.array<float>(kTileTerms * width.query);
     score_gradients = arena.array<float>(kTileTerms * width.query);
+    derivatives = arena.array<float>(call.score ? kTileTerms * width.query : 0);
     allowed = arena.array<uint32_t>(width.query);
     weights = arena.array<uint16_t>(kTileTerms * terms);
     gradients = arena.array<uint16_t>(kTileTerms * terms);
@@ -67,24 +71,6 @@ struct TileBackwardScratch {
 };
 
 constexpr int64_t kPairRows = kTileTerms / 2;  // rows of B in a step
-
-// to = (sign * from)', pairs of features by rows.
-inline void pack_columns(const uint16_t* from, int64_t depth, int64_t rows, float sign, uint32_t* to, int64_t ld) {
-  constexpr int L = kLanes<float>;
-  for (int64_t first = 0; first < rows; first += L) {
-    for (int64_t d = 0; d < depth / 2; d += L) {
-      Vec<float> block[L];
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) {
-        const BitsVec<float> pairs = load<BitsVec<float>>(from + (first + i) * depth + 2 * d);
-        block[i] = (Vec<float>)(sign == 1 ? pairs : times_sign(pairs, sign));
-      }
-      transpose<float>(block);
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) store(to + (d + i) * ld + first, block[i]);
-    }
-  }
-}
 
 // Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1 of `from`; missing rows are zero.
 inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32_t* to, int64_t ld, int64_t terms) {
@@ -103,8 +89,11 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
   gather_item<RawBfloat16>(item, tile, raw, s.rows);
-  pack_columns(raw.query, s.depth_key, ld, Logits<float>(item.call.scale).sign, s.query_columns, ld);
-  pack_columns(raw.dout, s.depth_value, ld, 1, s.dout_columns, ld);
+  const auto pack_columns = [&](const uint16_t* from, int64_t depth, float sign, uint32_t* to) {
+    transpose_rows<Paired>(reinterpret_cast<const uint32_t*>(from), depth / 2, ld, depth / 2, sign, to, ld);
+  };
+  pack_columns(raw.query, s.depth_key, Logits<float>(item.call).sign, s.query_columns);
+  pack_columns(raw.dout, s.depth_value, 1, s.dout_columns);
   pack_pairs(raw.query, s.depth_key, ld, s.query_pairs, s.width.key, s.terms);
   pack_pairs(raw.dout, s.depth_value, ld, s.dout_pairs, s.width.value, s.terms);
   for (int64_t first = 0; first < ld; first += kTileRows) {
@@ -116,28 +105,12 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   subtract_dlse(item, tile.cells(), 1.0f, s.rows);
 }
 
-// Rows of `depth` bfloat16 features; `ld` is in bytes.
-struct KeyRows {
-  const char* data;
-  int64_t ld;
-};
-
-// `rows` rows of K or V of a key tile: in place, or copied and padded.
-inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
-                         int64_t* position, uint16_t* buffer) {
-  if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
-    return {head.data + tile.start * head.position, tile.stride[2] * head.position};
-  }
-  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, buffer);
-  return {reinterpret_cast<const char*>(buffer), 2 * depth};
-}
-
 // Computes s.key_columns = K' for the block of keys at `key`. The 16 by 16 transpose moves both keys of a pair as one
 // number.
-inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
+inline void pack_key_columns(Operand<uint16_t> keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
-  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + 2 * d); };
+  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + d); };
   for (int64_t d = 0; d < s.depth_key; d += kTileTerms) {
     uint16_t* out = s.key_columns + d * ld + key;
     Vec<float> even[L], odd[L];
@@ -164,7 +137,7 @@ constexpr int kStretch = 4;  // pairs of keys per iteration
 
 // Softmax of the keys [row, row + kStretch), and those kTileRows after them, for the vector of queries at `column`. The
 // low parts of lse2 and of the factor are omitted: their error is that of rounding lse, below the rounding to bfloat16.
-template <bool kMasked>
+template <bool kMasked, bool kScored>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
@@ -178,9 +151,9 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
       const int64_t at = (row + half * kTileRows + i) * ld + column;
-      const Vec<float> score = Logits<float>::score(load<Vec<float>>(s.scores + at));
-      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(score, lse2)), keep);
-      const Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(load<Vec<float>>(s.scores + at), lse2)), keep);
+      Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      if constexpr (kScored) difference *= load<Vec<float>>(s.derivatives + at);
       gradient = score_gradient(weight, difference * scale);
     };
     __m512 weight[2], gradient[2];

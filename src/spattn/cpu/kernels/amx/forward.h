@@ -6,7 +6,10 @@
 #include "amx/pack.h"
 #include "amx/softmax.h"
 #include "finish/finish.h"
+#include "forward/plain.h"
+#include "softmax/score.h"
 #include "tile/prefetch.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -47,6 +50,14 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
   const int64_t steps = s.counts.key_steps;
   const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize, steps * kPanelSize};
   multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
+}
+
+// Applies the score function to s.panel_scores.
+template <class Path>
+void score_block(const Tile& tile, const Block& block, const Score<float>& score, AmxScratch<Path>& s) {
+  list_positions(tile, s.position.key);
+  apply_score<false>(score, s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
+                     block.columns * kTileColumns, s.panel_scores, kPanel);
 }
 
 // Computes s.weight_tiles = P', and rescales O' where the running maximum moves.
@@ -90,7 +101,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
-    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
+    read_row<typename Path::Raw>(keys.row(position), keys.feature, item.call.head_dim, s.staged);
     check.look_at(s.staged, item.call.head_dim);
     return !check.passed();
   });
@@ -103,6 +114,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   [[maybe_unused]] const TileSession session;
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
+  const Score<float> score(item.call, item.head);
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
   const bool back = work.query_tile % 2;  // alternate direction, for cache reuse
   Listed at = back ? item.last() : item.first();
@@ -110,7 +122,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   for (int64_t i = work.begin; i < work.end;) {
     int64_t count = 0;
     for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
-      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at)};
+      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at), at};
       at = back ? item.before(at) : item.after(at);
       unfit |= s.entries[count].tile.unfit;
     }
@@ -120,6 +132,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
+        if (score) score_block(item.key_tile(entry->at), block, score, s);
         weigh_block(block, entry->mask, logits, s);
         multiply_values(block, entry->tile.values, s);
       }
@@ -129,17 +142,9 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
 }
 
 // Transposes the columns of O' to s.output = O.
-template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
+template <class Path> void transpose_output(int64_t cells, int64_t ld, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
-    const float* from = s.output_column(first);
-    for (int64_t d = 0; d < s.output.ld; d += kTileRows, from += kTileRows * kPanel) {
-      Vec<float> block[kTileRows];
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
-      transpose<float>(block);
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) store(s.output.row(first + i) + d, block[i]);
-    }
+    transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, ld, kTileColumns, 1.0f, s.output + first * ld, ld);
   }
 }
 
@@ -152,15 +157,18 @@ template <class Path> struct TileForward {
     prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
     const int64_t cells = list_positions(tile, s.position.query);
     const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
-    const Logits<float> logits(item.call.scale);
+    const Logits<float> logits(item.call);
     leave_marked(item, cells, s.position.key, s.exact);
     pack_queries<Path>(item, cells, logits.sign, s);
     s.rows.reset(columns);
     memset(s.output_tiles, 0, size_t(panels * s.counts.value_tiles * kPanelSize));
     Ahead ahead(item, sizeof(typename E::Storage), true);
     add_entries<Path>(item, cells, logits, ahead, s);
-    transpose_output(cells, s);
-    finish_item<E>(item, cells, logits, s.rows.row_sum, s.position, s.rows, s.output, s.exact);
+    const int64_t ld = s.counts.value_width();
+    transpose_output(cells, ld, s);
+    finish_item<E>(
+        item, cells, logits, s.rows.row_sum, s.position, s.rows, ld, [&](int64_t cell) { return s.output + cell * ld; },
+        s.exact);
   }
 };
 

@@ -84,24 +84,16 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, cons
   }
 }
 
-// Rows of a tile, `width` elements each: in place or staged.
-template <class Path>
-Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
-                                      AmxScratch<Path>& s) {
-  using Raw = typename Path::Raw;
-  if (rows == tile.cells() && width == ld && readable_in_place<Raw>(head, tile)) return in_place<Raw>(head, tile);
-  gather_rows<Raw>(head, tile, rows, width, ld, s.position.key, s.staged);
-  return {s.staged, ld};
-}
-
 // Packs a tile into entry `index` of the cache. Returns whether its keys pass the check.
 template <class Path>
 bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int index,
                AmxScratch<Path>& s) {
   const Call& call = item.call;
-  const auto k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.counts.key_width(), s);
+  using Raw = typename Path::Raw;
+  const auto k = tile_rows<Raw>(keys, tile, rows, call.head_dim, s.counts.key_width(), false, s.position.key, s.staged);
   const bool fit = pack_keys<Path>(k, rows, s.tiles.keys(index), s.tiles);
-  const auto v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.counts.value_width(), s);
+  const auto v =
+      tile_rows<Raw>(values, tile, rows, call.head_dim_v, s.counts.value_width(), false, s.position.key, s.staged);
   pack_values<Path>(v, rows, s.tiles.values(index), s.tiles);
   return fit;
 }

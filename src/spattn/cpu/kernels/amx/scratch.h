@@ -1,9 +1,9 @@
 // Scratch of the AMX forward: operands in tiles of 1 KiB, sixteen consecutive cache lines each.
 #pragma once
 #include "amx/panel.h"
-#include "finish/finish.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
+#include "tile/item.h"
 #include "tile/mask.h"
 #include "tile/scratch.h"
 #include "tile/tile_cache.h"
@@ -25,6 +25,7 @@ struct PackedTile {
 struct Entry {
   PackedTile tile;
   Mask mask;
+  Listed at;
 };
 
 // Numbers of tiles along head_dim, head_dim_v and the keys.
@@ -67,11 +68,13 @@ template <class Path> struct PackedTiles {
 template <class Path> struct AmxScratch {
   static constexpr int kParts = Path::kParts;
   TileCache* cache;  // first, as the scratch starts zeroed
+  Widths<float> width;
+  int64_t panels;  // of queries
   Positions position;
   RowStatistics<float> rows;
   FallbackRowBuffer exact;
   TileCounts counts;
-  OutputBlock<float> output;   // O, rows of features
+  float* output;               // (width.query, value_width()): O
   char* query_tiles;           // [panel][part][key_steps]: Q' times the scale's sign, pairs of features by queries
   float* panel_scores;         // (keys, kPanel): S'
   char* weight_tiles;          // [part][steps]: P' of a key tile and a panel, pairs of keys by queries
@@ -81,7 +84,17 @@ template <class Path> struct AmxScratch {
   PackedTiles<Path> tiles;
   Entry* entries;  // as many as tiles fit the cache
 
-  AmxScratch(const Call& call, Arena& arena) : AmxScratch(call, Widths<float>(call), arena) {}
+  AmxScratch(const Call& call, Arena& arena)
+      : cache(arena.array<TileCache>(1)), width(call), panels((width.query + kPanel - 1) / kPanel),
+        position(call, arena), rows(width.query, arena), exact(width.query, call.head_dim_v, arena), counts(call),
+        output(arena.array<float>(width.query * counts.value_width())),
+        query_tiles(arena.array<char>(panels * kParts * counts.key_steps * kPanelSize)),
+        panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
+        weight_tiles(arena.array<char>(kParts * weight_part())),
+        output_tiles(arena.array<float>(panels * counts.value_tiles * kPanelSize / 4)),
+        product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
+        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
+        entries(arena.array<Entry>(tiles.capacity)) {}
 
   // The tile column of the query cell `first`.
   char* query_column(int64_t first) const {
@@ -91,20 +104,6 @@ template <class Path> struct AmxScratch {
     return output_tiles + first / kPanel * counts.value_tiles * (kPanelSize / 4) + first % kPanel;
   }
   int64_t weight_part() const { return counts.steps * kPanelSize; }
-
- private:
-  AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
-      : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
-        exact(width.query, call.head_dim_v, arena), counts(call), output(width.query, width.value, arena),
-        query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
-        panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
-        weight_tiles(arena.array<char>(kParts * weight_part())),
-        output_tiles(arena.array<float>(panels(width) * counts.value_tiles * kPanelSize / 4)),
-        product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
-        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
-        entries(arena.array<Entry>(tiles.capacity)) {}
-
-  static int64_t panels(const Widths<float>& width) { return (width.query + kPanel - 1) / kPanel; }
 };
 
 }  // namespace SPATTN_ISA

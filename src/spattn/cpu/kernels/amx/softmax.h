@@ -48,7 +48,7 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
     for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
       SPATTN_UNROLL
       for (int i = 0; i < kColumnChains; ++i) {
-        V score = Logits<float>::score(load<V>(scores + i * kPanel));
+        V score = load<V>(scores + i * kPanel);
         if (kMasked) store(scores + i * kPanel, score = Logits<float>::masked(score, column.allowed(i)));
         largest[i] = larger(score, largest[i]);
       }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "simd/blocking.h"
 #include "simd/vec.h"
 
 namespace spattn {
@@ -108,22 +109,19 @@ SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_
                                 int64_t ld) {
   static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
   char* out = static_cast<char*>(c);
-  const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {
-    visit0(out);
-    if constexpr (N > 1) visit1(out + kTileBytes);
-    if constexpr (M > 1) visit2(out + kTileRows * ld);
-    if constexpr (M > 1 && N > 1) visit3(out + kTileRows * ld + kTileBytes);
+  const auto each = [&](auto visit) {
+    visit(Count<0>{}, out);
+    if constexpr (N > 1) visit(Count<1>{}, out + kTileBytes);
+    if constexpr (M > 1) visit(Count<2>{}, out + kTileRows * ld);
+    if constexpr (M > 1 && N > 1) visit(Count<3>{}, out + kTileRows * ld + kTileBytes);
   };
   if (add) {
-    each([&](char* p) { tile_load<0>(p, ld); }, [&](char* p) { tile_load<1>(p, ld); },
-         [&](char* p) { tile_load<2>(p, ld); }, [&](char* p) { tile_load<3>(p, ld); });
+    each([&](auto number, char* p) { tile_load<decltype(number)::value>(p, ld); });
   } else {
-    each([](char*) { tile_zero<0>(); }, [](char*) { tile_zero<1>(); }, [](char*) { tile_zero<2>(); },
-         [](char*) { tile_zero<3>(); });
+    each([](auto number, char*) { tile_zero<decltype(number)::value>(); });
   }
   for (int64_t t = 0; t < steps; ++t) load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
-  each([&](char* p) { tile_store<0>(p, ld); }, [&](char* p) { tile_store<1>(p, ld); },
-       [&](char* p) { tile_store<2>(p, ld); }, [&](char* p) { tile_store<3>(p, ld); });
+  each([&](auto number, char* p) { tile_store<decltype(number)::value>(p, ld); });
 }
 
 // C = A B, or C += A B, for two rows of `columns` tiles of C.

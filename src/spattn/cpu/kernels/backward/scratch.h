@@ -42,16 +42,18 @@ template <class T> struct BackwardScratch {
   QueryRows<T> raw;
   LaneMask<T> mask;
   KeyStaging<T> staging;
-  T* query;      // (head_dim, width.query): Q', times the sign of the scale
-  T* dout;       // (head_dim_v, width.query): scale * dO'
-  T* weights;    // (block_kv, width.query): P'
-  T* gradients;  // (block_kv, width.query): dS'
+  T* query;        // (head_dim, width.query): Q', times the sign of the scale
+  T* dout;         // (head_dim_v, width.query): scale * dO'
+  T* weights;      // (block_kv, width.query): P'
+  T* gradients;    // (block_kv, width.query): dS'
+  T* derivatives;  // (block_kv, width.query): of the score function
 
   BackwardScratch(const Call& call, Arena& arena)
       : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         mask(call, width.query, arena), staging(call, width, arena), query(arena.array<T>(call.head_dim * width.query)),
         dout(arena.array<T>(call.head_dim_v * width.query)), weights(arena.array<T>(call.plan.block_kv * width.query)),
-        gradients(arena.array<T>(call.plan.block_kv * width.query)) {}
+        gradients(arena.array<T>(call.plan.block_kv * width.query)),
+        derivatives(arena.array<T>(call.score ? call.plan.block_kv * width.query : 0)) {}
 };
 
 }  // namespace SPATTN_ISA

@@ -1,10 +1,7 @@
 // Sources of K and V rows: evenly spaced, at listed positions, or a copy in whole vectors.
 #pragma once
-#include "decode/count.h"
-#include "decode/reach.h"
 #include "kernels.h"
 #include "simd/element.h"
-#include "tile/mask.h"
 #include "tile/operand.h"
 
 namespace spattn {
@@ -27,11 +24,6 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
-
-  // Calls visit(sum, key, row) for each key, `sum` being its accumulator.
-  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
-    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
-  }
 };
 
 constexpr int64_t kSoon = 8;  // prefetch distance in rows
@@ -58,9 +50,6 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
-  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
-    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
-  }
 };
 
 // Whether the rows are whole vectors in memory.

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "simd/element.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/scratch.h"
@@ -38,43 +39,55 @@ inline void leave_marked(const Item& item, int64_t cells, int64_t* position, con
   leave_to_fallback(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
 }
 
+// A row of an array, in float64.
+template <class E> struct FallbackVector {
+  const char* data;
+  int64_t feature;  // bytes
+
+  FallbackVector(const Head& head, int64_t position) : data(head.row(position)), feature(head.feature) {}
+
+  double operator[](int64_t i) const {
+    typename E::Storage x;
+    memcpy(&x, data + i * feature, sizeof x);
+    return double(E::decode(x));
+  }
+  double times(const FallbackVector& other, int64_t width) const {
+    double sum = 0;
+    for (int64_t i = 0; i < width; ++i) sum += (*this)[i] * other[i];
+    return sum;
+  }
+};
+
 // One query of a work item and its allowed keys.
 //
 // Weights are computed from differences of unscaled scores, times `natural`: the rounding error of a large scaled score
 // is many powers of e. Whatever the compiler fuses, the difference at the maximum is 0.
 template <class E> struct FallbackRow {
   using T = typename E::Compute;
+  using Vector = FallbackVector<E>;
   const Item& item;
   int64_t cell, position;
   Head keys, values;
-  const char* query;      // first feature
-  int64_t query_feature;  // bytes
+  Vector query;
   int64_t* key_position;
   Logits<double> logits;
+  Score<double> score_function;
 
   FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
-        values(item.call.exact_v, item.batch, item.head_kv()), key_position(places.key), logits(item.call.scale) {
-    const Head queries = item.queries();
-    query = queries.data + position * queries.position;
-    query_feature = queries.feature;
+        values(item.call.exact_v, item.batch, item.head_kv()), query(item.queries(), position),
+        key_position(places.key), logits(item.call), score_function(item.call, item.head) {}
+
+  // The score, scaled if the call has a score function, and its derivative. Never inlined: a pair must have the same
+  // score wherever it is computed.
+  __attribute__((noinline)) double score(int64_t key, double* derivative = nullptr) const {
+    const double product = query.times({keys, key}, item.call.head_dim);
+    if (!score_function) return product * logits.sign;
+    return score_function.of_pair(product, position, key, derivative);
   }
 
-  static double element(const char* at) {
-    typename E::Storage x;
-    memcpy(&x, at, sizeof x);
-    return double(E::decode(x));
-  }
-
-  // Never inlined: a pair must have the same score wherever it is computed.
-  __attribute__((noinline)) double score(int64_t key) const {
-    double product = 0;
-    const char* row = keys.data + key * keys.position;
-    for (int64_t d = 0; d < item.call.head_dim; ++d) {
-      product += element(query + d * query_feature) * element(row + d * keys.feature);
-    }
-    return logits.scalar_score(product);
-  }
+  // Whether the score function excludes a pair, whose V may then be anything.
+  bool removed(double score) const { return score_function && score == -kInfinity<double>; }
 
   // Calls visit(key) for every allowed key, in order.
   template <class Visit> void each_key(const Visit& visit) const {
@@ -90,6 +103,7 @@ template <class E> struct FallbackRow {
   template <class Visit> void weigh_keys(Normaliser& n, const Visit& visit) const {
     each_key([&](int64_t key) {
       const double x = score(key), logit = x * logits.natural;
+      if (removed(x)) return;
       double rescale = 1, weight = 0;  // for a score of -inf
       if (x > n.largest && logit > -kInfinity<double>) {
         rescale = scalar_weight(logits.scalar_exponent(n.largest, x)), weight = 1;
@@ -109,8 +123,8 @@ template <class E> struct FallbackRow {
     Normaliser n = {-kInfinity<double>, 0, 0};
     clear(sum, width);
     weigh_keys(n, [&](int64_t key, double rescale, double weight) {
-      const char* value = values.data + key * values.position;
-      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + weight * element(value + j * values.feature);
+      const Vector value(values, key);
+      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + weight * value[j];
     });
     for (int64_t j = 0; j < width; ++j) out[j] = n.total == 0 ? T(0) : T(sum[j] / n.total);
     return n.largest * logits.natural + ::log(n.total);

@@ -13,6 +13,7 @@ namespace SPATTN_ISA {
 
 struct Paired {
   using E = Bfloat16;
+  using Raw = RawBfloat16;
   using T = float;
   using Element = uint32_t;
   using Vector = BitsVec<float>;
@@ -21,6 +22,7 @@ struct Paired {
 
   static SPATTN_INLINE Vector splat(uint32_t x) { return splat_bits<float>(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return multiply_pairs(sum, a, b); }
+  static SPATTN_INLINE Vector times(Vector x, T sign) { return times_sign(x, sign); }
 
   // Joins the weights of adjacent keys to one element; `total` sums the rounded weights, so that the output is an
   // average of V with weights of sum 1.
@@ -41,8 +43,7 @@ struct Paired {
   static Operand<Element> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
                                       const CachedTile<T>& cached, ForwardScratch<T>& s) {
     if (keys_in_place(head, tile, rows, call)) {
-      return {reinterpret_cast<const Element*>(head.data + tile.start * head.position),
-              tile.stride[2] * head.position / 4};
+      return {reinterpret_cast<const Element*>(head.row(tile.start)), tile.stride[2] * head.position / 4};
     }
     const int64_t ld = (call.head_dim + 1) / 2;
     if (cached.fresh) {
@@ -73,29 +74,12 @@ struct Paired {
 
   // A row of V as `ld` values: in place, copied to `staged`, or zeros for padding.
   static const char* value_row(const Head& head, int64_t position, const Call& call, int64_t ld, uint16_t* staged) {
-    const char* row = head.data + position * head.position;
+    const char* row = head.row(position);
     const int64_t width = position == kPadding ? 0 : call.head_dim_v;
     if (width == ld && head.feature == 2) return row;
     if (width) read_row<RawBfloat16>(row, head.feature, width, staged);
     clear(staged + width, ld - width);
     return reinterpret_cast<const char*>(staged);
-  }
-
-  // Writes (sign * Q)', pairs of features by queries, to s.query; see Plain.
-  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
-    constexpr int L = kLanes<T>;
-    const int64_t pairs = (call.head_dim + 1) / 2, ld = round_up(pairs, L);
-    uint16_t* staged = reinterpret_cast<uint16_t*>(s.staged);
-    for (int64_t first = 0; first < cells; first += L) {
-      gather_queries<RawBfloat16>(head, first, L, cells, call.head_dim, 2 * ld, s.position.query, staged);
-      for (int64_t d = 0; d < pairs; d += L) {
-        Vec<T> block[L];
-        SPATTN_UNROLL
-        for (int i = 0; i < L; ++i) block[i] = (Vec<T>)times_sign(load<Vector>(staged + 2 * (i * ld + d)), sign);
-        transpose<T>(block);
-        for (int i = 0; i < L && d + i < pairs; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
-      }
-    }
   }
 };
 

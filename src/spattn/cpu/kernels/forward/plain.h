@@ -14,6 +14,7 @@ namespace SPATTN_ISA {
 // adjacent features or keys.
 template <class Type> struct Plain {
   using E = Type;
+  using Raw = E;  // the packed element
   using T = typename E::Compute;
   using Element = T;
   using Vector = Vec<T>;
@@ -22,6 +23,7 @@ template <class Type> struct Plain {
 
   static SPATTN_INLINE Vector splat(T x) { return SPATTN_ISA::splat(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return sum + a * b; }
+  static SPATTN_INLINE Vector times(Vector x, T sign) { return x * sign; }
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>&) { return weight[0]; }
   static const T* divisor(const RowStatistics<T>& rows) { return rows.row_sum; }
 
@@ -51,23 +53,6 @@ template <class Type> struct Plain {
     const int64_t ld = s.width.value;
     if (cached.fresh) gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, ld, s.position.key, cached.values);
     return {cached.values, ld};
-  }
-
-  // Writes (sign * Q)' of the cells [0, cells) to s.query; the rest of the vectors in use is zero.
-  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
-    constexpr int L = kLanes<T>;
-    const int64_t ld = s.width.key;
-    for (int64_t first = 0; first < cells; first += L) {
-      gather_queries<E>(head, first, L, cells, call.head_dim, ld, s.position.query, s.staged);
-      for (int64_t d = 0; d < call.head_dim; d += L) {
-        Vec<T> block[L];
-        SPATTN_UNROLL
-        for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(s.staged + i * ld + d) * sign;
-        transpose<T>(block);
-        const int64_t left = call.head_dim - d;
-        for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
-      }
-    }
   }
 };
 

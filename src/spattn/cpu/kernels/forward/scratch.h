@@ -1,6 +1,5 @@
 // Scratch of the query-vectorized forward.
 #pragma once
-#include "finish/finish.h"
 #include "kernels.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
@@ -40,7 +39,7 @@ template <class T> struct ForwardScratch {
   Widths<T> width;
   T* query;   // (head_dim, width.query): Q', times the sign of the scale
   T* scores;  // (block_kv, width.query): S', then the weights
-  OutputBlock<T> output;
+  T* output;  // (width.query, width.value): O, unnormalized
   T* staged;  // (lanes, the larger of width.key and width.value): rows before packing
   RowStatistics<T> rows;
   LaneMask<T> mask;
@@ -50,7 +49,7 @@ template <class T> struct ForwardScratch {
 
   ForwardScratch(const Call& call, Arena& arena)
       : cache(arena.array<TileCache>(1)), width(call), query(arena.array<T>(call.head_dim * width.query)),
-        scores(arena.array<T>(call.plan.block_kv * width.query)), output(width.query, width.value, arena),
+        scores(arena.array<T>(call.plan.block_kv * width.query)), output(arena.array<T>(width.query * width.value)),
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
         rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
         exact(width.query, call.head_dim_v, arena), tiles(call, width, cache, arena) {}

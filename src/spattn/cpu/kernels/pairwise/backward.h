@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "pairwise/keys.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 
 namespace spattn {
@@ -26,12 +27,14 @@ template <class T> struct PairwiseBackwardScratch {
   Chunk chunk;
   T *query, *dout;         // (width.key), (width.value): Q times the sign of the scale; scale * dO
   T *weights, *gradients;  // (block_kv): P, dS
+  T* derivatives;          // (block_kv): of the score function
 
   PairwiseBackwardScratch(const Call& call, Arena& arena)
       : width(one_row(call)), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         staging(call, width, arena), chunk(call, rows.position.key, arena), query(arena.array<T>(width.key)),
         dout(arena.array<T>(width.value)), weights(arena.array<T>(call.plan.block_kv)),
-        gradients(arena.array<T>(call.plan.block_kv)) {}
+        gradients(arena.array<T>(call.plan.block_kv)),
+        derivatives(arena.array<T>(call.score ? call.plan.block_kv : 0)) {}
 
  private:
   static Widths<T> one_row(const Call& call) {
@@ -46,12 +49,12 @@ template <class T> struct PairwiseBackwardScratch {
 template <class E, class T = typename E::Compute>
 void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
-  const T sign = Logits<T>(item.call.scale).sign, scale = T(item.call.scale);
+  const T sign = Logits<T>(item.call).sign, scale = T(item.call.scale);
   gather_item<E>(item, item.query_tile(), s.raw, s.rows);
   for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
   for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
   const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector of copies of one row
-  multiply_keys<Native<T>, 1, false>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
+  multiply_keys<Native<T>, 1>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
   s.rows.delta[0] = s.gradients[0];
   subtract_dlse(item, 1, scale, s.rows);
 }
@@ -97,9 +100,14 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
                      });
   visit_positions<E>(
       v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon, [&](auto stored, auto values) {
-        multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
+        multiply_keys<decltype(stored), 1>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
       });
-  weigh_pairs(padded, SplitLogits<T>(call.scale), s);
+  const Score<T> score(call, item.head);
+  if (score) {
+    apply_score<true>(score, s.rows.position.query, 1, position, padded, s.weights, padded, s.derivatives);
+  }
+  weigh_pairs(padded, SplitLogits<T>(call), s);
+  if (score) multiply_derivatives(s.weights, s.derivatives, padded, s.gradients);
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {

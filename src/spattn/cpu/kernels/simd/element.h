@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 #if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -66,14 +68,7 @@ struct Float16 {
 };
 
 // Element types stored as their compute type.
-template <class T> struct NativeOf;
-template <> struct NativeOf<float> {
-  using Type = Float32;
-};
-template <> struct NativeOf<double> {
-  using Type = Float64;
-};
-template <class T> using Native = typename NativeOf<T>::Type;
+template <class T> using Native = typename std::conditional<sizeof(T) == sizeof(float), Float32, Float64>::type;
 
 // A vector of adjacent elements; any alignment.
 template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const char* from) {

@@ -115,59 +115,55 @@ template <int... I> struct MakeLanes<0, I...> {
   using type = Lane<I...>;
 };
 
-// Vectors are L lanes in pieces of N. Takes one of every two neighbouring groups of S pieces: the first ones of `a` and
-// `b`, or the second ones.
+// Takes one of every two neighbouring groups of S of the L lanes: the first ones of `a` and `b`, or the second ones.
 template <int L, int S, class V, int... I> SPATTN_INLINE V first_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I - S : I)...);
 }
 template <int L, int S, class V, int... I> SPATTN_INLINE V second_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I : I + S)...);
 }
-// Interleaves, within each B lanes, pieces of N of `a` and `b`: of the first half, or of the second.
-template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N)...);
+// Interleaves, within each B lanes, those of `a` and `b`: of the first half, or of the second.
+template <int L, int B, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / 2 + I % 2 * L)...);
 }
-template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N + B / 2)...);
+template <int L, int B, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / 2 + I % 2 * L + B / 2)...);
 }
 
-// Swaps groups of S lanes, then of half as many down to `Least`, between rows as far apart as groups have pieces of N.
-template <int S, int Least, int N, class V, int R> SPATTN_INLINE void swap_groups(V (&rows)[R]) {
-  constexpr int L = R * N;
+// Swaps groups of S lanes, then of half as many down to `Least`, between rows as far apart as groups have lanes.
+template <int S, int Least, class V, int L> SPATTN_INLINE void swap_groups(V (&rows)[L]) {
   using All = typename MakeLanes<L>::type;
   if constexpr (S >= Least) {
     SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      if (i & S / N) continue;
-      const V low = rows[i], high = rows[i + S / N];
-      rows[i] = first_groups<L, S>(low, high, All{}), rows[i + S / N] = second_groups<L, S>(low, high, All{});
+    for (int i = 0; i < L; ++i) {
+      if (i & S) continue;
+      const V low = rows[i], high = rows[i + S];
+      rows[i] = first_groups<L, S>(low, high, All{}), rows[i + S] = second_groups<L, S>(low, high, All{});
     }
-    swap_groups<S / 2, Least, N>(rows);
+    swap_groups<S / 2, Least>(rows);
   }
 }
 
-// Transposes elements, or pieces of N: rows[i][j] becomes rows[j][i]. Swaps 16-byte blocks, as few instructions cross
-// them; within blocks uses rounds of the perfect shuffle.
-template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
-  constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T) > N ? 16 / sizeof(T) : N, kTogether = kBlock / N;
+// Transposes: rows[i][j] becomes rows[j][i]. Swaps 16-byte blocks, as few instructions cross them; within blocks uses
+// rounds of the perfect shuffle.
+template <class T> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T>]) {
+  constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T);
   using All = typename MakeLanes<L>::type;
-  swap_groups<L / 2, kBlock, N>(rows);
-  if constexpr (kTogether > 1) {
+  swap_groups<L / 2, kBlock>(rows);
+  SPATTN_UNROLL
+  for (int round = 1; round < kBlock; round *= 2) {
+    Vec<T> zipped[L];
     SPATTN_UNROLL
-    for (int round = 1; round < kTogether; round *= 2) {
-      Vec<T> zipped[L / N];
+    for (int first = 0; first < L; first += kBlock) {
       SPATTN_UNROLL
-      for (int first = 0; first < L / N; first += kTogether) {
-        SPATTN_UNROLL
-        for (int i = 0; i < kTogether / 2; ++i) {
-          const Vec<T> low = rows[first + i], high = rows[first + i + kTogether / 2];
-          zipped[first + 2 * i] = zip_low<L, kBlock, N>(low, high, All{});
-          zipped[first + 2 * i + 1] = zip_high<L, kBlock, N>(low, high, All{});
-        }
+      for (int i = 0; i < kBlock / 2; ++i) {
+        const Vec<T> low = rows[first + i], high = rows[first + i + kBlock / 2];
+        zipped[first + 2 * i] = zip_low<L, kBlock>(low, high, All{});
+        zipped[first + 2 * i + 1] = zip_high<L, kBlock>(low, high, All{});
       }
-      SPATTN_UNROLL
-      for (int i = 0; i < L / N; ++i) rows[i] = zipped[i];
     }
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) rows[i] = zipped[i];
   }
 }
 

@@ -1,15 +1,14 @@
-// Score modification: every path, forward and backward, vectorized, tiled or pairwise, passes its q.k through score()
-// or, for one pair, scalar_score(). A score_mod with query and key indices belongs there; callers know both cells and
-// hence their Positions.
+// Scores, their maxima and exponents.
 //
-// The variables named *score* are unscaled, sign(scale) * q.k, so that their maximum is always that of the scaled
-// scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural` times that, or `factor` times
-// in base 2, but is never formed: the factor multiplies differences of unscaled scores, which are small and nearly
-// exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in integers instead:
-// WholeParts::Weigh in amx/parts.h.
+// Without a score function (score.h) the variables named *score* are unscaled, sign(scale) * q.k, so that their maximum
+// is always that of the scaled scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural`
+// times that, or `factor` times in base 2, but is never formed: the factor multiplies differences of unscaled scores,
+// which are small and nearly exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in
+// integers instead: WholeParts::Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
+#include "kernels.h"
 #include "simd/element.h"
 #include "simd/vec.h"
 #if defined(__AVX512F__)
@@ -33,18 +32,20 @@ SPATTN_INLINE double logarithm(double x) {
   return n * 0.69314718055994530942 + 2 * (s + s * square * sum);
 }
 
+// The scale of what the softmax takes: a score function gets scaled products.
+inline double softmax_scale(const Call& call) { return call.score == kIdentity ? call.scale : 1; }
+
 template <class T> struct Logits {
   T sign, factor;
   double natural;  // natural-exponent scale, |scale|
 
   // A scale that is 0, or rounds to 0, zeroes the scores and gets factor 1: 0 * -inf would be NaN.
-  explicit Logits(double scale) : sign(scale < 0 ? T(-1) : T(1)), natural(scale < 0 ? -scale : scale) {
+  explicit Logits(const Call& call) : natural(softmax_scale(call)) {
+    sign = natural < 0 ? T(-1) : T(1), natural = natural < 0 ? -natural : natural;
     factor = T(natural * 1.4426950408889634074);  // log2(e)
     if (factor == T(0)) sign = T(0), factor = T(1), natural = 1;
   }
 
-  // The unscaled scores of a vector of pairs.
-  static SPATTN_INLINE Vec<T> score(Vec<T> product) { return product; }
   // -inf for masked pairs, where all bits of `allowed` are 0.
   static SPATTN_INLINE Vec<T> masked(Vec<T> score, BitsVec<T> allowed) {
     return allowed != 0 ? score : splat(-kInfinity<T>);
@@ -57,9 +58,6 @@ template <class T> struct Logits {
     return (Vec<double>)_mm512_mask_mov_pd(_mm512_set1_pd(-kInfinity<double>), allowed, (__m512d)score);
   }
 #endif
-  // The unscaled score of one pair, for a query without the sign applied.
-  double scalar_score(double product) const { return product * double(sign); }
-
   // The offset of a row's exponents: 0 until a key is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57 for double)
   // the rounding error of a product could leave the range of exp2: NaN, which sends the row to the float64 fallback.
   SPATTN_INLINE Vec<T> reference(Vec<T> row_max) const {
@@ -111,7 +109,7 @@ template <class T> struct SplitLogits {
 
   // `high` is rounded down, so that `low` is positive and a score of -inf stays -inf. As in Logits, a scale that rounds
   // to 0 gets factor 1.
-  explicit SplitLogits(double scale) : factor(to_base_2<T>(scale < 0 ? -scale : scale)) {
+  explicit SplitLogits(const Call& call) : factor(to_base_2<T>(::fabs(softmax_scale(call)))) {
     if (factor.high == T(0)) {
       factor = {T(1), T(0)};
     } else if (!(factor.low > T(0))) {

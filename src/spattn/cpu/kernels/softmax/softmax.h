@@ -33,18 +33,10 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // The statistics from row `first` on.
-  RowStatistics from(int64_t first) const {
-    RowStatistics rest = *this;
-    rest.row_max += first, rest.reference += first, rest.row_sum += first, rest.tile_max += first;
-    rest.lse += first;
-    return rest;
-  }
-
-  // Computes the log-sum-exp of `count` rows, rounded up to whole vectors.
-  void find_lse(int64_t count, Logits<T> logits) const {
+  // Computes the log-sum-exp of `count` rows from `first` on, rounded up to whole vectors.
+  void find_lse(int64_t first, int64_t count, Logits<T> logits) const {
     constexpr int64_t kRows = kLanes<double>;
-    for (int64_t first = 0; first < count; first += kRows) {
+    for (const int64_t end = first + count; first < end; first += kRows) {
       SPATTN_UNROLL
       for (int64_t i = first; i < first + kRows; ++i) lse[i] = logits.lse(row_max[i], reference[i], row_sum[i]);
     }

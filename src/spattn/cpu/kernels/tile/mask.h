@@ -60,11 +60,6 @@ struct Mask {
     return found;
   }
 
-  // Whether any of the `count` queries attends to any of the `width` keys, which lie in one word.
-  bool any(int64_t row, int64_t count, int64_t key, int width) const {
-    return merged(row, count, key / 64) >> (key % 64) & ((uint64_t(1) << width) - 1);
-  }
-
   // Narrows the keys [begin, end) to the range that any of the `count` queries attends to.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
     Keys keys = {end, begin};
@@ -100,13 +95,38 @@ template <class T> struct LaneMask {
       : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
         reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
 
-  // The words with key `key`, at bit `key % kBits`, of the queries from `column` on.
-  const Word<T>* words(int64_t key, int64_t column) const { return allowed + key / kBits * ld + column; }
+  // The bits of key `key` and the vector of queries from `column` on; all bits of a masked pair are 0.
+  SPATTN_INLINE BitsVec<T> bit(int64_t key, int64_t column) const {
+    return load<BitsVec<T>>(allowed + key / kBits * ld + column) & splat_bits<T>(Word<T>(1) << key % kBits);
+  }
 
   // Whether any query of the vector from `column` on attends to any of kKeyRows keys from `key` on.
   bool reaches(int64_t column, int64_t key) const {
     const Word<T> found = reached[(key / kBits * ld + column) / kLanes<T>];
     return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
+  }
+
+  // Calls run(Count<N>, key, column) for blocks of kKeyRows of `keys` by N vectors of queries. A mask shrinks blocks to
+  // the vectors that attend to any of the keys, and mark(key, column) is called for each key and the other vectors.
+  template <class Mark, class Run>
+  SPATTN_INLINE void each_block(Keys keys, int64_t vectors, bool masked, const Mark& mark, const Run& run) const {
+    constexpr int64_t L = kLanes<T>, W = kQueryVectors;
+    for (int64_t first = 0; first < vectors; first += W) {
+      for (int64_t key = keys.begin; key < keys.end; key += kKeyRows) {
+        int64_t column = first * L, active = vectors - first < W ? vectors - first : W;
+        const auto idle = [&](int64_t at) {
+          if (reaches(at, key)) return false;
+          for (int i = 0; i < kKeyRows; ++i) mark(key + i, at);
+          return true;
+        };
+        for (; masked && active && idle(column); --active) column += L;
+        while (masked && active && idle(column + (active - 1) * L)) --active;
+        static_assert(W == 3, "one case per width");
+        if (active == 3) run(Count<3>{}, key, column);
+        if (active == 2) run(Count<2>{}, key, column);
+        if (active == 1) run(Count<1>{}, key, column);
+      }
+    }
   }
 
   // Fills in the words of `cells` queries. Returns the range of the first `count` keys that any of the queries attends

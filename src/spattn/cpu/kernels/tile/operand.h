@@ -9,12 +9,14 @@ namespace SPATTN_ISA {
 
 // One head of an array, indexed by (position, feature).
 struct Head {
-  const char* data;
+  char* data;
   int64_t position, feature;  // strides in bytes
 
   Head(const Array& array, int64_t batch, int64_t head)
       : data(array.data + batch * array.stride[0] + head * array.stride[1]), position(array.stride[2]),
         feature(array.stride[3]) {}
+
+  char* row(int64_t number) const { return data + number * position; }
 };
 
 template <class T> struct Operand {
@@ -34,7 +36,7 @@ void gather_positions(const Head& head, const int64_t* position, int64_t cells, 
     if (position[i] == kPadding) {
       clear(out + i * ld, ld);
     } else {
-      read_row<E>(head.data + position[i] * head.position, head.feature, width, out + i * ld);
+      read_row<E>(head.row(position[i]), head.feature, width, out + i * ld);
       if (width < ld) clear(out + i * ld + width, ld - width);
     }
   }
@@ -54,7 +56,7 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
                     const int64_t* position, typename E::Compute* out) {
   for (int64_t i = 0; i < rows; ++i, out += ld) {
     const bool real = first + i < cells && position[first + i] != kPadding;
-    if (real) read_row<E>(head.data + position[first + i] * head.position, head.feature, width, out);
+    if (real) read_row<E>(head.row(position[first + i]), head.feature, width, out);
     const int64_t filled = real ? width : 0;
     if (filled < ld) clear(out + filled, ld - filled);
   }
@@ -63,7 +65,7 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
 // Prefetches rows to the L1 cache, if their features are contiguous.
 inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   if (!tile.even() || head.feature < 0 || head.feature > 8) return;
-  const char* row = head.data + tile.start * head.position;
+  const char* row = head.row(tile.start);
   for (int64_t i = 0; i < tile.count[2]; ++i, row += tile.stride[2] * head.position) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
   }
@@ -84,8 +86,20 @@ template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
 
 template <class E> Operand<typename E::Compute> in_place(const Head& head, const Tile& tile) {
   using T = typename E::Compute;
-  return {reinterpret_cast<const T*>(head.data + tile.start * head.position),
-          tile.stride[2] * head.position / int64_t(sizeof(T))};
+  return {reinterpret_cast<const T*>(head.row(tile.start)), tile.stride[2] * head.position / int64_t(sizeof(T))};
+}
+
+// K or V of a key tile: `rows` rows of `width` elements, in place if they are whole vectors and, if `adjacent`, adjacent;
+// else gathered to (rows, ld) in `buffer`.
+template <class E>
+Operand<typename E::Compute> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
+                                       bool adjacent, int64_t* position, typename E::Compute* buffer) {
+  if (rows == tile.cells() && width == ld && readable_in_place<E>(head, tile)) {
+    const Operand<typename E::Compute> direct = in_place<E>(head, tile);
+    if (!adjacent || direct.ld == ld) return direct;
+  }
+  gather_rows<E>(head, tile, rows, width, ld, position, buffer);
+  return {buffer, ld};
 }
 
 }  // namespace SPATTN_ISA

@@ -15,12 +15,13 @@ template <class T> struct Widths {
         value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
-// Positions of the cells of the current tiles.
+// Positions of the cells of the current tiles; queries in whole vectors.
 struct Positions {
   int64_t *query, *key;  // (block_q), (block_kv)
 
   Positions(const Call& call, Arena& arena)
-      : query(arena.array<int64_t>(call.plan.block_q)), key(arena.array<int64_t>(call.plan.block_kv)) {}
+      : query(arena.array<int64_t>(round_up(call.plan.block_q, kLanes<float>))),
+        key(arena.array<int64_t>(call.plan.block_kv)) {}
 };
 
 // Copies of K and V for tiles that cannot be read in place.
