@@ -75,6 +75,11 @@ TABLE = (
 )
 
 
+def executes(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels execute plans with this tile shape."""
+    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
+
+
 def rows_of(block_q: int) -> int:
     """Rows of the query tile that computes `block_q` queries."""
     return ROWS if block_q <= ROWS else TILE[0]
