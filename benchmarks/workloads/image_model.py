@@ -52,10 +52,10 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, ratio * dim), nn.GELU(), nn.Linear(ratio * dim, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens, dim = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(1, tokens, 3, self.heads, dim // self.heads).unbind(2)
+        batch, tokens, dim = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, tokens, 3, self.heads, dim // self.heads).unbind(2)
         given = self.pattern if self.plan is None else self.plan
-        x = x + self.out(spattn.attention(q, k, v, given, layout="bshd").reshape(tokens, dim))
+        x = x + self.out(spattn.attention(q, k, v, given, layout="bshd").reshape(batch, tokens, dim))
         return x + self.mlp(self.norms[1](x))
 
 
@@ -74,8 +74,8 @@ class Model(nn.Module):
         for stage, blocks in enumerate(self.stages):
             x = blocks(x)
             if stage < 3:
-                side, dim = SIDES[stage], x.shape[1]
-                x = x.view(side // 2, 2, side // 2, 2, dim).transpose(1, 2).reshape(-1, 4 * dim)
+                side, (batch, _, dim) = SIDES[stage], x.shape
+                x = x.view(batch, side // 2, 2, side // 2, 2, dim).transpose(2, 3).reshape(batch, -1, 4 * dim)
                 x = self.merges[stage](x)
         return x
 
@@ -97,7 +97,7 @@ def times() -> dict[str, float]:
     found = {}
     with torch.no_grad():
         for name, (dims, *_) in MODELS.items():
-            model, x = Model(name).eval(), torch.randn(SIDES[0] ** 2, dims[0])
+            model, x = Model(name).eval(), torch.randn(1, SIDES[0] ** 2, dims[0])
             found[f"{name}, chosen"] = cpu_ms(model, x)
             for side, stage in zip(SIDES, model.stages, strict=True):
                 for block in stage:

@@ -20,16 +20,16 @@ from .patterns.registry import make, parse, signature
 __all__ = ["main"]
 
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-_LONGEST_PICTURE = 8192  # tokens per side; one pixel per pair
+_LONGEST_PICTURE = 8192  # maximum number of queries and of keys; a pair is one pixel
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class _Failure(Exception):
-    """Exit with code 1 and a one-line message."""
+    """A failure with a one-line message; the exit code is 1."""
 
 
 class _Usage(Exception):
-    """Exit with code 2 and a one-line message."""
+    """Wrong usage, with a one-line message; the exit code is 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version, read on demand because package metadata is slow to read."""
+    """Prints the version, which is read only on demand because package metadata is slow to read."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version()}")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand
+from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm80.forward import params
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm80 import kernels, params
 from spattn.cuda.sm90.forward import launches, prepared
 from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.planning.contract.validated import validated
-from spattn.schedule import compiler
+from spattn.request.score import Score
 
 pytestmark = pytest.mark.family("sm80")
 
 PARAMS = hopper_params.params_dtype(16)
+ALIBI, SOFTCAP = Score("alibi", (0.5, 0.25, 0.125, 0.0625)), Score("softcap", (2.0, 3.0, 4.0, 5.0))
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
@@ -75,6 +81,60 @@ def test_portable(call):
         assert found[name].tolist() == own
 
 
+def backward_of(call):
+    """A backward pass of the forward's arrays."""
+    statistics = Operand(8 << 30, (2, 4, 400), (1600, 400, 1))
+    gradients = [x._replace(pointer=x.pointer + (8 << 30)) for x in (call.q, call.k, call.v)]
+    arrays = call.out, call.q, call.k, call.v, call.out, statistics, None, *gradients
+    return BackwardPass(call.device, 7, call.plan, *arrays, call.dtype, call.scale, None, call.precision, call.score)
+
+
+@pytest.mark.parametrize(("q_len", "score"), [(400, None), (400, ALIBI), (399, ALIBI)])
+def test_portable_score(call, monkeypatch, q_len, score):
+    """Scores are scaled before the function, and the exponent by log2(e) alone; the last query is at the last key."""
+    monkeypatch.setattr(params, "score_values", lambda device, score: 77 if score else 0)
+    call = dataclasses.replace(call, score=score, q=call.q._replace(shape=(2, 4, q_len, 64)))
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
+    expected = (77, -0.5, 400 - q_len) if score else (0, 0.0, 0)
+    assert found["score"].tolist() == expected
+    assert found["scale_log2"] == pytest.approx(np.log2(np.e) if score else 0.5 * np.log2(np.e))
+    assert found["sign"] == (1 if score else -1)
+    backward = backward_of(call)
+    own, _ = params.passes_on_device(call.plan, GPU, 2, 4, 2)
+    (found,) = np.frombuffer(params.pack_backward(backward, own, 111, (call.q, 0), None), params.BACKWARD_PARAMS)
+    assert found["score"].tolist() == expected and found["scale"] == -0.5
+
+
+def test_portable_score_is_checked(call, monkeypatch):
+    """Kernels read a parameter for each query head; a named identity folds the scale as no function does."""
+    monkeypatch.setattr(params, "score_values", lambda device, score: 77)
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    for wrong in (Score("alibi", (1.0, 2.0)), Score("cube", (1.0,) * 4)):
+        call.score = wrong
+        with pytest.raises(
+            ValueError, match=f"expected one of identity, softcap, alibi with 4 values, got .*{wrong.name}"
+        ):
+            params.pack(call, on_device, 111, 222)
+    call.score = Score("identity", (0.0,) * 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222), params.PARAMS)
+    assert found["scale_log2"] == pytest.approx(0.5 * np.log2(np.e)) and found["sign"] == -1
+
+
+def test_portable_kernels_depend_on_the_score(call, monkeypatch):
+    """Each function has kernels of its own, for any parameters; the identity has no macro."""
+    monkeypatch.setattr(kernels, "kernel", lambda device, source, arch, macros, *_: macros.get("SPATTN_SCORE_KIND"))
+    call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
+    others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
+        call.score = score
+        assert portable.attention_kernel(call, on_device) == (kind, 128)
+        for by_keys in (False, True):
+            found = portable_backward.backward_kernels(backward_of(call), by_keys)
+            assert [ready for ready, _ in found] == [kind]
+
+
 def test_hopper(call):
     ready = prepared.prepare(call)
     at = ready._tables.at
@@ -127,21 +187,6 @@ def test_hopper(call):
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
-
-
-@pytest.mark.parametrize(("shape", "columns"), [((8, 8), 64), ((7, 7), 56)])
-def test_kernels_are_told_of_short_tiles(shape, columns):
-    """Which clear what no copy of such a tile fills, and multiply fewer columns."""
-    tile, box = (shape[0] * shape[1], 64), shape
-    made = validated(compiler.plan(patterns.windowed((56, 56), shape), 3136, batch=2, heads=4, tile=tile, box=box))
-    operands = [Operand(base << 30, (2, 4, 3136, 64), (4 * 3136 * 64, 3136 * 64, 64, 1)) for base in range(1, 5)]
-    call = ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", 0.5, None)
-    ready = prepared.prepare(call)
-    to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, 0.5)
-    room = ready._attention[3]["SPATTN_MAPS"]
-    (found,) = np.frombuffer(ready.template.fill(0, [to]), hopper_params.params_dtype(room))
-    assert found["short_tiles"] == (columns < 64)
-    assert ready._attention[3]["SPATTN_COLUMNS"] == columns
 
 
 def test_maps_follow_the_arrays(call):

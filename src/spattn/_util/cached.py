@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class cached_property(Generic[T]):
-    """A property computed on first use and stored in the instance's ``__dict__``.
+    """A property that is computed at its first use and stored in the instance's ``__dict__``.
 
-    :class:`functools.cached_property` up to Python 3.11 holds one lock per class: a child forked while another thread
-    holds it deadlocks. Without the lock, two threads may both compute the value; the first result is kept.
+    Up to Python 3.11, :class:`functools.cached_property` has a lock for each class: a child that is forked while
+    another thread holds it deadlocks. Without the lock, two threads may both compute the value; the first is kept.
     """
 
     def __init__(self, function: Callable[[Any], T]):
@@ -35,7 +35,7 @@ class cached_property(Generic[T]):
 
 
 class Recent(dict[Any, Any]):
-    """A bounded cache of recomputable values: cleared when it holds `most` keys."""
+    """A bounded cache of recomputable values, which clears itself when it has `most` keys."""
 
     def __init__(self, most: int):
         super().__init__()

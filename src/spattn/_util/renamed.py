@@ -1,4 +1,4 @@
-"""Names from before 0.1.0 and their successors; imported for an unknown name only. Delete this module at 1.0."""
+"""Names from before 0.1.0 and their successors; imported only for an unknown name. Delete this module at 1.0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RENAMED = {
 
 
 def unknown(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module lacks; it states the successor of a removed name."""
+    """Return the error for a name that a module lacks; its message has the successor of a removed name."""
     successor = _RENAMED.get(f"{module}.{name}".removeprefix("spattn."))
     if successor is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ __all__ = ["Explanation", "explain"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEVICES = {"cpu": "one CPU thread", "cuda": "an H200"}
-_LARGEST_PICTURE = 4096  # tokens per side
+_LARGEST_PICTURE = 4096  # maximum number of queries and of keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """Return (keys, queries) of all pairs that a work item computes."""
+    """Return (keys, queries) of all pairs that a work item computes, at the centers of their pixels."""
     component = plan.components[item["component"]]
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])

@@ -13,7 +13,7 @@ __all__ = ["merge_attentions"]
 def merge_attentions(outs: Iterable[Any], lses: Iterable[Any], *, layout: str = "bhsd") -> tuple[Any, Any]:
     """Merge attention results over disjoint sets of keys into the result over all keys.
 
-    Used for cascade attention, where requests share a prefix, and for ring attention, where each device holds a part of
+    Cascade attention needs this, where requests share a prefix, and ring attention, where each device holds a part of
     the keys.
 
     Parameters
@@ -80,7 +80,7 @@ def _listed(name: str, arrays: Any) -> list[Any]:
 
 
 def _beside(xp: Any, lse: Any, layout: str) -> Any:
-    """The rows of log-sum-exps, whose heads are before the queries in every layout, in the order of `out`."""
+    """Return `lse` with its axes in the order of `out`; its heads precede the queries in every layout."""
     return lse if layout == "bhsd" else xp.moveaxis(lse, 1 if layout == "bshd" else 0, -1)
 
 
@@ -108,7 +108,7 @@ def _namespace(outs: list[Any], lses: list[Any], layout: str) -> Any:
             if tuple(x.shape) != tuple(arrays[0].shape):
                 raise ValueError(f"{what}: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
     rows = tuple(outs[0].shape[:-1])
-    if layout != "bhsd":  # heads are last in out, and behind the batch entries in lse
+    if layout != "bhsd":  # heads are last in out, and follow the batch entries in lse
         first = 1 if layout == "bshd" else 0
         rows = (*rows[:first], rows[-1], *rows[first:-1])
     if rows != tuple(lses[0].shape):

@@ -1,4 +1,4 @@
-"""Plans of calls in a grouped launch: tile shapes, and which lists are split."""
+"""Choose the plans of calls in a grouped launch: their tile shapes, and which lists to split."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .specializations import rows_of
 
 __all__ = ["Member", "shared"]
 
-_CLEARLY = 1.1  # ratio of predicted times; smaller differences are noise, and splitting costs memory
-_WORKERS = (0.25, 0.5, 1, 2)  # workers per CTA, tried for splitting long lists
+_CLEARLY = 1.1  # lists are split if that is faster by this factor; smaller gains are noise, and splitting costs memory
+_WORKERS = (0.25, 0.5, 1, 2)  # numbers of workers per CTA to try when splitting long lists
 
 
 class Member(NamedTuple):
-    """A call of a group: its own plan, whether that must be kept, and the workers per head in a single launch."""
+    """A call of a group: its plan, whether that must be kept, and its workers per head in a launch of its own."""
 
     call: Call
     plan: Plan
@@ -29,19 +29,19 @@ class Member(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """A way to compute a call in a group, and the milliseconds that it adds to the group."""
+    """A candidate plan of a call in a group, and the milliseconds that it adds to the group."""
 
     plan: Plan
-    how: How | None  # None: lists stay as they are
+    how: How | None  # None: do not split lists
     ms: float
 
 
 def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
-    """Plans for calls that share a device with `sms` SMs.
+    """Return plans for calls that share a device with `sms` SMs.
 
-    Either all use the common tile shape, or those that run faster in smaller tiles use these, at the cost of one more
-    launch. Lists stay whole: the longest items start first and short ones fill the gaps, so that long lists are free.
-    Only lists that outlast all other work are split, since each partial is written, read and combined.
+    Either all calls use the common tile shape, or the calls that are faster with smaller tiles use these, at the cost
+    of one more launch. Lists stay whole: the longest items start first and short items fill the gaps, so that long
+    lists cost no time. Only lists that outlast all other work are split, since partials are written, read and combined.
     """
     ways = {number: list(_ways(member, sms)) for number, member in members.items()}
     alike = {number: own[0] for number, own in ways.items()}
@@ -57,8 +57,7 @@ def _total_ms(taken: Mapping[int, _Way]) -> float:
 
 
 def _ways(member: Member, sms: int) -> Iterator[_Way]:
-    """The kept plan, or plans of whole lists, in the common tile shape first; the call's own plan if those exceed the
-    memory limit."""
+    """Yield the kept plan, or plans with whole lists, first the one with the common tile shape."""
     call, own, pattern = member.call, member.plan, member.plan.pattern
     hows: list[How | None] = [None]
     if not member.kept and pattern is not None:
@@ -66,12 +65,13 @@ def _ways(member: Member, sms: int) -> Iterator[_Way]:
     for how in hows:
         plan = own
         if how is not None:
+            # The call's own plan replaces a plan that exceeds the memory limit.
             plan = planned(own, Sizes.of(call), how, tile_by_tile=True, tiled_for=member.each) or own
         yield _Way(plan, None if plan is own else how, _cost(plan, call, sms))
 
 
 def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
-    """The plan with its lists split as best for the group, whose other calls take `others` ms."""
+    """Split the lists of a plan as is best for the group, whose other calls take `others` ms; return the plan."""
     plan, how, blocks = way.plan, way.how, _blocks(way.plan, call, sms)
     longest = (plan.work["end"] - plan.work["begin"]).max(initial=0)
     tiles = tiles_of(plan, call.batch, call.heads_q)
@@ -88,15 +88,15 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 
 
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
-    """Duration of the group in ms, if its other calls, which fill the gaps of this one, take `others` ms."""
+    """Return the duration of the group in ms, whose other calls take `others` ms and fill the gaps of this call."""
     reduces, length = find_reductions(plan).reduces, plan.work["end"] - plan.work["begin"]
     blocks = _blocks(plan, call, sms)
-    # Per phase: tiles of all items, and tiles that all CTAs compute while one of them computes the longest item.
+    # For each phase: the tiles of all items, and the tiles that all CTAs compute while one computes the longest item.
     (tiles, longest), (last, longest_last) = (
         (tiles_of(plan, call.batch, call.heads_q, chosen), blocks * int(length[chosen].max(initial=0)))
         for chosen in (~reduces, reduces)
     )
-    tile_ms = _cost(plan, call, sms) / (tiles + last)  # shared evenly by all CTAs
+    tile_ms = _cost(plan, call, sms) / (tiles + last)  # time of a tile if all CTAs share the work evenly
     ms = max(tile_ms * longest, others + tile_ms * tiles)
     if last:  # in-kernel reductions wait for all earlier items
         ms += LAUNCH_MS + tile_ms * max(longest_last, last)
@@ -108,5 +108,5 @@ def _cost(plan: Plan, call: Call, sms: int) -> float:
 
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:
-    """CTAs resident at the same time."""
+    """Return the number of CTAs that are resident at the same time."""
     return sms * specialization_of(plan, max(call.head_dim, call.head_dim_v)).ctas

@@ -61,11 +61,8 @@ def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
 def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
     """Whether the call's family executes a plan, or for a forward, the portable one; for a backward another plan is
     faster than the portable kernels."""
-    family, head_dim = of_call(call, gpu), max(call.head_dim, call.head_dim_v)
-    return any(
-        own.accepts(plan, backward) and own.fits(gpu, plan, call.dtype, head_dim)
-        for own in ((family,) if backward else (family, PORTABLE))
-    )
+    family = of_call(call, gpu)
+    return family.accepts(plan, backward) or (not backward and PORTABLE.accepts(plan))
 
 
 def note(gpu: device.Device) -> str | None:

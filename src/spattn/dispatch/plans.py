@@ -38,7 +38,7 @@ def backend_for(call: Call, backend: str) -> Backend:
 def find_plan(
     module: Backend, pattern: Any, call: Call, max_bytes: int | None = None, *, backward: bool = False
 ) -> Plan:
-    """Return the plan of `pattern` for a call, or for its backward, on a backend."""
+    """Return the plan of `pattern` for a call on a backend, or for the gradients of the call."""
     check_grid(call.layout, pattern)
     needed, most = call.result_bytes(backward), module.memory(call)
     if needed > most:
@@ -57,7 +57,7 @@ def find_plan(
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
-    """Return the plan if the backend accepts its tiles, otherwise its pattern, to be planned and cached again."""
+    """Return the plan if the backend accepts it, otherwise its pattern, which the caller plans again."""
     index = plan.variant
     if index.shape[0] not in (1, call.batch) or index.shape[1] not in (1, call.heads_q):
         raise ValueError(

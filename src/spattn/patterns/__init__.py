@@ -97,7 +97,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a module on first access: ``import spattn`` stays fast."""
+    """Import submodules on first access, so that ``import spattn`` stays fast."""
     module = name if name in _MODULES else next((m for m, names in _LATER.items() if name in names), None)
     with whole_imports:
         if module is None:

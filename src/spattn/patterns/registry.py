@@ -89,7 +89,7 @@ def from_json(text: str) -> Pattern:
 
 @functools.lru_cache(maxsize=32)
 def _read(text: str, generation: int) -> Pattern:
-    """Read a pattern once, until a name is registered anew."""
+    """Decode a pattern. Cached; registering a name again invalidates the cache."""
     with whole_imports:  # late: keeps `import spattn` fast
         import json
 

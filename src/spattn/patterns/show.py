@@ -13,8 +13,8 @@ from .papers.recipes import gallery
 
 __all__ = ["draw", "gallery"]
 
-_CELLS_DRAWN = 96  # most tokens per side with visible single cells
-_LARGEST_PICTURE = 256  # pixels per side; fewer than a small figure has, so no line is dropped
+_CELLS_DRAWN = 96  # maximum tokens per side for which single pairs are drawn
+_LARGEST_PICTURE = 256  # maximum pixels per side, below the resolution of a small figure
 _RUNS_AT_ONCE = 1 << 12
 
 
@@ -29,10 +29,10 @@ def draw(
     color: str = "#2a6f97",
     title: str | None = None,
 ) -> Any:
-    """Draw which keys (columns) each query (row, downwards) attends to.
+    """Draw the allowed pairs as a matrix with one row per query and one column per key.
 
-    Up to 96 tokens, every allowed pair is a cell of a light grid. Beyond, the darkness of a pixel is the square root of
-    its share of allowed pairs, so that single tokens stay visible.
+    Up to 96 tokens, each pair is a cell of a light grid. For longer sequences, the darkness of a pixel is the square
+    root of its density, so that single tokens stay visible.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _grid_lines(ax: Any, q_len: int, kv_len: int) -> None:
 
 
 def density_map(rows: AffineRows) -> np.ndarray:
-    """Return the share of allowed pairs per pixel, at most 256 × 256 pixels, without a dense mask."""
+    """Return the density of each pixel of a picture of at most 256 × 256 pixels, without a dense mask."""
     scale = max(1, -(-max(rows.q_len, rows.kv_len) // _LARGEST_PICTURE))
     row_edges, key_edges = (np.minimum(np.arange(0, n + scale, scale), n) for n in (rows.q_len, rows.kv_len))
     picture = np.zeros((len(row_edges) - 1, len(key_edges) - 1))

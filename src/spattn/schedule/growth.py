@@ -1,7 +1,7 @@
-"""Tile lists that grow with kv_len, for plans with all keys between the sequence ends allowed.
+"""Tile lists that grow with kv_len, for plans that allow all keys between the ends of the sequence.
 
-Tiles are found once, for a short sequence. A longer one adds full tiles between the ends, and changes the bitmask of
-the last tile before the end.
+The planner finds the tiles once, for a short sequence. A longer sequence adds full tiles between the ends, and changes
+the bitmask of the last tile before the last keys.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .items import Sharing, share_out
 
 __all__ = ["Growth"]
 
-_MAX_LISTS = 8  # numbers of tiles with cached lists: each serves as many key lengths as a tile has keys
+_MAX_LISTS = 8  # maximum number of cached lists: one for each number of tiles, which serves block_kv lengths
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """A plan with growing tile lists: tiles at `kv_len` keys, call sizes, lists cached by number of tiles."""
+    """Computes the fields of a plan that grow with kv_len; `lists` caches tile lists by number of tiles."""
 
     tiled: Tiled
     q_len: int
@@ -32,7 +32,7 @@ class Growth:
     lists: Recent = field(default_factory=lambda: Recent(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
-        """Return the length-dependent plan fields for `kv_len` keys, at least those of the tiles."""
+        """Return the fields of the plan that depend on kv_len, which must be at least ``tiled.kv_len``."""
         own, (block_q, block_kv) = self.tiled, self.tiled.tile
         by, growing = kv_len - own.kv_len, own.components["key_view"][own.growing]
         keys = int(own.views["extent"][growing[0], -1]) + by
@@ -53,7 +53,7 @@ class Growth:
         }
 
     def _listed(self, tiles: int, views: np.ndarray) -> dict[str, Any]:
-        """Return the lists with `tiles` tiles before the end, and their work items."""
+        """Return the lists and work items for `tiles` tiles in the growing key view."""
         own = self.tiled
         more = tiles - int(own.views["tiles"][own.components["key_view"][own.growing[0]]])
         count, indices = np.diff(own.tile_indptr), own.indices.copy()
@@ -66,6 +66,6 @@ class Growth:
 
 
 def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:
-    """Return the bitmask, (1, block_q, words), that allows the first `keys` keys to every query."""
+    """Return a bitmask, (1, block_q, words), in which every query may attend to the first `keys` keys."""
     row = np.frombuffer(((1 << keys) - 1).to_bytes(block_kv // 8, "little"), "<u8").astype(np.uint64)
     return np.broadcast_to(row, (1, block_q, len(row)))

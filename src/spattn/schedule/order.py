@@ -1,4 +1,4 @@
-"""Order in which CPU threads run work items; results do not depend on it."""
+"""The order in which CPU threads run work items; results do not depend on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..planning.contract.cache import kept_with_plan
 
 __all__ = ["by_rows", "neighbours_together"]
 
-_STRIP = 8  # adjacent query tiles taken row by row of a grid: their keys stay in the L2 cache
+_STRIP = 8  # width of a strip in query tiles; the keys of a row of tiles stay in the L2 cache for the next row
 
 
 @kept_with_plan
@@ -22,10 +22,10 @@ def by_rows(plan: Plan) -> np.ndarray:
 
 @kept_with_plan
 def neighbours_together(plan: Plan) -> np.ndarray:
-    """Return each variant's items in strips of the query grid, whose neighbours share key tiles.
+    """Return each variant's items in strips of the query grid, so that adjacent items share key tiles.
 
-    Components of one query tile come in row order. Items are sorted by falling length, in multiples of the mean, so
-    that all threads finish together.
+    Components with one query tile are in row order. Items are first sorted by descending length, rounded to multiples
+    of the mean, so that all threads finish together.
     """
     work = plan.work
     width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]

@@ -1,4 +1,4 @@
-"""Error bounds, computed from the rounding error of the naive formula and never tuned by hand."""
+"""Error bounds, computed from the rounding errors of the naive formula instead of tuned by hand."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
     "naive_orders",
 ]
 
-_PRODUCTS = 1 << 21  # products of Q Kᵀ over all evaluations; with fewer, the maximum error varies too much
+_PRODUCTS = 1 << 21  # minimum products of Q Kᵀ over all orders; with fewer, the maximum error varies too much
 
 
 def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
-    """Evaluate the pattern's predicate for every pair: a bool array (batch, heads, q_len, kv_len).
+    """Evaluate the pattern's predicate for every pair.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def naive(
 
 
 def count_orders(q: np.ndarray, k: np.ndarray, mask: np.ndarray) -> int:
-    """Return the number of evaluation orders for a problem, 2 to 32: more if fewer products contribute an error.
+    """Return the number of evaluation orders for a problem, 2 to 32; more if fewer products contribute to the error.
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ def naive_orders(
     scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Evaluate :func:`naive` in several orders: a list of ``out`` and a list of ``lse`` for :func:`error_bound`.
+    """Evaluate :func:`naive` in several orders, for :func:`error_bound`.
 
-    A single evaluation of a small problem may be exact by chance; the maximum error over all orders counts.
+    A single evaluation of a small problem may be exact by chance; the bound uses the maximum error over all orders.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def gradients_of_weights(
     dlse: np.ndarray | None,
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute gradients from the weights P, with every step rounded; the row sums of P∘dP come from `out` if given."""
+    """Compute gradients from the weights P, with every step rounded; `out`, if given, yields the row sums of P∘dP."""
     wide, group = p.dtype, q.shape[1] // k.shape[1] if k.shape[1] else 1
 
     def rounded(x: np.ndarray) -> np.ndarray:
@@ -226,7 +226,7 @@ def _weights(
 
 
 def _product(a: np.ndarray, b: np.ndarray, order: int) -> np.ndarray:
-    """Compute ``a @ b``, or with ``order & 4`` sum sequentially, as a register accumulates."""
+    """Compute ``a @ b``; if ``order & 4``, sum sequentially, like an accumulator register."""
     if not order & 4:
         return a @ b
     b = np.ascontiguousarray(b)
@@ -250,14 +250,14 @@ def _swap(x: np.ndarray) -> np.ndarray:
 
 
 def error_bound(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
-    """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
+    """Return ``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over finite reference values.
 
     Parameters
     ----------
     reference64 : array
         Result of :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`, more precise than `dtype`.
     naive_lowprec : array or list of arrays
-        Results of :func:`naive` or :func:`naive_gradients`; the largest error of a list counts.
+        Results of :func:`naive` or :func:`naive_gradients`; of a list, the maximum error is used.
     dtype : dtype
         Dtype of the inputs under test.
 

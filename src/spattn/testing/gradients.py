@@ -30,7 +30,7 @@ def naive_from_results(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluate the formula of :func:`spattn.attention_backward`, with every step rounded.
 
-    ``out`` and ``lse`` are rounded inputs of the formula; their evaluation order and an additional error can be set.
+    The formula takes rounded ``out`` and ``lse``; `order` and `ulps` set their evaluation order and an added error.
 
     Parameters
     ----------

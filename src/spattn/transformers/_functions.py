@@ -24,7 +24,7 @@ MaskFunction = Callable[..., Any]
 
 
 class NoWindow(ValueError):
-    """Empty sliding window: no query has an allowed key; eager attention returns the mean of all values."""
+    """Error for an empty sliding window, with which eager attention returns the mean of all values."""
 
 
 _CAUSAL = SlidingWindow(-1, 0)
@@ -93,7 +93,7 @@ def _starts(packed: dict[str, Any]) -> list[np.ndarray]:
 
 
 def _in_each_sequence(given: dict[str, Any], kv_offset: int) -> Pattern | None:
-    """Convert a mask on positions within packed sequences; equal to the inner mask if translation-invariant."""
+    """Convert a mask on positions within packed sequences: the inner mask if it is translation-invariant, else None."""
     inner = known_pattern(given["mask_function"], kv_offset)
     return inner if inner is not None and inner.translation_invariant else None
 

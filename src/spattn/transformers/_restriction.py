@@ -35,7 +35,7 @@ def renumbered(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Renumbered(ByContent, Pattern):
-    """Pattern `inner` evaluated at a position per token."""
+    """Pattern `inner`, evaluated at ``positions[i]`` for token i."""
 
     inner: Pattern
     positions: np.ndarray
@@ -54,5 +54,5 @@ class _Renumbered(ByContent, Pattern):
         return allowed(self.inner, apply(self._look_up, q), apply(self._look_up, k))
 
     def _look_up(self, tokens: np.ndarray) -> np.ndarray:
-        """Look up positions; indices out of range, from padding of tiles, are clipped."""
+        """Look up positions of tokens; clip indices out of range, which occur in the padding of tiles."""
         return self.positions[np.clip(tokens, 0, len(self.positions) - 1)]

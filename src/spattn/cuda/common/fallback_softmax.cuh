@@ -4,6 +4,7 @@
 // compared with a rounded one, is off by up to |score| / 2^24: beyond about 2^30 such an exponent is meaningless.
 // Differences of dot products are exact to 2^-53 of their magnitude, fused or not.
 #pragma once
+#include "common/element.cuh"
 #include "common/warp.cuh"
 
 namespace spattn {
@@ -36,7 +37,7 @@ struct FallbackRow {
 template <int kColumns, typename Key, typename Dot, typename Value>
 __device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, double scale_log2, Key key, Dot dot,
                                                                     Value value) {
-  constexpr double kLn2 = 0.693147180559945309417, kInfinite = HUGE_VAL;
+  constexpr double kInfinite = HUGE_VAL;
   const int lane = threadIdx.x % 32;
   double largest = -kInfinite, sum = 0;  // running maximum of the dot products; sum of the weights relative to it
   FallbackRow<kColumns> row = {};
@@ -64,7 +65,7 @@ __device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, d
     }
   }
   for (int i = 0; i < kColumns; ++i) row.out[i] = sum == 0 ? 0 : sum != sum ? sum : row.out[i] / sum;
-  row.lse = (sum == 0 ? -kInfinite : largest * scale_log2 + log2(sum)) * kLn2;
+  row.lse = (sum == 0 ? -kInfinite : largest * scale_log2 + log2(sum)) * kLn2<double>;
   return row;
 }
 

@@ -116,9 +116,6 @@ class Family(Protocol):
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
         """Whether the forward, or the backward, executes such a plan: its tile shape, ordered and gathered or not."""
 
-    def fits(self, device: Device, plan: Plan, dtype: str, head_dim: int) -> bool:
-        """Whether the shared memory of the device has room for the forward of a plan that the family accepts."""
-
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         """Plan for the forward of a call, or for its backward, with lists split for the SMs of the device."""
 

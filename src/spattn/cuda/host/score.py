@@ -15,7 +15,8 @@ __all__ = ["score_macros", "score_values"]
 
 def score_macros(score: Score | None) -> dict[str, object]:
     """Macros of a kernel with this score function; none for the identity."""
-    return {} if score is None else {"SPATTN_SCORE_KIND": KINDS.index(score.name)}
+    kind = 0 if score is None else KINDS.index(score.name)
+    return {"SPATTN_SCORE_KIND": kind} if kind else {}
 
 
 def score_values(device: Device, score: Score | None) -> int:
@@ -24,6 +25,6 @@ def score_values(device: Device, score: Score | None) -> int:
     return 0 if score is None else _on_device(device, score.values)[1]["values"]
 
 
-@functools.lru_cache(64)
+@functools.cache
 def _on_device(device: Device, values: tuple[float, ...]) -> tuple[Buffer, dict[str, int]]:
     return upload(device, {"values": np.array(values, np.float32)})

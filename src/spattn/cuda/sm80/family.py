@@ -31,9 +31,6 @@ class _Portable:
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
         return not plan.ordered and forward.accepts(plan.block_q, plan.block_kv)
 
-    def fits(self, device: Device, plan: Plan, dtype: str, head_dim: int) -> bool:
-        return forward.fits(device, plan.block_q, dtype, head_dim)
-
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         tile = self.tile(device, call.dtype, max(call.head_dim, call.head_dim_v))
         each = workers_of(call.batch, call.heads_q, device.sm_count)

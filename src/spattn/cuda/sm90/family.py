@@ -64,9 +64,6 @@ class Hopper:
             return plan.tile == TILE and not plan.ordered
         return executes(*plan.tile)
 
-    def fits(self, device: Device, plan: Plan, dtype: str, head_dim: int) -> bool:
-        return True
-
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         """A forward gets the plan of lowest predicted time."""
         each = workers_of(call.batch, call.heads_q, device.sm_count)

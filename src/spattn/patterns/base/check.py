@@ -1,4 +1,4 @@
-"""Parameter checks, by call or by the annotation of a field; messages read ``name: expected ..., got ...``."""
+"""Parameter checks, called directly or derived from field annotations."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = [
     "reach",
 ]
 
-MOST_RUNS = 1 << 23  # of one array; index sets then evaluate the predicate strip by strip
-REACH = 1 << 40  # exceeds every distance of two positions; sums and products stay far below 2**63
+MOST_RUNS = 1 << 23  # limit per array; larger index sets are evaluated from the predicate, in strips of rows
+REACH = 1 << 40  # exceeds any distance between positions; arithmetic on it stays far below 2**63
 Check = Callable[[str, Any], Any]
-_USUAL = 4  # example value of an integer, if in range
+_USUAL = 4  # example value of an integer parameter, clipped to its range
 
 
 def reach(tokens: int) -> int:
-    """Clip `tokens` at REACH for NumPy arithmetic; fields keep the given value.
+    """Clip `tokens` to REACH, so that NumPy arithmetic does not overflow; fields keep the original value.
 
-    Multiply parameters as Python integers first, then clip the product.
+    Multiply parameters as Python integers, then clip the product.
     """
     return min(tokens, REACH)
 
@@ -54,7 +54,7 @@ def assign(pattern: Any, **fields: Any) -> None:
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `value` as an int in ``[least, most]``; bools raise TypeError."""
+    """Check that `value` is an integer in ``[least, most]`` and return it as an int; bools raise TypeError."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if (least is not None and value < least) or (most is not None and value > most):
@@ -64,21 +64,21 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def integers(name: str, value: Any, least: int | None = None, most: int | None = None) -> tuple[int, ...]:
-    """Return `value` as a tuple of ints, each in ``[least, most]``."""
+    """Check that `value` is a sequence of integers in ``[least, most]`` and return it as a tuple of ints."""
     if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
     return tuple(integer(name, v, least, most) for v in value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool."""
+    """Check that `value` is a Python or NumPy bool and return it as a Python bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `allowed`."""
+    """Check that `value` is one of `allowed` and return it."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a string, got {value!r}")
     if value not in allowed:
@@ -87,7 +87,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def per_axis(name: str, value: Any, axes: int, check: Callable[..., Any] = integer, **limits: int) -> tuple[Any, ...]:
-    """Return a scalar, or one value per axis, as a tuple with one value per axis."""
+    """Check a scalar, or a sequence with one value per axis, and return a tuple with one value per axis."""
     if isinstance(value, (tuple, list, np.ndarray)):
         if len(value) != axes:
             raise ValueError(f"{name}: expected one value or {axes} (one per axis), got {len(value)}")
@@ -96,7 +96,7 @@ def per_axis(name: str, value: Any, axes: int, check: Callable[..., Any] = integ
 
 
 class Range(NamedTuple):
-    """The valid range of an integer parameter: ``left: Annotated[int, Range(0)]``.
+    """Valid range of an integer parameter: ``left: Annotated[int, Range(0)]``.
 
     Parameters
     ----------
@@ -127,10 +127,10 @@ def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
         return field.type
     owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
     holder = types.FunctionType((lambda: None).__code__, vars(sys.modules[owner.__module__]))
-    holder.__annotations__ = {field.name: field.type}  # alone: other annotations may not be evaluable
+    holder.__annotations__ = {field.name: field.type}  # evaluating the other annotations may fail
     try:
         return inspect.get_annotations(holder, eval_str=True)[field.name]
-    except NameError:  # of a local class, or imported under TYPE_CHECKING
+    except NameError:  # a local class, or a name imported under TYPE_CHECKING
         return None
 
 
@@ -140,8 +140,7 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def check_parameters(pattern: object) -> None:
-    """Check and convert each field by its annotation; unannotated fields must be hashable, as plans are cached by
-    pattern."""
+    """Check and convert each field by its annotation. Other fields must be hashable: patterns are keys of caches."""
     cls: type = type(pattern)
     for name, check in _checks(cls):
         value = getattr(pattern, name)
@@ -190,7 +189,7 @@ def _check(annotation: Any) -> Check | None:
 
 
 def _check_union(members: tuple[Any, ...]) -> Check | None:
-    """Check None, literals and sequences by type; check anything else as the first remaining member."""
+    """Return a check that tests None, literals and sequences by type, other values by the first remaining member."""
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     several: list[Any] = [_check(member) for member in members if get_origin(member) is tuple]
     others = (m for m in members if get_origin(m) not in (Literal, tuple) and m is not types.NoneType)

@@ -17,11 +17,11 @@ __all__ = ["Serializable", "decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds a level
+_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds one level
 
 
 def encode(value: Any) -> Any:
-    """Encode a parameter as numbers, strings, lists and dicts for :func:`decode`."""
+    """Encode a parameter as JSON-compatible data for :func:`decode`."""
     if hasattr(value, "_description"):
         return value._description()
     if isinstance(value, np.ndarray):
@@ -86,7 +86,7 @@ def _decode_array(value: dict[str, Any]) -> np.ndarray:
         raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
         raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
-    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would pad missing bits
+    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # np.unpackbits would pad a short input
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
     if raw.dtype != dtype or raw.size != math.prod(shape):
         raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")
@@ -94,7 +94,7 @@ def _decode_array(value: dict[str, Any]) -> np.ndarray:
 
 
 class Serializable:
-    """The JSON of a pattern."""
+    """Mixin that serializes a pattern as JSON."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     name: ClassVar[str]
@@ -122,7 +122,7 @@ class Serializable:
 
     @classmethod
     def _read(cls, fields: dict[str, Any]) -> Any:
-        """Create the pattern from decoded JSON; overridden where the meaning of a value has changed."""
+        """Create the pattern from decoded JSON. Subclasses override it to convert fields of older versions."""
         return cls(**fields)
 
     def _serialized(self) -> str | None:
@@ -131,7 +131,7 @@ class Serializable:
             import json
 
         try:
-            # Under torch.compile's tracing a new object has only those fields that have defaults.
+            # While torch.compile traces, a new object has only the fields with defaults.
             if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
                 return None
             text = json.dumps(self._description(), separators=(",", ":"))

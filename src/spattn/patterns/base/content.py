@@ -1,4 +1,4 @@
-"""Bases of patterns with array fields: ByContent, ArrayPattern per head and batch entry, and Bound after bind()."""
+"""Base classes of patterns with array fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
-    """Convert `value` from any framework to a read-only, C-contiguous array; a read-only input is not copied."""
+    """Convert an array of any framework to a read-only, C-contiguous NumPy array; read-only input is not copied."""
     value = on_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
@@ -32,7 +32,7 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 
 def on_device(value: Any) -> bool:
-    """Whether `value` is a device array that a dynamic mask can read."""
+    """Return True if `value` is a device array that a dynamic mask can read."""
     library = namespace_of(value)
     return library is not None and library.name != "jax" and library.ordinal(value) is not None
 
@@ -51,11 +51,10 @@ def on_host(value: Any) -> Any:
 
 
 class ByContent:
-    """Mixin for patterns with array fields: arrays are copied read-only and compared by value.
+    """Mixin for patterns with array fields, which copies the arrays read-only and compares them by value.
 
     List it before :class:`Pattern`, and declare the dataclass with ``@dataclass(frozen=True, eq=False, repr=False)``:
-    equality, hash and repr come from this class. Arrays of any framework become NumPy arrays. Equal patterns share
-    their plans.
+    this class defines equality, hash and repr. Arrays of any framework become NumPy arrays. Equal patterns share plans.
 
     Raises
     ------
@@ -128,7 +127,7 @@ def _hash_of(value: Any) -> int:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare arrays bitwise, and other fields by value and repr: the repr tells 1 from True."""
+    """Compare arrays bitwise, and other fields by value and by repr, which distinguishes 1 from True."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return bool(one == other) and repr(one) == repr(other)
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
@@ -136,7 +135,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Bound(Pattern):
-    """A per-row pattern at known lengths; row 0 stands at position `first`."""
+    """Base class of bound patterns with one row of data per query; row 0 has position `first`."""
 
     given: Any
     first: int
@@ -158,7 +157,7 @@ class Bound(Pattern):
 
 
 class ArrayPattern(ByContent, Pattern):
-    """Base of patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
+    """Base class of patterns whose array fields have shape ``([[batch,] heads,] *own)``."""
 
     own_axes: ClassVar[int] = 2
 
@@ -168,7 +167,7 @@ class ArrayPattern(ByContent, Pattern):
         return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
 
     def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
-        """Freeze these array fields and check that they have one shape."""
+        """Freeze the named array fields and check that their shapes are equal."""
         shape = None
         for name in names:
             array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
@@ -182,7 +181,7 @@ class ArrayPattern(ByContent, Pattern):
         return {name: value for name, value in fields if isinstance(value, np.ndarray)}
 
     def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
-        """Copy the pattern with arrays derived from its own, without checks."""
+        """Return a copy with other arrays, without checks."""
         made = object.__new__(type(self))
         vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
         return made

@@ -21,25 +21,24 @@ from .registry import OPERATORS, Registered, pattern_class
 
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
-# Hints must agree with the predicate; a subclass with its own allows() inherits none of them.
+# Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
 
 class Part(NamedTuple):
-    """A piece of a pattern, with the views in which it is dense.
+    """A subset of a pattern's pairs, with the two lattices in which it is dense.
 
     Parameters
     ----------
     pattern : Pattern
-        The predicate of this piece; only pairs of the two lattices count.
+        The predicate, which applies to pairs of the two lattices only.
     query, key : Lattice or None
-        Absolute positions of the queries and of the keys; None is the whole sequence.
+        Absolute positions of the queries and of the keys; None means all positions.
     shifts : tuple of (int, int)
-        (query, key) offsets at which the piece repeats. In lattice coordinates, the allowed pairs must not depend on
-        the shift.
+        (query, key) offsets at which the part repeats. At every shift, the same lattice coordinates must be allowed.
     spans : tuple of Span or None
-        The interval of keys of each query along each axis, if the keys of every query form a box of the key lattice.
-        Plans may then use a key view per box of queries.
+        Interval of keys per query along each axis, if the keys of every query form a box of the key lattice. Plans may
+        then use one key view per box of queries.
     """
 
     pattern: Pattern
@@ -55,9 +54,9 @@ def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
 
 
 class Ordered(NamedTuple):
-    """A bound pattern over permuted tokens: query i is row ``q_order[i]``, key j is ``kv_order[j]``.
+    """A bound pattern over permuted tokens: its query i is row ``q_order[i]``, its key j is ``kv_order[j]``.
 
-    Query i stands at position ``i + kv_len - q_len``.
+    Query i has position ``i + kv_len - q_len``.
     """
 
     pattern: Pattern
@@ -83,13 +82,13 @@ class Pattern(Registered, Serializable):
     """
 
     translation_invariant: ClassVar[bool] = False
-    """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
+    """True if ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
     """True if the parameters restrict the lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
-    """Whether :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
+    """True if :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
     _has_order: ClassVar[bool] = False
-    """Whether :meth:`_in_order` may find a permutation that clusters the pairs."""
+    """True if :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -106,10 +105,10 @@ class Pattern(Registered, Serializable):
         check_parameters(self)
 
     def allows(self, q: Any, k: Any) -> Any:
-        """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
+        """Return True where query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
-        May use operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply` only, so that the planner can
-        evaluate it on whole tiles.
+        Use only operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply`, so that the planner can evaluate
+        the predicate on whole tiles.
 
         Parameters
         ----------
@@ -126,21 +125,21 @@ class Pattern(Registered, Serializable):
         Raises
         ------
         ValueError
-            If :meth:`bind` must fix the lengths, or :meth:`at` the batch entry and head, first.
+            If :meth:`bind` must be called first to fix the lengths, or :meth:`at` to fix the batch entry and head.
         """
         raise NotImplementedError
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Hint: the allowed keys of query positions `q` in closed form, or None.
+        """Return the allowed keys of each query position as runs, or None if unknown; a hint.
 
-        Index sets are built from it, and plans where every row has one run.
+        Index sets are built from the runs, and plans too if every row has one run.
 
         Parameters
         ----------
         q : (rows,) int64 array
-            Positions of queries.
+            Query positions.
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -150,7 +149,7 @@ class Pattern(Registered, Serializable):
         return None
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        """Hint: disjoint pieces that cover the pattern, with the views in which each is dense.
+        """Return disjoint parts that cover the pattern, each with the views in which it is dense; a hint.
 
         Parameters
         ----------
@@ -164,14 +163,14 @@ class Pattern(Registered, Serializable):
         return (Part(self),)
 
     def ends(self, q_len: int) -> Ends | None:
-        """Hint: which keys the last queries of any long sequence attend to, or None.
+        """Return the keys to which the last queries of any long sequence attend, or None; a hint.
 
-        Only for patterns of any length: decode steps of all lengths then share one plan.
+        Only for patterns that accept any length: decode steps of all lengths then share one plan.
 
         Parameters
         ----------
         q_len : int
-            Queries, at the last positions of the sequence.
+            Number of queries, which have the last positions of the sequence.
 
         Returns
         -------
@@ -180,7 +179,7 @@ class Pattern(Registered, Serializable):
         return None
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
-        """Check the lengths and fix what depends on them.
+        """Check the lengths, and return the pattern for these lengths.
 
         Parameters
         ----------
@@ -199,7 +198,7 @@ class Pattern(Registered, Serializable):
         return self
 
     def sizes(self) -> tuple[int, int]:
-        """Return the batch entries and heads with patterns of their own: 1 = shared, 0 = any number.
+        """Return the number of batch entries and of heads that have separate patterns; 1 = shared, 0 = any number.
 
         Returns
         -------
@@ -208,22 +207,22 @@ class Pattern(Registered, Serializable):
         return 1, 1
 
     def grids(self) -> frozenset[tuple[int, ...]]:
-        """Return the grids of tokens, each as tokens per axis; empty for plain sequences.
+        """Return the token grids of the pattern, each as tokens per axis; empty for plain sequences.
 
         Returns
         -------
         frozenset of tuple of int
-            With one grid, arrays may have its axes in place of the length axis.
+            If there is exactly one grid, arrays may have its axes in place of the length axis.
         """
         return frozenset()
 
     def at(self, batch: int, head: int) -> Pattern:
-        """Return the pattern of one batch entry and one head, numbered as in :meth:`sizes`.
+        """Return the pattern of one batch entry and one head.
 
         Parameters
         ----------
         batch, head : int
-            Indices of the batch entry and the head.
+            Indices below :meth:`sizes`.
 
         Returns
         -------
@@ -238,7 +237,7 @@ class Pattern(Registered, Serializable):
         return self
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
-        """Return the distinct patterns of a batch, and which one each (batch entry, head) has.
+        """Return the distinct patterns of a call, and the index of the pattern of each (batch entry, head).
 
         Parameters
         ----------
@@ -270,7 +269,7 @@ class Pattern(Registered, Serializable):
         return list(number), index
 
     def _for_heads(self, heads: int) -> Pattern:
-        """Expand operands for groups of heads to one pattern per head, where another operand is per-head."""
+        """Expand operands from one pattern per group of heads to one per head, if another operand needs that."""
         changed: dict[str, Any] = {}
         for name in getattr(self, "__dataclass_fields__", ()):  # a user's class may not be a dataclass
             value = getattr(self, name)
@@ -282,7 +281,7 @@ class Pattern(Registered, Serializable):
         return dataclasses.replace(self, **changed) if changed else self
 
     def index_set(self, q_len: int, kv_len: int, *, batch: int = 0, head: int = 0) -> AffineRows:
-        """Return the exact index set: query row i stands at position ``i + kv_len - q_len``.
+        """Return the exact index set; query row i has position ``i + kv_len - q_len``.
 
         Parameters
         ----------
@@ -298,7 +297,8 @@ class Pattern(Registered, Serializable):
         Raises
         ------
         ValueError
-            If a length is not an integer in [0, 2^31), or the pattern does not fit the lengths, batch entry or head.
+            If a length is not an integer in [0, 2^31), or the pattern does not support the lengths, batch entry or
+            head.
         TypeError
             If :meth:`allows` returns anything but bools of the shape of its arguments.
         """
@@ -312,16 +312,16 @@ class Pattern(Registered, Serializable):
         return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
-        """Return runs that together contain every allowed pair; None = any pair is possible."""
+        """Return runs that together contain every allowed pair, or None if no such runs are known."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
-        """Hint: interval conjuncts whose intersection is the pattern, for queries at ``[first, stop)``; or None."""
+        """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""
         return None
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """Hint: this bound pattern (and `also`) under a token permutation that clusters its pairs, or None."""
+        """Return this bound pattern (``& also``) under a token permutation that clusters its pairs, or None."""
         return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -355,7 +355,7 @@ class Pattern(Registered, Serializable):
 
 
 def _operand(value: Any) -> Pattern | None:
-    """Return an operand as a pattern (a bool array of any framework is a Mask), or None."""
+    """Convert an operand to a pattern (a bool array of any framework to a Mask); return None for other types."""
     if isinstance(value, Pattern):
         return value
     if namespace_of(value) is None:

@@ -36,7 +36,7 @@ def pattern_tuple(patterns: object) -> tuple[Pattern, ...]:
 
 @dataclass(frozen=True)
 class Chosen(Pattern):
-    """Base of PerBatch and PerHead: :meth:`at` picks a pattern along `axis`, 0 = batch entries, 1 = heads."""
+    """Base class of PerBatch (`axis` 0) and PerHead (`axis` 1): :meth:`at` selects a pattern along `axis`."""
 
     patterns: tuple[Pattern, ...]
 
@@ -106,7 +106,7 @@ class PerHead(Chosen):
     Parameters
     ----------
     patterns : tuple of Pattern
-        One per query head, or per group of neighbouring heads if their number divides the number of heads. All must
+        One per query head, or one per group of consecutive heads if their number divides the number of heads. All must
         support the same number of batch entries.
     """
 
@@ -124,7 +124,7 @@ class PerHead(Chosen):
 
 @register(
     "per_batch",
-    example=lambda: (((SlidingWindow(4, 0),),), 32),  # a single entry, to suit batch 1
+    example=lambda: (((SlidingWindow(4, 0),),), 32),  # one entry, for batch size 1
     typical=lambda: (((SlidingWindow(511, 0),),), 4096),
 )
 @dataclass(frozen=True)

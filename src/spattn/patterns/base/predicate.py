@@ -24,26 +24,26 @@ __all__ = [
 ]
 
 _PAIRS_AT_ONCE = 1 << 20
-_SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
+_SELECTING = 8  # selecting one candidate pair costs as much as this many evaluations of the predicate
 
 NO_TRUTH_VALUE = (
     "allows(): expected &, |, ~, np.minimum and np.maximum on arrays of positions, got 'and', 'or', 'not', 'if', "
     "min() or max(), which need the truth value of a whole array"
 )
-_NO_TRUTH = "truth value of an array"  # from NumPy's message
-_NEAR = 1024  # rows of the table: distances below this
+_NO_TRUTH = "truth value of an array"  # part of NumPy's message
+_NEAR = 1024  # rows of the gcd table; larger distances use np.gcd
 
 
 class Predicate(Protocol):
-    """The part of a pattern that evaluation needs."""
+    """Protocol of objects with a predicate."""
 
     def allows(self, q: Any, k: Any) -> Any: ...
 
 
 def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
-    """Evaluate ``pattern.allows(q, k)`` and check the result; every caller uses this function.
+    """Evaluate ``pattern.allows(q, k)`` and check the result. Call this instead of ``allows``.
 
-    On the planner's symbols, a predicate that does not support them leaves all tiles undecided, also as an operand.
+    If a predicate does not support the planner's symbolic positions, it leaves all tiles undecided, even as an operand.
     """
     leave_open = getattr(q, "leave_open", None)
     if leave_open is None:
@@ -55,7 +55,7 @@ def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
 
 
 def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
-    """Evaluate the predicate; TypeError if the result is not boolean or has another shape."""
+    """Evaluate the predicate; raise TypeError if the result is not boolean or has a wrong shape."""
     try:
         result = pattern.allows(*_of_tiles(q, k))
     except ValueError as error:
@@ -75,7 +75,7 @@ def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
 
 
 def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
-    """View the positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
+    """View positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
     if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
         return q, k
     return q.view(Positions), k.view(Positions)
@@ -101,7 +101,7 @@ def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
 
 
 def member(table: np.ndarray, positions: Any) -> Any:
-    """Whether each position, or difference of positions, is in the sorted integer array `table`.
+    """Return True where a position, or a difference of positions, is in the sorted integer array `table`.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def member(table: np.ndarray, positions: Any) -> Any:
 
 
 def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Evaluate ``np.isin(positions, table)``; for tiles of differences, look up each diagonal once."""
+    """Evaluate ``np.isin(positions, table)``; on tiles of differences, look up each diagonal once."""
     if positions.ndim != 3 or not positions.size or (positions[:, 1:, 1:] != positions[:, :-1, :-1]).any():
         return np.isin(positions, table)
     diagonals = np.concatenate([positions[:, 0, ::-1], positions[:, 1:, 0]], axis=1)
@@ -129,24 +129,24 @@ def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def rank(table: np.ndarray, positions: Any) -> Any:
-    """Return how many entries of the sorted integer array `table` are at most each position (searchsorted, right)."""
+    """Evaluate ``np.searchsorted(table, positions, side="right")``, also for the planner's symbolic positions."""
     count = getattr(positions, "rank", None)
     return count(table) if count is not None else np.searchsorted(table, positions, side="right")
 
 
 def row_or_last(row: np.ndarray, rows: int) -> np.ndarray:
-    """Return `row`, and `rows` where it is out of range: the number of an empty row appended to a table."""
+    """Replace row indices out of range by `rows`, the index of an empty row that the caller appends to its table."""
     return np.where((row < 0) | (row >= rows), rows, row)
 
 
 class Bounded(Predicate, Protocol):
-    """A predicate with candidate runs: a superset of the allowed pairs."""
+    """Protocol of predicates with candidate runs, a superset of the allowed pairs."""
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None: ...
 
 
 def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
-    """Evaluate the predicate strip by strip, on candidate pairs only if they are few."""
+    """Build the index set from the predicate, in strips of rows; evaluate only candidate pairs if they are few."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
     for first in range(0, len(q), rows):
@@ -158,12 +158,12 @@ def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
 
 
 def pair_count(candidates: list[Runs]) -> int:
-    """Count the pairs of several runs; overlaps count repeatedly."""
+    """Count the pairs of several runs; overlaps count more than once."""
     return sum(int(runs.count.sum()) for runs in candidates)
 
 
 def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (row, key) of the allowed pairs of queries `q`, sorted."""
+    """Return (row, key) of the allowed pairs of query positions `q`, sorted."""
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)
     if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
@@ -179,11 +179,11 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
 
 
 class Positions(np.ndarray[Any, Any]):
-    """Positions of one side of some tiles, (tiles, rows, 1) or (tiles, 1, columns); results are plain arrays.
+    """Query or key positions of tiles, (tiles, rows, 1) or (tiles, 1, columns), with a fast ``np.gcd``.
 
-    With a fast ``np.gcd``: Euclid's algorithm per cell costs twenty times any other operation. Consecutive queries and
-    keys within a tile have few distances d, and gcd(q, k) = gcd(d, q mod d) comes from a small table; q advances by one
-    along a table row, so a cell costs one addition and one lookup.
+    All operations return plain arrays. Euclid's algorithm costs twenty times any other operation per cell. Consecutive
+    queries and keys have few distances d, so a small table holds gcd(q, k) = gcd(d, q mod d). Along a diagonal, q and
+    the table column advance together, so a cell costs one addition and one lookup.
     """
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _gcds(rows: int, columns: int) -> np.ndarray:
-    """Tabulate the gcd of row and column except at (0, 0): the last common divisor written remains."""
+    """Tabulate gcd(row, column), except at (0, 0): divisors are written in ascending order, so the largest remains."""
     table = np.zeros((rows, columns), np.uint16)
     for divisor in range(1, columns):
         table[::divisor, ::divisor] = divisor

@@ -1,4 +1,4 @@
-"""The registry of pattern classes by name and operators by symbol, and instances of a class."""
+"""Registry of pattern classes by name and operators by symbol, and example instances."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
-_GENERATION = [0]  # names that were registered anew, as by a notebook cell that runs twice
-_LATER = {  # modules of spattn.patterns, imported on the first use of one of these names
+_GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice
+_LATER = {  # module → names that it registers; imported on the first use of one of them
     "base.per_head": ("per_batch", "per_head"),
     "grids.neighborhood": ("neighborhood",),
     "grids.per_axis": ("axial", "per_axis", "windowed"),
@@ -45,7 +45,7 @@ def register(
     example: Instance | Callable[[], Instance] | None = None,
     typical: Instance | Callable[[], Instance] | None = None,
 ) -> Callable[[PatternClass], PatternClass]:
-    """Class decorator: register a pattern under `name` for :func:`get`, the tests, the benchmarks and the gallery.
+    """Decorate a pattern class to register it under `name` for :func:`get`, tests, benchmarks and the gallery.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def register(
 
     def add(cls: PatternClass) -> PatternClass:
         if name in _MODULE_OF and cls.__module__ != f"{_PACKAGE}.{_MODULE_OF[name]}":
-            pattern_class(name)  # the name of a module that may not be imported yet
+            pattern_class(name)  # imports the module that owns the name, so that the conflict is found
         old = _REGISTRY.get(name, cls)
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
@@ -86,7 +86,7 @@ def register(
 
 
 def generation() -> int:
-    """Return how many names have been registered anew: what was read by name before may be another class."""
+    """Return the number of repeated registrations, a cache key for patterns that were decoded by name."""
     return _GENERATION[0]
 
 
@@ -111,8 +111,8 @@ def pattern_class(name: str) -> type[Any]:
 
 
 def _meant(name: object) -> str:
-    """Suggest the closest registered name, as the end of a message."""
-    with whole_imports:  # only for an unknown name
+    """Return the end of an error message, which suggests the closest registered name if there is one."""
+    with whole_imports:  # late: only errors need it
         import difflib
 
     close = difflib.get_close_matches(str(name), names(), n=1)
@@ -120,10 +120,10 @@ def _meant(name: object) -> str:
 
 
 class Registered:
-    """The registered name of a pattern class, and its instances for tests, benchmarks and the gallery."""
+    """Mixin with the registered name of a pattern class and its instances for tests, benchmarks and the gallery."""
 
     name: ClassVar[str] = ""
-    _instances: ClassVar[dict[str, Any]] = {}  # the registered example and typical instance
+    _instances: ClassVar[dict[str, Any]] = {}  # "example" and "typical" of register()
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @classmethod
@@ -138,14 +138,14 @@ class Registered:
     def example(cls) -> tuple[Any, int]:
         """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
 
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else one with the parameters'
-        defaults and values in their annotated ranges.
+        The default implementation returns the instance passed to :func:`~spattn.patterns.authoring.register`, or else
+        one with default parameters and, for required ones, values in the annotated ranges.
 
         Returns
         -------
         pattern : Pattern
         length : int
-            Tokens, of queries and of keys.
+            Number of queries and of keys.
 
         Raises
         ------
@@ -157,16 +157,16 @@ class Registered:
 
     @classmethod
     def typical(cls) -> tuple[Any, int]:
-        """Return an instance of realistic size, at a length at which its plan shows its cost.
+        """Return an instance of realistic size, and a length at which the cost of its plan is realistic.
 
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else the example, at 64 times
-        its length if it supports that.
+        The default implementation returns the instance passed to :func:`~spattn.patterns.authoring.register`, or else
+        the example, with 64 times its length if the pattern supports that.
 
         Returns
         -------
         pattern : Pattern
         length : int
-            Tokens, of queries and of keys.
+            Number of queries and of keys.
         """
         if found := cls._instance("typical"):
             return found
@@ -181,8 +181,8 @@ class Registered:
     def random(cls, draw: Any, sizes: Any) -> tuple[Any, Any]:
         """Draw a random instance for property tests, and sizes that suit it.
 
-        By default each parameter is drawn from its annotation. Override it if parameters depend on each other or on
-        the lengths.
+        The default implementation draws each parameter by its annotation. Override it if parameters depend on each
+        other or on the lengths.
 
         Parameters
         ----------

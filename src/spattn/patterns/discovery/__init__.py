@@ -1,6 +1,6 @@
-"""Discover regular patterns in masks and listed pairs.
+"""Discover regular patterns in masks and sparse matrices.
 
-Every candidate is verified against all pairs before it is accepted; pairs that no candidate covers are listed.
+Every candidate is verified against all pairs before it is accepted; pairs that no candidate covers form a CSR pattern.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
 _LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
 _REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
 _IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
-_NOISY = 0.95  # least share of a pattern's pairs in a noisy mask
+_NOISY = 0.95  # minimum fraction of a candidate's pairs that a noisy mask must contain
 _PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
 _MOST_TAKEN = 24
-_COST_OF_MISSING = 4  # covered pairs that offset one missing pair, which must be listed
+_COST_OF_MISSING = 4  # covered pairs that outweigh one missing pair, which must be listed
 
 
 def discover(mask: Any, grid: Any = None) -> Pattern:
-    """Express exactly these pairs by regular patterns, as far as possible.
+    """Decompose a mask into regular patterns. The result is always exact; leftover pairs are listed.
 
-    The planner tiles a mask by consecutive tokens; if pairs are strided, dilated or local on a grid, most tiles are
-    nearly empty. The discovered patterns bring denser views.
+    The planner tiles a plain mask in token order; if pairs are strided, dilated or local on a grid, most tiles are
+    nearly empty. Discovered patterns have denser views.
 
     Parameters
     ----------
@@ -52,30 +52,29 @@ def discover(mask: Any, grid: Any = None) -> Pattern:
         An array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len) of any framework, an
         :class:`~spattn.index_set.AffineRows`, or the non-zero entries of a sparse SciPy or PyTorch matrix.
     grid : int or tuple of int, optional
-        Tokens along each axis of a row-major grid; enables the search for boxes of keys.
+        Tokens along each axis of a row-major grid; enables the search for boxes of keys on the grid.
 
     Returns
     -------
     Pattern
-        A union of registered patterns, minus listed pairs that the mask lacks, plus the remaining pairs as a list.
-        Lists fix the lengths to those of `mask`; a pattern without lists may fit others. Differing heads and batch
-        entries have separate patterns.
+        A union of registered patterns, minus a :class:`CSR` of pairs that the mask lacks, plus a CSR of the leftover
+        pairs. A result with a CSR is valid only for the lengths of `mask`. Heads and batch entries that differ have
+        separate patterns.
 
     Raises
     ------
     TypeError
-        If `mask` is none of these, or an array of another dtype.
+        If `mask` has another type or dtype.
     ValueError
-        If an array does not have two to four axes, or a leading axis is empty; if the tokens of `grid` differ from
-        `kv_len`.
+        If an array does not have two to four axes, or a leading axis is empty; if `grid` does not have `kv_len` tokens.
 
     Notes
     -----
     Searches for windows, dilated windows, strides, other diagonals, periodic columns, global tokens and sinks, rows,
     documents and blocks of equal length, layouts of square blocks, boxes on a grid, and one interval of keys per row.
-    Greedily takes the candidate that covers most pairs until the rest is short or irregular; tolerates noise that
-    removes up to a twentieth of a pattern's pairs. Costs O(nnz) time and memory per accepted pattern, and one pass over
-    an array.
+    The search is greedy: it accepts the candidate that covers the most pairs until the rest is small or irregular. Up
+    to 5 % of a pattern's pairs may be missing (noise). Each accepted pattern costs O(nnz) time and memory; an array is
+    read once.
 
     Examples
     --------
@@ -105,8 +104,8 @@ def _kind(value: Any) -> str:
 
 
 def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Return the CSR arrays of listed pairs, or None for an array."""
-    sparse = sys.modules.get("scipy.sparse")  # imported, if `mask` is a sparse array
+    """Return (indptr, indices, kv_len) of a sparse input, or None for an array."""
+    sparse = sys.modules.get("scipy.sparse")  # already imported if `mask` is sparse
     if sparse is not None and sparse.issparse(mask):
         mask = from_scipy(mask)
     elif (
@@ -122,7 +121,7 @@ def _rows_of(mask: Any) -> tuple[np.ndarray, np.ndarray, int] | None:
 
 
 def _of_array(mask: np.ndarray, grid: Any) -> Pattern:
-    """Discover each batch entry and head; identical results are merged."""
+    """Discover the pattern of each batch entry and head, and merge identical results."""
     if mask.ndim == 2:
         return _discovered(Pairs.of_mask(mask), grid)
     found = tuple(_of_array(each, grid) for each in mask)
@@ -140,7 +139,7 @@ def _discovered(pairs: Pairs, grid: Any) -> Pattern:
 
 
 def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
-    """Join regular patterns, subtract the missing pairs and list the remaining ones."""
+    """Return the union of the accepted candidates, minus the missing pairs, plus the leftover pairs."""
     taken = _taken(pairs, grid)
     # Drop earlier candidates that later ones cover entirely.
     needed = [each for each in taken[:-1] if not pairs.uncover(each.pattern)] + taken[-1:]
@@ -159,7 +158,7 @@ class _Taken(NamedTuple):
 
     candidate: Candidate
     pattern: Pattern  # bound to the lengths
-    missing: np.ndarray  # (row, key) of its pairs that the mask lacks
+    missing: np.ndarray  # (row, key) of the candidate's pairs that the mask lacks
 
 
 def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
@@ -179,7 +178,7 @@ def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
 
 
 def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
-    """Return the candidate that covers most; later groups only run if earlier ones cannot cover all."""
+    """Return the candidate with the highest gain; later groups run only if earlier ones cannot cover all pairs."""
     best, most = None, (evidence.pairs.q_len + evidence.pairs.kv_len) // 4
     for some in proposers:
         if evidence.left.nnz <= (most if best is None else best.new):
@@ -192,7 +191,7 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
 
 
 def _joined(taken: list[Candidate], pairs: Pairs) -> Pattern:
-    """Unite the candidates, with a common band factored out, and those without views first: they share a plan part."""
+    """Unite the candidates, with a common band factored out. Those without views come first, as they share a part."""
 
     def has_views(candidate: Candidate) -> bool:
         parts = candidate.pattern().bind(pairs.q_len, pairs.kv_len).parts(pairs.q_len, pairs.kv_len)

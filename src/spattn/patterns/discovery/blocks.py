@@ -21,14 +21,14 @@ from .lines import TILE, Candidate
 
 __all__ = ["boxes", "documents", "layouts", "scattered_layouts"]
 
-_SIDE = 64  # side of the square that tests a document boundary
-_BLOCKS = range(8, 1025)  # tokens
+_SIDE = 64  # tokens before and after a possible document boundary that are tested
+_BLOCKS = range(8, 1025)  # possible block sizes
 _NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20
-_NOISY_SHARE = 0.5  # of the usual count: least count of a pair of coordinates in a noisy mask
+_NOISY_SHARE = 0.5  # in noisy masks, coordinates with a lower count, relative to the maximum, are noise
 _LONGEST_AXIS = 1 << 11
-_MOST_RUNS = 1 << 22  # in the closed form of boxes
-_MOST_AXES = 3  # of a Neighborhood
+_MOST_RUNS = 1 << 22  # maximum runs of a candidate of boxes
+_MOST_AXES = 3  # maximum axes of a Neighborhood
 
 
 def documents(evidence: Evidence) -> Iterator[Candidate]:
@@ -50,7 +50,7 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Count the pairs of each document."""
+    """Count the pairs within each document."""
     keep = runs.q >= 0
     runs = runs if keep.all() else KeyRuns(*(each[keep] for each in runs))
     own = document[runs.q]
@@ -59,7 +59,7 @@ def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndar
 
 
 def _boundaries(evidence: Evidence) -> np.ndarray:
-    """Return positions t where the square of queries from t on and keys before t is (nearly) empty: local minima."""
+    """Return likely document boundaries: positions that almost no pair crosses, at local minima of the density."""
     kv_len = evidence.pairs.kv_len
     total, left = evidence.of_both(lambda each: _in_squares(each.runs(0), kv_len))
     t = np.arange(kv_len + 1)
@@ -71,7 +71,7 @@ def _boundaries(evidence: Evidence) -> np.ndarray:
 
 
 def _in_squares(runs: KeyRuns, kv_len: int) -> np.ndarray:
-    """Count, per position, the pairs of _SIDE queries from it on and _SIDE keys before it."""
+    """Count, for each position, the pairs of the _SIDE queries from it on with the _SIDE keys before it."""
     near = runs.cut(runs.q - 2 * _SIDE + 1, runs.q)
     count = near.stop - near.start
     q, k = np.repeat(near.q, count), np.repeat(near.start, count) + ramp(count)
@@ -80,7 +80,7 @@ def _in_squares(runs: KeyRuns, kv_len: int) -> np.ndarray:
 
 
 def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
-    """Name documents of these lengths: blocks if all but the last have one length."""
+    """Return BlockLocal if all documents, except a shorter last one, have equal lengths; else Documents."""
     length = int(lengths[0])
     if (lengths[:-1] == length).all() and lengths[-1] <= length and lengths.sum() == kv_len:
         return BlockLocal(length)
@@ -88,14 +88,14 @@ def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
 
 
 def layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose square blocks, causal or not on the diagonal; empty cells of their tiles add to the cost."""
+    """Propose layouts of square blocks, causal or not; empty cells of their tiles add to the cost."""
     for found in scattered_layouts(evidence):
         if isinstance(found.base, BlockLayout):
             yield found._replace(cost=found.cost + max(_cells(found.base) - found.new, 0) // 2)
 
 
 def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose square blocks, regardless of the fill of their tiles."""
+    """Propose layouts of square blocks, causal or not, without a cost for empty cells of tiles."""
     pairs, low, block = evidence.pairs, evidence.low, _block(evidence)
     blocks = -(-pairs.kv_len // block) if block else 0
     if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
@@ -108,7 +108,7 @@ def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _cells(pattern: BlockLayout) -> int:
-    """Count the cells of all tiles with a block."""
+    """Count the cells of all tiles that contain an allowed block."""
     layout = pattern.layout
     rows, columns = (min(-(-side // block), len(layout)) for side, block in zip(TILE, pattern._tokens(), strict=True))
     padded = np.pad(layout, [(0, -len(layout) % side) for side in (rows, columns)])
@@ -117,7 +117,7 @@ def _cells(pattern: BlockLayout) -> int:
 
 
 def _block(evidence: Evidence) -> int:
-    """Return the largest block whose multiples start nearly all runs above the noise; 0 = none."""
+    """Return the largest block size at whose multiples nearly all runs start, ignoring noise; 0 = none."""
     starts = np.bincount(evidence.total.runs(None).start, minlength=evidence.pairs.kv_len)[1:]
     unusual = np.maximum(starts - 4 * np.median(starts), 0) if len(starts) else starts
     enough = max(_NEARLY * unusual.sum(), 1)
@@ -125,7 +125,7 @@ def _block(evidence: Evidence) -> int:
 
 
 def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
-    """Count the pairs of each block, for queries from position 0 on."""
+    """Count the pairs of each block, for queries at positions >= 0."""
     q, start, stop = runs.split(block)
     cell = q // block * blocks + start // block
     inside = cell >= 0
@@ -134,21 +134,21 @@ def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
 
 
 def _capacity(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
-    """Return the capacity of each block in pairs, all or the causal ones, for queries from position 0 on."""
+    """Return the maximum number of pairs per block, all or only causal ones, for queries at positions >= 0."""
     first = max(pairs.first, 0)
     edges = np.minimum(block * np.arange(blocks + 1), pairs.kv_len)
     queries, keys = np.diff(np.maximum(edges, first)), np.diff(edges)
     capacity = np.outer(queries, keys)
     if low is not None:
         capacity = np.tril(capacity)
-        above = np.maximum(edges[:-1], first) - edges[:-1]  # queries of the block before the first one
+        above = np.maximum(edges[:-1], first) - edges[:-1]  # positions of the block before the first query
         np.fill_diagonal(capacity, (keys * (keys + 1) - above * (above + 1)) // 2)
         capacity[queries == 0] = 0
     return capacity
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose boxes along some axes, of keys that share the query's coordinates along the other axes."""
+    """Propose, for each subset of axes, a box of keys along these axes at the query's other coordinates."""
     grid, pairs = evidence.grid, evidence.pairs
     if grid is None or max(grid) > _LONGEST_AXIS or pairs.first < 0:  # negative positions are outside the grid
         return
@@ -166,7 +166,7 @@ def boxes(evidence: Evidence) -> Iterator[Candidate]:
 def _candidate(
     evidence: Evidence, grid: tuple[int, ...], tables: list[np.ndarray], total: KeyRuns, left: KeyRuns
 ) -> Candidate:
-    """Name the boxes of these tables and count their pairs."""
+    """Return the candidate of the boxes that per-axis (query, key) tables describe."""
     base = _named_boxes(grid, tables)
     x = coordinates(evidence.pairs.q, grid)
     sides = [table.sum(axis=1)[c] for table, c in zip(tables, x, strict=True)]
@@ -176,7 +176,7 @@ def _candidate(
 
 
 def _runs_of_row(tables: list[np.ndarray]) -> int:
-    """Return the most runs of keys per row in the boxes of these tables."""
+    """Return the maximum number of runs per row in the boxes that the tables describe."""
     starts = np.diff(tables[-1].astype(np.int8), prepend=0, axis=1) == 1
     return math.prod(int(each.sum(axis=1).max()) for each in (*tables[:-1], starts))
 
@@ -194,15 +194,15 @@ def _sharing(runs: KeyRuns, grid: tuple[int, ...], axes: list[int]) -> KeyRuns:
 
 
 def _table(total: KeyRuns, left: KeyRuns, grid: tuple[int, ...], axis: int, fill: float) -> np.ndarray:
-    """Return which (query, key) coordinates occur along an axis: among the remaining pairs more often than noise, or
-    among all pairs as often as any of the remaining."""
+    """Return which (query, key) coordinates along an axis belong to the box: their count among uncovered pairs exceeds
+    noise, or their count among all pairs reaches the maximum count among uncovered pairs."""
     times, times_left = (_times(runs, grid, axis) for runs in (total, left))
     most = times_left.max(initial=0)
     return (times_left > (0 if fill == 1 else _NOISY_SHARE * most)) | (times >= max(fill * most, 1))
 
 
 def _times(runs: KeyRuns, grid: tuple[int, ...], axis: int) -> np.ndarray:
-    """Count the pairs by query and key coordinate along an axis."""
+    """Count the pairs for each (query, key) coordinate along an axis."""
     n, x, y = grid[axis], coordinates(runs.q, grid)[axis], coordinates(runs.start, grid)[axis]
     count = runs.stop - runs.start
     if axis < len(grid) - 1:
@@ -223,7 +223,7 @@ def _in_box(runs: KeyRuns, grid: tuple[int, ...], tables: list[np.ndarray]) -> i
 
 
 def _named_boxes(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
-    """Name the boxes: axial, windowed, Neighborhood, or else PerAxis."""
+    """Return the boxes as axial, windowed, Neighborhood, or else PerAxis."""
     full = [axis for axis, table in enumerate(tables) if table.all()]
     shared = [axis for axis, table in enumerate(tables) if np.array_equal(table, np.eye(len(table), dtype=bool))]
     if len(full) == 1 and len(full) + len(shared) == len(grid):
@@ -240,7 +240,7 @@ def _named_boxes(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
 
 
 def _along(table: np.ndarray) -> Pattern:
-    """Name the pattern along one axis: a window, dilated or not, or else a mask."""
+    """Return the pattern along one axis: a (dilated) window, or else a mask."""
     distances = np.subtract(*np.nonzero(table))
     n, step = len(table), int(np.gcd.reduce(distances)) or len(table)
     low, high = (int(d) if abs(d) + step < n else None for d in (distances.min(), distances.max()))
@@ -249,7 +249,7 @@ def _along(table: np.ndarray) -> Pattern:
 
 
 def _window(table: np.ndarray) -> tuple[int, int] | None:
-    """Return (window, shift) if tokens see exactly their own window, else None."""
+    """Return (window, shift) if tokens attend to exactly their own window, else None."""
     n, window = len(table), int(table.sum(axis=1).max(initial=1))
     shift = int(table[0].sum()) % window
     same = np.array_equal(windowed(n, window, shift).index_set(n, n).to_dense(), table)
@@ -257,7 +257,7 @@ def _window(table: np.ndarray) -> tuple[int, int] | None:
 
 
 def _neighbors(table: np.ndarray) -> tuple[int, int, bool] | None:
-    """Return (kernel, dilation, causal) if tokens see their nearest neighbours, else None."""
+    """Return (kernel, dilation, causal) if tokens attend to exactly their nearest neighbors, else None."""
     n, keys = len(table), np.flatnonzero(table[table.sum(axis=1).argmax()])
     kernel, dilation = len(keys), int(keys[1] - keys[0]) if len(keys) > 1 else 1
     for causal in (False, True) if kernel * dilation <= n else ():

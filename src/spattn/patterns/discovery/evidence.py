@@ -1,4 +1,4 @@
-"""The evidence for candidates: pairs by row, and their counts per diagonal, column and row."""
+"""Statistics for the search: pairs by row, and their counts per diagonal, column and row."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..base.predicate import allowed
 __all__ = ["Counts", "Evidence", "KeyRuns", "Pairs", "covered", "intervals", "capacity", "usual_spacing"]
 
 _PAIRS_AT_ONCE = 1 << 16  # fits into a core's cache
-_CELLS_AT_ONCE = 1 << 18  # cells of a mask, or of a pattern compared with it
+_CELLS_AT_ONCE = 1 << 18  # chunk size for a mask, and for a pattern compared with it
 _NEARLY_ALL = 0.9
 T = TypeVar("T")
 
 
 class KeyRuns(NamedTuple):
-    """Sorted runs of consecutive keys, ``start <= k < stop`` of the query at `q`: int32 arrays of one length."""
+    """Sorted runs of consecutive keys: the query at `q` has the keys ``start <= k < stop`` (int32 arrays)."""
 
     q: np.ndarray
     start: np.ndarray
     stop: np.ndarray
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> KeyRuns:
-        """Clip each run to ``[start, stop)``."""
+        """Clip each run to ``[start, stop)`` and drop empty runs."""
         start, stop = np.maximum(self.start, start, dtype=np.int32), np.minimum(self.stop, stop, dtype=np.int32)
         keep = np.flatnonzero(start < stop)
         return KeyRuns(self.q[keep], start[keep], stop[keep])
@@ -60,8 +60,8 @@ class Pairs:
         self.indptr, self.keys = indptr, keys
         self.q_len, self.kv_len = len(indptr) - 1, kv_len
         self.first = q_offset(self.q_len, kv_len)
-        self.covered = np.zeros(len(keys), dtype=np.int8)  # number of covering patterns
-        self._apart = np.ones(len(keys) + 1, dtype=bool)  # not adjacent to the previous pair
+        self.covered = np.zeros(len(keys), dtype=np.int8)  # number of patterns that cover each pair
+        self._apart = np.ones(len(keys) + 1, dtype=bool)  # True if a pair is not adjacent to the previous one
         for start in range(1, len(keys), _PAIRS_AT_ONCE):
             some = slice(start, min(start + _PAIRS_AT_ONCE, len(keys)))
             np.not_equal(np.diff(keys[some.start - 1 : some.stop]), 1, out=self._apart[some])
@@ -69,7 +69,7 @@ class Pairs:
 
     @classmethod
     def of_mask(cls, mask: np.ndarray) -> Pairs:
-        """Convert a boolean array (q_len, kv_len), at six bytes per pair."""
+        """Convert a boolean array (q_len, kv_len); takes six bytes per pair."""
         q_len, kv_len = mask.shape
         indptr, keys = np.zeros(q_len + 1, np.int64), np.zeros(np.count_nonzero(mask), np.int32)
         rows = max(1, _CELLS_AT_ONCE // max(kv_len, 1))
@@ -93,7 +93,7 @@ class Pairs:
             yield slice(start, stop), slice(int(self.indptr[start]), int(self.indptr[stop]))
 
     def runs_left(self) -> KeyRuns:
-        """Return the uncovered pairs."""
+        """Return the uncovered pairs as runs."""
         found = [(np.zeros(0, np.int32),) * 3]
         for rows, some in self._strips():
             keys, covered = self.keys[some], self.covered[some] > 0
@@ -107,7 +107,7 @@ class Pairs:
         return KeyRuns(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def cover(self, pattern: Pattern, runs: Runs) -> np.ndarray:
-        """Count a pattern, also given in closed form, as covering its pairs; return (row, key) of its missing pairs."""
+        """Mark the pairs of `pattern`, which has these `runs`, as covered; return (row, key) of its missing pairs."""
         found = 0
         for some, here in self._allowed(pattern):
             found += int(np.count_nonzero(here))
@@ -115,7 +115,7 @@ class Pairs:
         return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
 
     def uncover(self, pattern: Pattern) -> bool:
-        """Undo cover() if other patterns cover all pairs of a pattern; return whether they do."""
+        """Undo cover() and return True if other patterns cover all pairs of `pattern`; else return False."""
         if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
             return False
         for some, here in self._allowed(pattern):
@@ -156,12 +156,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Counts:
-    """Pairs, and their number on each line."""
+    """Pairs, and their counts per diagonal, key and row."""
 
     all_runs: KeyRuns
-    diagonals: np.ndarray  # by distance q - k, from the least on
-    keys: dict[int | None, np.ndarray]  # by key: under None all pairs, under 0 the causal ones
-    rows: dict[int | None, np.ndarray]  # by row, likewise
+    diagonals: np.ndarray  # by distance q - k, in ascending order
+    keys: dict[int | None, np.ndarray]  # by key; [None] counts all pairs, [0] the causal ones
+    rows: dict[int | None, np.ndarray]  # by row; the same
 
     @classmethod
     def of(cls, runs: KeyRuns, pairs: Pairs) -> Counts:
@@ -179,7 +179,7 @@ class Counts:
         return cls(runs, diagonals, keys, rows)
 
     def runs(self, low: int | None) -> KeyRuns:
-        """Return all pairs, or the causal ones."""
+        """Return all pairs if `low` is None, else the causal ones."""
         return self.all_runs if low is None else self.all_runs.causal()
 
     @property
@@ -188,34 +188,34 @@ class Counts:
 
 
 def covered(start: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
-    """Count, for each number below `length`, the intervals ``[start, stop)`` that contain it."""
+    """Count, for each index below `length`, the intervals ``[start, stop)`` that contain it."""
     edges = np.bincount(start, minlength=length + 1) - np.bincount(stop, minlength=length + 1)
     return np.cumsum(edges)[:length]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The input of the proposers: all pairs, the uncovered pairs, and the required fill."""
+    """Input of the proposers: all pairs, the uncovered pairs, and the required fill."""
 
     pairs: Pairs
-    capacity: Counts  # of every possible pair, without runs
-    total: Counts  # of all pairs
-    left: Counts  # of the uncovered pairs
-    fill: float  # share of a line's pairs that must be present; 1 = all
+    capacity: Counts  # counts of every possible pair, without runs
+    total: Counts  # counts of all pairs
+    left: Counts  # counts of the uncovered pairs
+    fill: float  # fraction of a line's pairs that must be present; 1 = all
     grid: tuple[int, ...] | None  # tokens along each axis; None for a plain sequence
 
     @property
     def low(self) -> int | None:
-        """0 if nearly all uncovered pairs are causal, else None."""
+        """Return 0 if nearly all uncovered pairs are causal, else None."""
         return 0 if self.left.keys[0].sum() >= _NEARLY_ALL * self.left.nnz else None
 
     def of_both(self, measure: Callable[[Counts], T]) -> tuple[T, T]:
-        """Evaluate `measure` on all pairs and on the uncovered ones, once if they are the same."""
+        """Evaluate `measure` on all pairs and on the uncovered ones; only once if none is covered."""
         total = measure(self.total)
         return total, total if self.left is self.total else measure(self.left)
 
     def filled(self, capacity: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
-        """Whether enough of each line is present, of all its pairs or of its uncovered ones."""
+        """Return True for each line that has at least a fraction `fill` of its pairs, or of its uncovered pairs."""
         return (total >= self.fill * capacity) | (left >= self.fill * (capacity - (total - left)))
 
 
@@ -237,7 +237,7 @@ def intervals(flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def usual_spacing(numbers: np.ndarray) -> tuple[int, int] | None:
-    """Return the most frequent spacing of sorted `numbers`, and the most frequent remainder modulo it."""
+    """Return the most frequent spacing of sorted `numbers` and their most frequent remainder modulo it, or None."""
     distances, times = np.unique(np.diff(numbers), return_counts=True)
     if not len(distances):
         return None

@@ -1,4 +1,4 @@
-"""Candidates, and line candidates: diagonals, columns, rows, and the longest run of each row."""
+"""Candidates that consist of lines: diagonals, columns, rows, and the longest run of each row."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ __all__ = [
     "windows",
 ]
 
-TILE = 128, 64  # compares views with contiguous tiles; other tile sizes give similar ratios
+TILE = 128, 64  # tile for which views are compared with token order; other sizes give similar ratios
 _MOST_TOKENS = 1 << 12
 _SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
-_LEAST_RUN = 16  # keys; shorter runs are listed as pairs
+_LEAST_RUN = 16  # minimum keys per run; shorter runs are listed as pairs
 _LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
-_SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be told from noise
-_AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
-_FEW = 4  # most groups of diagonals, and the width of a narrow group
+_SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be distinguished from noise
+_AS_GOOD = 1.15  # views may need this factor more tiles, because fewer pairs are listed
+_FEW = 4  # if there are more groups of diagonals than this, groups of at most this width are ignored
 
 
 class Candidate(NamedTuple):
-    """The pairs of `base`, which has closed forms, at distances ``low <= q - k <= high``."""
+    """The pairs of `base`, which must define runs(), at distances ``low <= q - k <= high``."""
 
     base: Pattern
-    low: int | None  # None = unbounded; causal is 0 to None
+    low: int | None  # None = unbounded; (0, None) is causal
     high: int | None
-    new: int  # pairs that nothing covered before
+    new: int  # its pairs that are uncovered so far
     missing: int  # its pairs that the mask lacks
-    cost: int = 0  # pairs that it must cover to pay off: its serialized numbers and the empty cells of its tiles
+    cost: int = 0  # stored integers and empty cells of tiles, which its new pairs must outweigh
 
     def is_present(self, fill: float) -> bool:
-        """Whether at least this share of its new pairs is present."""
+        """Return True if at least a fraction `fill` of its new pairs is present."""
         return self.missing <= (1 - fill) * (self.new + self.missing)
 
     def pattern(self) -> Pattern:
-        """Return the idiomatic pattern of these pairs."""
+        """Return the simplest registered pattern of these pairs."""
         low, high, base = self.low, self.high, self.base
         if isinstance(base, Full):
             return band(low, high)
@@ -63,7 +63,7 @@ class Candidate(NamedTuple):
         return base if (low, high) == (None, None) else band(low, high) & base
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        """Return the closed form; `base` must be bound to the lengths."""
+        """Return the runs of query positions `q`; `base` must be bound to the lengths."""
         runs = self.base.runs(q, kv_len)
         if runs is None:
             raise ValueError(f"base: expected a pattern with closed forms, got {self.base!r}")
@@ -90,7 +90,7 @@ def band(low: int | None, high: int | None) -> Pattern:
 
 
 class _Lines:
-    """Columns or rows and whether they are filled, among all pairs (`low` is None) or the causal ones."""
+    """Columns or rows, with flags of the filled ones, among all pairs (`low` is None) or the causal ones."""
 
     def __init__(self, evidence: Evidence, axis: str, low: int | None):
         self.low = low
@@ -101,12 +101,12 @@ class _Lines:
         self.chosen = evidence.filled(capacity, total, self.left) & (_SHORT * capacity >= capacity.max(initial=0))
 
     def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
-        """Make the candidate of some lines."""
+        """Return the candidate of the lines `members`."""
         new, missing = (int(each[members].sum()) for each in (self.left, self.missing))
         return Candidate(base, self.low, None, new, missing, cost)
 
     def members(self) -> np.ndarray:
-        """Return the groups of filled lines that contain an uncovered pair; whole groups are simpler."""
+        """Return all lines of those groups of adjacent filled lines that contain an uncovered pair."""
         starts, stops = intervals(self.chosen)
         sums = np.append(0, np.cumsum(self.left))
         some_left = np.flatnonzero(sums[stops] > sums[starts])
@@ -115,7 +115,7 @@ class _Lines:
 
 
 def columns(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose keys that all (later) queries see, periodic or not."""
+    """Propose keys, periodic or not, to which all queries or all later queries attend."""
     for low in (None, 0):
         lines = _Lines(evidence, "keys", low)
         periodic = _period(lines.chosen)
@@ -133,7 +133,7 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def rows(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose queries that see all keys, or all earlier ones."""
+    """Propose queries that attend to all keys or to all earlier keys."""
     for low in (None, 0):
         lines = _Lines(evidence, "rows", low)
         lines.chosen &= evidence.pairs.q >= 0
@@ -143,7 +143,7 @@ def rows(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose tokens that all queries see and that see all keys."""
+    """Propose tokens that attend to all keys and to which all queries attend."""
     pairs, q = evidence.pairs, evidence.pairs.q
     seen, seeing = _Lines(evidence, "keys", None), _Lines(evidence, "rows", None)
     row = np.flatnonzero(seeing.chosen & (q >= 0))
@@ -163,7 +163,7 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
 
 
 class _Diagonals:
-    """Diagonals and whether they are filled, numbered from the least distance on."""
+    """Diagonals in ascending order of distance, with flags of the filled ones."""
 
     def __init__(self, evidence: Evidence):
         capacity, total, self.left = (each.diagonals for each in (evidence.capacity, evidence.total, evidence.left))
@@ -175,14 +175,14 @@ class _Diagonals:
             self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 
     def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
-        """Make the candidate of diagonals spaced as the keys of `base`."""
+        """Return the candidate of the diagonals `numbers`, which have the spacing of `base`."""
         step = base.stride if isinstance(base, Stride) else 1
         low = None if numbers[0] < step else int(numbers[0]) + self.least
         high = None if numbers[-1] + step >= self.count else int(numbers[-1]) + self.least
         return Candidate(base, low, high, int(self.left[numbers].sum()), int(self.missing[numbers].sum()))
 
     def fullest(self, base: Full | Stride, numbers: np.ndarray) -> Candidate | None:
-        """Return the run of filled diagonals among `numbers` that has most uncovered pairs."""
+        """Return the candidate of those consecutive filled diagonals in `numbers` with the most uncovered pairs."""
         starts, stops = intervals(self.filled[numbers])
         if not len(starts):
             return None
@@ -192,7 +192,7 @@ class _Diagonals:
 
 
 def windows(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose adjacent diagonals; ignore narrow groups if there are many groups."""
+    """Propose a group of adjacent diagonals; ignore narrow groups if there are many groups."""
     diagonals = _Diagonals(evidence)
     starts, stops = intervals(diagonals.filled)
     if len(starts) > _FEW:
@@ -216,7 +216,7 @@ def strides(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
-    """Whether `new` pairs on diagonals `step` apart intersect fewer tiles in residue classes than in token order."""
+    """Return True if `new` pairs on diagonals `step` apart need fewer tiles in residue classes than in token order."""
     block_q, block_kv = TILE
     queries, keys, diagonals = -(-pairs.q_len // step), -(-pairs.kv_len // step), -(-new // max(pairs.q_len, 1))
 
@@ -229,7 +229,7 @@ def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
 
 
 def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose unordered causal diagonals, if their closed form fits into one array."""
+    """Propose irregularly spaced causal diagonals, if their runs fit into one array."""
     diagonals = _Diagonals(evidence)
     numbers = np.flatnonzero(diagonals.filled & (diagonals.left > 0))
     numbers = numbers[numbers + diagonals.least >= 0]
@@ -254,7 +254,7 @@ def longest_runs(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
-    """Return (period, start, stop) of evenly spaced groups of equal width that most chosen keys form."""
+    """Return (period, start, stop) of the most frequent spacing and width of groups of chosen keys, or None."""
     starts, stops = intervals(chosen)
     spacing = usual_spacing(starts)
     if spacing is None:
@@ -265,6 +265,6 @@ def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
 
 
 def _tokens(positions: np.ndarray) -> int | tuple[int, ...]:
-    """Return the number of tokens if they are the first ones, else the tokens."""
+    """Return the number of positions if they are the first ones, else a tuple of the positions."""
     prefix = positions[-1] == len(positions) - 1
     return len(positions) if prefix else tuple(positions.tolist())

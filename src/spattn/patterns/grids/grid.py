@@ -24,14 +24,14 @@ _T = TypeVar("_T", int, bool)
 
 @dataclass(frozen=True)
 class GridPattern(Pattern):
-    """Base of patterns on a token grid, which fixes the number of keys."""
+    """Base class of patterns on a token grid, which determines kv_len."""
 
     grid: int | tuple[int, ...]
     fixes_lengths = True
 
     @staticmethod
     def random_grid(draw: Any, sizes: Any) -> tuple[tuple[int, ...], Any]:
-        """Draw a grid of one to three axes and at most kv_len tokens, and sizes that fit it."""
+        """Draw a grid of one to three axes and at most kv_len tokens, and matching sizes."""
         axes = draw.integer(1, 3)
         longest = 2 * int(sizes.kv_len ** (1 / axes))
         shape: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ def by_axis(value: _T | tuple[_T, ...]) -> tuple[_T, ...]:
 
 
 def lengths(grid: Any) -> tuple[int, ...]:
-    """Check a grid; an integer is a grid of one axis."""
+    """Check a grid and return its shape; an integer is a grid of one axis."""
     shape = integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
     if not shape:
         raise ValueError("grid: expected at least one axis, got ()")
@@ -66,12 +66,12 @@ def lengths(grid: Any) -> tuple[int, ...]:
 
 
 def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the stride in tokens of each axis."""
+    """Return the row-major stride of each axis in tokens."""
     return tuple(math.prod(grid[axis + 1 :]) for axis in range(len(grid)))
 
 
 def coordinates(positions: Any, grid: tuple[int, ...]) -> list[Any]:
-    """Return the coordinates along each axis; a negative position has a negative first coordinate only."""
+    """Return the coordinates along each axis; at negative positions, only the first one is negative."""
     stride = row_major(grid)
     return [positions // stride[0]] + [positions // stride[a] % grid[a] for a in range(1, len(grid))]
 
@@ -84,15 +84,15 @@ def box_runs(
     grid: tuple[int, ...],
     kv_len: int,
 ) -> Runs:
-    """Return a box of keys per query, one run per row of the box along the last axis.
+    """Return the keys of one box per query, as runs along the last axis.
 
-    `start` and `count` hold, per axis, the first coordinate in the grid and the number of coordinates of each query;
-    `step` and `most` hold the step of the coordinates and the largest count.
+    Per axis, `start` and `count` hold each query's first coordinate and number of coordinates, `step` holds the
+    distance between coordinates and `most` the maximum count.
     """
     stride = row_major(grid)
     *outer, inner = range(len(grid))
     runs = []
-    for corner in itertools.product(*(range(max(most[a], 1)) for a in outer)):  # a run of no keys if an axis has none
+    for corner in itertools.product(*(range(max(most[a], 1)) for a in outer)):  # at least one run, which may be empty
         inside = np.ones(len(start[0]), dtype=bool)
         first = start[inner].copy()
         for axis, c in zip(outer, corner, strict=True):
@@ -105,8 +105,7 @@ def box_runs(
 
 
 def table_runs(tables: Sequence[np.ndarray], grid: tuple[int, ...], q: np.ndarray) -> Runs | None:
-    """Return the keys that per-axis (query, key) tables allow, as runs along the last axis; None if one array cannot
-    hold them."""
+    """Return the keys that the (query, key) tables of all axes allow, as runs; None if they exceed MOST_RUNS."""
     *outer, last = coordinates(q, grid)
     found = block_runs(tables[-1], last, 1, grid[-1])
     start, count = found.start, found.count

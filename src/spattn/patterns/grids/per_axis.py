@@ -28,30 +28,30 @@ from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_majo
 
 __all__ = ["PerAxis", "axial", "windowed"]
 
-_MOST_CELLS = 1 << 24  # of one axis's table
+_MOST_CELLS = 1 << 24  # limit of the table of one axis
 
 
 class _Side(NamedTuple):
-    """A part along one axis, and the span of its queries' keys, if each has one."""
+    """A part along one axis, and its key span if the keys of every query form an interval."""
 
     part: Part
     span: Span | None
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a single coordinate, shifted along the axis."""
+        """Return True if the part is one coordinate, repeated along the axis by shifts."""
         return len(self.part.shifts) > 1 and self.part.query is not None and self.part.query.extents == (1,)
 
 
 def _without_points(lattice: Lattice) -> Lattice:
-    """Drop axes of one point, keeping at least one axis."""
+    """Drop axes of extent 1, but keep at least one axis."""
     axes = [axis for axis in zip(lattice.strides, lattice.extents, strict=True) if axis[1] > 1]
     strides, extents = zip(*(axes or [(1, 1)]), strict=True)
     return lattice._replace(strides=strides, extents=extents)
 
 
 def _span(pattern: Pattern, tokens: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the first key and the number of keys of each coordinate, or None if keys are not one span."""
+    """Return the first key and the number of keys of each coordinate, or None if its keys are not one interval."""
     runs = pattern.runs(np.arange(tokens), tokens)
     if runs is None or runs.start.shape[1] != 1 or (runs.step != 1).any():
         return None
@@ -59,8 +59,8 @@ def _span(pattern: Pattern, tokens: int) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
-    """Return the parts along an axis. A shorter first block gets a part of its own, so that the other blocks align with
-    their lattice's first token; blocks of one token form one part with shifts."""
+    """Return the parts along an axis. A shorter first block becomes a separate part, so that the other blocks start at
+    the origin of their lattice. Blocks of one token form one part with shifts."""
     parts = pattern.parts(tokens, tokens)
     if any(part.query is not None or part.key is not None for part in parts) or len(parts) != 1:
         return [_Side(part, None) for part in parts]
@@ -84,7 +84,7 @@ def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
 
 
 def _in_blocks(first: np.ndarray, count: np.ndarray) -> bool:
-    """Whether the spans partition an axis into blocks."""
+    """Return True if the spans partition the axis into blocks."""
     return bool((first[first] == first).all() and (count[first] == count).all())
 
 
@@ -95,20 +95,20 @@ def _in_blocks(first: np.ndarray, count: np.ndarray) -> bool:
 )
 @dataclass(frozen=True)
 class PerAxis(GridPattern):
-    """A pattern per axis of a token grid; a key is allowed if every axis allows its coordinate.
+    """One pattern per axis of a token grid: a key is allowed if every axis allows its coordinate.
 
-    For boxes of keys: image windows that are clipped at the edges, or frames that see only earlier ones.
+    For boxes of keys: image windows that are clipped at the edges, or frames that attend only to earlier frames.
 
     Parameters
     ----------
     grid : int or tuple of int
         Tokens along each axis, in row-major order.
     patterns : tuple of Pattern
-        One per axis, over the coordinates along it; the same for all heads and batch entries.
+        One pattern per axis, over the coordinates along that axis. It must not differ between heads or batch entries.
 
     Notes
     -----
-    A plan views each axis as the axis's own pattern does: by residue classes if that pattern is dilated.
+    The views of a plan combine the views of all axes, for example residue classes along an axis with a dilated pattern.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class PerAxis(GridPattern):
         assign(self, grid=grid, patterns=patterns, **nesting(patterns))
 
     def _axes(self) -> Iterable[tuple[int, int, Pattern]]:
-        """Return the tokens, the stride in tokens and the pattern of each axis."""
+        """Return (number of tokens, stride in tokens, pattern) of each axis."""
         return zip(by_axis(self.grid), row_major(by_axis(self.grid)), self.patterns, strict=True)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -153,7 +153,7 @@ class PerAxis(GridPattern):
         return table_runs([p.index_set(n, n).to_dense() for n, _, p in self._axes()], grid, q)
 
     def _boxes(self, spans: list[tuple[np.ndarray, np.ndarray]], q: np.ndarray, kv_len: int) -> Runs | None:
-        """Return the runs if each axis allows a single span of coordinates."""
+        """Return the runs if every axis allows one interval of coordinates; None if they exceed MOST_RUNS."""
         grid = by_axis(self.grid)
         most = tuple(int(count.max(initial=0)) for _, count in spans)
         if len(q) * math.prod(most[:-1]) > MOST_RUNS:
@@ -170,13 +170,13 @@ class PerAxis(GridPattern):
         if all(side.part.query is None for side in each[-1]) and all(
             sides and sides[0].is_point for sides in each[:-1]
         ):
-            return (Part(self),)  # lines of consecutive tokens: their views would be many and short
+            return (Part(self),)  # the views would be many short lines of consecutive tokens
         parts = tuple(self._part(along) for along in itertools.product(*each))
         axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
         return parts if max(axes, default=0) <= 3 else (Part(self),)
 
     def _part(self, along: tuple[_Side, ...]) -> Part:
-        """Build the part of one side per axis."""
+        """Combine one part per axis into a part of the grid."""
         grid, steps = by_axis(self.grid), row_major(by_axis(self.grid))
 
         def product(lattices: Iterable[Lattice | None]) -> Lattice:
@@ -208,16 +208,16 @@ def _random_axial(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 @recipe("axial", example=(((6, 6), 0), 36), typical=(((64, 64), 0), 4096), random=_random_axial, fixes_lengths=True)
 def axial(grid: Positive | tuple[Positive, ...], axis: Annotated[int, Range()]) -> Pattern:
-    """Keys that differ from the query in one coordinate only.
+    """Allow the keys that share all coordinates with the query except the one along `axis`.
 
-    For images and volumes, with another axis in each layer or head.
+    For images and volumes; use a different axis in each layer or head.
 
     Parameters
     ----------
     grid : tuple of int
         Tokens along each axis, in row-major order.
     axis : int
-        The axis along which a query attends; negative counts from the last.
+        The axis along which a query attends; negative values count from the last axis.
 
     Returns
     -------
@@ -252,7 +252,7 @@ def windowed(
     window: Positive | tuple[Positive, ...],
     shift: Count | tuple[Count, ...] = 0,
 ) -> Pattern:
-    """Keys of the query's own window of a grid, after a cyclic shift of the windows.
+    """Allow the keys in the query's own window of a grid, after a cyclic shift of the windows.
 
     For hierarchical vision models, whose layers alternate between shifted and unshifted windows.
 
@@ -261,15 +261,16 @@ def windowed(
     grid : tuple of int
         Tokens along each axis, in row-major order.
     window : int or tuple of int
-        Tokens of a window along each axis.
+        Tokens per window along each axis.
     shift : int or tuple of int, optional
-        Cyclic shift of the windows along each axis, less than `window`. Tokens from opposite edges of the grid do not
+        Cyclic shift of the windows along each axis, less than `window`. Tokens at opposite edges of the grid do not
         attend to each other.
 
     Returns
     -------
     Pattern
-        ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis that whole windows fill.
+        ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis whose length is a multiple of the
+        window.
 
     References
     ----------
@@ -287,7 +288,7 @@ def windowed(
 
 
 def _windows(length: int, window: int, shift: int) -> Pattern:
-    """The windows along an axis; if they do not fill it, one may end inside the tokens that the shift wraps around."""
+    """Return the windows along an axis. If they do not fill it, one may end among the tokens that the shift wraps."""
     cut = (shift - length) % window
     if not 0 < cut < shift:
         return BlockLocal(window, shift)

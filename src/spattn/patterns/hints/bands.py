@@ -1,4 +1,4 @@
-"""Interval conjuncts: per-band key runs united with intervals of distances."""
+"""Interval conjuncts: key runs per band of queries, united with intervals of distances."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MOST_CONJUNCTS = 8
 
 
 class Bands(NamedTuple):
-    """Pairs whose key is in a run of the query's band, or whose distance is in an interval.
+    """One conjunct: the pairs whose key is in a run of the query's band, or whose distance is in an interval.
 
     Runs and intervals may be unsorted, overlap and exceed the sequence. All arrays are int64.
     """
 
-    start: np.ndarray  # (bands + 1,) first position of each band, and the end of the last; non-decreasing
+    start: np.ndarray  # (bands + 1,) first position of each band and end of the last; non-decreasing
     indptr: np.ndarray  # (bands + 1,) offset of the first run of each band
     first: np.ndarray  # (runs,) first key of each run
-    stop: np.ndarray  # (runs,) the key after its last
+    stop: np.ndarray  # (runs,) end of each run, exclusive
     near: np.ndarray  # (intervals, 2) half-open intervals of distances q - k
 
 
@@ -36,7 +36,7 @@ _AT_ZERO = np.zeros(1, np.int64)
 
 
 def nearby(ranges: npt.ArrayLike) -> Bands:
-    """Pairs whose distance ``q - k`` is in one of ``(n, 2)`` half-open intervals."""
+    """Return the conjunct of pairs whose distance ``q - k`` is in one of ``(n, 2)`` half-open intervals."""
     return Bands(_AT_ZERO, _AT_ZERO, _NOTHING, _NOTHING, np.ascontiguousarray(ranges, np.int64).reshape(-1, 2))
 
 
@@ -44,12 +44,12 @@ NO_KEY_AHEAD = nearby([0, REACH])
 
 
 def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES) -> Bands:
-    """The same key runs for all queries, united with intervals of distances."""
+    """Return the conjunct of key runs that all queries share, united with intervals of distances."""
     return Bands(_EVERYWHERE, np.array([0, len(first)]), first, stop, near)
 
 
 def either(operands: list[tuple[Bands, ...]]) -> tuple[Bands, ...] | None:
-    """Distribute a union of conjunctions; None if that takes too many conjuncts."""
+    """Convert a union of conjunctions to a conjunction of unions; return None if it exceeds _MOST_CONJUNCTS."""
     found = operands[0]
     for more in operands[1:]:
         if len(found) * len(more) > _MOST_CONJUNCTS:

@@ -27,7 +27,7 @@ class Lattice(NamedTuple):
     extents: tuple[int, ...]
 
     def moved(self, by: int) -> Lattice:
-        """Return the lattice, translated.
+        """Return the translated lattice.
 
         Parameters
         ----------
@@ -42,7 +42,7 @@ class Lattice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The interval of keys of each query along an axis, in coordinates of the part's lattices.
+    """Interval of keys per query along one axis, in coordinates of a part's lattices.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ class Span(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The keys of the last queries of any sequence longer than ``first + last``.
+    """Keys to which the last queries attend in any sequence longer than ``first + last``.
 
     Parameters
     ----------
     first : int
-        Leading keys, whose access depends on their position alone.
+        Number of leading keys, whose mask is the same at every length.
     last : int
-        Trailing keys, whose access depends on their distance from the end alone.
+        Number of trailing keys, whose mask is the same at every length.
     between : bool, optional
-        Whether the keys in the middle are allowed, all or none.
+        Whether all keys in the middle are allowed; otherwise, none is.
     """
 
     first: int
@@ -78,7 +78,7 @@ def whole_lattices(q_len: int, kv_len: int) -> tuple[Lattice, Lattice]:
 
 
 def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[Lattice, ...]:
-    """Cover the keys ``start <= j % period < stop`` below kv_len: complete periods, then the incomplete one."""
+    """Return lattices of the keys ``start <= j % period < stop`` below kv_len; an incomplete period is separate."""
     complete = max((kv_len - stop) // period + 1, 0)
     lattices = []
     if complete and stop - start == 1:
@@ -92,7 +92,7 @@ def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[La
 
 
 def lattice_product(lattices: list[Lattice], steps: tuple[int, ...]) -> Lattice:
-    """Combine one lattice per axis of a grid with strides `steps` into a lattice of tokens."""
+    """Combine one lattice per axis into a lattice of tokens of a grid with strides `steps`."""
     axes = list(zip(lattices, steps, strict=True))
     strides = tuple(stride * step for lattice, step in axes for stride in lattice.strides)
     extents = tuple(extent for lattice, _ in axes for extent in lattice.extents)

@@ -1,4 +1,4 @@
-"""Token permutations: a pattern under one, and the search for one that clusters listed pairs."""
+"""Token permutations: permuted patterns, and a search for permutations that cluster CSR pairs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..base.predicate import allowed, apply
 
 __all__ = ["InOrder", "cluster_pairs", "inverse"]
 
-_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; share of them that must resemble another one
-_VOTES = 32  # keys per query, or queries per key, that vote
-_BLOCK = 64  # tokens of a counted square
-_GAIN = 0.5  # share of non-empty squares that may remain
-_FULL = 0.3  # mean fill of the squares that makes a permutation pointless
-_TABLE = 1 << 24  # most squares counted in a table
-_FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd
+_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; minimum fraction with the same minhashes as another query
+_VOTES = 32  # maximum pairs sampled per query
+_BLOCK = 64  # side of a block of pairs
+_GAIN = 0.5  # maximum fraction of the non-empty blocks that remain
+_FULL = 0.3  # if non-empty blocks are denser on average, no permutation is tried
+_TABLE = 1 << 24  # maximum blocks that are counted in a table
+_FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd multipliers of the hash
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
@@ -66,12 +66,12 @@ class InOrder(Pattern):
 
 
 def cluster_pairs(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Permute (rows, keys) of a CSR pattern so that its pairs fill at most half as many 64 × 64 squares.
+    """Find permutations of rows and keys of a CSR pattern that at least halve the number of non-empty 64 × 64 blocks.
 
-    None if a sample of rows, or the count of squares, shows no such permutation. Minhashes find queries with many
-    common keys: two rows share the minimum hash of their keys with the probability of their Jaccard similarity (Broder
-    1997, On the resemblance and containment of documents). Each key then moves to the majority of its queries, and each
-    query to the majority of its keys.
+    Returns None if a sample of rows, or the count of blocks, shows no such permutation. Minhashes label queries that
+    have many common keys: the minhashes of two rows agree with a probability equal to their Jaccard similarity (Broder
+    1997, On the resemblance and containment of documents). Then each key takes the most frequent label of its queries,
+    and each query that of its keys.
     """
     count = np.diff(indptr)
     rows = np.flatnonzero(count)
@@ -97,7 +97,7 @@ def cluster_pairs(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple
 
 
 def _minhashes(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return two minhashes of each non-empty row, packed into one number."""
+    """Return two 32-bit minhashes of each non-empty row, packed into an int64."""
     count = indptr[rows + 1] - indptr[rows]
     start = offsets(count)[:-1]
     own = indices[np.repeat(indptr[rows], count) + ramp(count)].astype(np.uint32)
@@ -111,7 +111,7 @@ def _minhashes(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> np.
 
 
 def _votes(indptr: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and key of all pairs, or of a random sample of each row that has more than _VOTES."""
+    """Return (row, key) of all pairs; rows with more than _VOTES pairs are sampled at random."""
     count = np.diff(indptr)
     taken = np.minimum(count, _VOTES)
     row = np.repeat(np.arange(len(count)), taken)
@@ -136,7 +136,7 @@ def _most(voter: np.ndarray, label: np.ndarray, voters: int) -> np.ndarray:
 
 
 def _squares(row: np.ndarray, key: np.ndarray, q_len: int, kv_len: int) -> int:
-    """Count the non-empty squares."""
+    """Count the non-empty blocks."""
     down, across = -(-q_len // _BLOCK), -(-kv_len // _BLOCK)
     number = row // _BLOCK * across + key // _BLOCK
     if down * across > _TABLE:

@@ -47,7 +47,7 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Returns
     -------
     Pattern
-        From :mod:`spattn.patterns.deepspeed`. Random blocks use seed 0, as DeepSpeed's differ from run to run.
+        A pattern of :mod:`spattn.patterns.deepspeed`. Random blocks use seed 0; DeepSpeed's differ between runs.
 
     Raises
     ------
@@ -124,16 +124,16 @@ def from_flashmask(startend_row_indices: npt.ArrayLike, causal: bool = True) -> 
     Parameters
     ----------
     startend_row_indices : (batch, heads, kv_len, bounds) int array
-        Rows masked for each key. With `causal`: one bound, the rows from it on; or two, the rows between. Without
-        `causal`: two bounds, the rows from the first on and those before the second; or four, the rows between the
-        first two and between the last two.
+        Bounds of the masked rows of each key. If `causal`, ``[s]`` masks rows >= s, and ``[s, e]`` masks s <= row < e.
+        Otherwise, ``[s, e]`` masks rows >= s and rows < e, and ``[s, e, s2, e2]`` masks s <= row < e and
+        s2 <= row < e2.
     causal : bool, optional
-        Whether keys after the query are masked too.
+        Whether keys after the query are masked as well.
 
     Returns
     -------
     Pattern
-        For as many queries as keys; fewer queries are the last ones.
+        For q_len == kv_len; if q_len < kv_len, the queries are the last ones.
 
     References
     ----------
@@ -172,22 +172,22 @@ def from_flash_attention(
     Parameters
     ----------
     window_size : (int, int), optional
-        Keys before and after the query's position; negative = unbounded.
+        Number of keys before and after the query's position; negative = unbounded.
     causal : bool, optional
         Whether keys after the query's position are masked, regardless of `window_size`.
     cu_seqlens_q, cu_seqlens_k : (sequences + 1,) int arrays, optional
-        Cumulative lengths of packed sequences; `cu_seqlens_k` defaults to `cu_seqlens_q`. In each sequence the last
-        query is aligned to the last key, also if their numbers differ.
+        Cumulative lengths of packed sequences; `cu_seqlens_k` defaults to `cu_seqlens_q`. In each sequence, the last
+        query is aligned to the last key.
 
     Returns
     -------
     Pattern
-        With cumulative lengths: for exactly the total query and key lengths.
+        If cu_seqlens are given, valid only for q_len == cu_seqlens_q[-1] and kv_len == cu_seqlens_k[-1].
 
     Raises
     ------
     ValueError
-        If the arrays are not cumulative lengths of equally many sequences, or `cu_seqlens_k` is given alone.
+        If the arrays are not cumulative lengths, or differ in length, or if only `cu_seqlens_k` is given.
 
     Examples
     --------
@@ -224,10 +224,10 @@ def windows_in_sequences(
     right: int,
     at_end: bool = True,
 ) -> RowIntervals:
-    """Build windows inside packed sequences with `queries` queries and the `keys` keys from `start` on.
+    """Return windows within packed sequences: sequence i has ``queries[i]`` queries and the keys from ``start[i]`` on.
 
-    A query sees `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to the
-    last key of their sequence, or to the first.
+    A query attends to `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to
+    the end of their sequence, or to its start if not `at_end`.
     """
     sequence = np.repeat(np.arange(len(queries)), queries)
     first, end = start[sequence], (start + keys)[sequence]

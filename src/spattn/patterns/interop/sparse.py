@@ -1,4 +1,4 @@
-"""Listed pairs from coordinates, and from sparse matrices of SciPy and PyTorch."""
+"""Import CSR patterns from coordinates and from sparse matrices of SciPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["from_pairs", "from_scipy", "from_torch_sparse"]
 
 
 def from_pairs(row: npt.ArrayLike, key: npt.ArrayLike, q_len: int, kv_len: int) -> CSR:
-    """Create the pattern in which query row ``row[n]`` attends to ``key[n]``, for every n.
+    """Create the pattern in which query row ``row[n]`` attends to key ``key[n]`` for every n.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def from_scipy(matrix: Any) -> CSR:
     Parameters
     ----------
     matrix : (q_len, kv_len) sparse array or matrix of scipy.sparse
-        Of any format. Explicit zeros, and duplicates that sum to zero, are no pairs.
+        A matrix in any format. Explicit zeros, and duplicates that sum to zero, do not count as entries.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def from_scipy(matrix: Any) -> CSR:
            [0, 0, 1, 0, 0],
            [0, 0, 0, 1, 0]])
     """
-    sparse = sys.modules.get("scipy.sparse")  # imported, if `matrix` is a sparse array
+    sparse = sys.modules.get("scipy.sparse")  # already imported if `matrix` is sparse
     if sparse is None or not sparse.issparse(matrix):
         raise TypeError(f"matrix: expected a sparse array of SciPy, got {type(matrix).__name__}")
     _check_axes("matrix", matrix)
@@ -84,8 +84,8 @@ def from_torch_sparse(tensor: Any) -> CSR:
     Parameters
     ----------
     tensor : (q_len, kv_len) torch.Tensor
-        Of layout COO, CSR, CSC, BSR or BSC, on any device. Explicit zeros, and duplicates that sum to zero, are no
-        pairs.
+        A tensor of layout COO, CSR, CSC, BSR or BSC, on any device. Explicit zeros, and duplicates that sum to zero, do
+        not count as entries.
 
     Returns
     -------

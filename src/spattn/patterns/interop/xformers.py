@@ -29,7 +29,7 @@ def from_xformers(attn_bias: Any) -> Pattern:
     Returns
     -------
     Pattern
-        For block-diagonal masks: for exactly their packed lengths.
+        If `attn_bias` is block-diagonal, the pattern is valid only for its packed lengths.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def _window(bias: Any) -> tuple[int, int]:
 
 
 def _in_blocks(window: Callable[[Any], tuple[int, int]], at_end: bool) -> Callable[[Any], Pattern]:
-    """Make block-diagonal masks with this window per block, aligned to the block's end or start."""
+    """Return a converter of block-diagonal masks whose windows are aligned to the end or the start of each block."""
 
     def make(bias: Any) -> Pattern:
         (q_first, q_end), (first, end) = (

@@ -26,22 +26,22 @@ __all__ = ["Clusters"]
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(ArrayPattern):
-    """Keys in the query's cluster, at any position.
+    """Cluster attention: each query attends to the keys with its cluster label, at any position.
 
-    For tokens grouped by content, by k-means or hashing, optionally per head; mostly as ``Causal() & Clusters(...)``.
+    For tokens grouped by content (k-means, hashing), optionally per head; usually as ``Causal() & Clusters(...)``.
 
     Parameters
     ----------
     labels : int array (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
         Cluster of each key; negative = none. Copied.
     q_labels : int array (q_len,), (heads, q_len) or (batch, heads, q_len), optional
-        Cluster of each query, with the same leading axes; defaults to that of the key at its position.
+        Cluster of each query, with the same leading axes; by default, the label of the key at the query's position.
 
     Notes
     -----
-    The CPU permutes tokens by cluster, so that pairs fill tiles and the forward's cost follows the number of pairs.
-    This also holds for intersections with patterns of one key interval per query, such as :class:`Causal`,
-    :class:`SlidingWindow` and :class:`Documents`.
+    The CPU backend permutes tokens by cluster, so that tiles are dense and the cost of the forward pass is proportional
+    to the number of pairs. It also does so for intersections with patterns that have one key interval per query, such
+    as :class:`Causal`, :class:`SlidingWindow` and :class:`Documents`.
 
     References
     ----------
@@ -125,7 +125,7 @@ class _BoundClusters(Bound):
         return order, clusters, number * (self._kv_len + 1) + order
 
     def _spans(self, row: np.ndarray, first: Any, stop: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the intervals, among sorted keys, of the keys at ``[first, stop)`` in each row's cluster."""
+        """Return, per row, the interval of sorted keys that are in its cluster and at positions ``[first, stop)``."""
         (_, clusters, code), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
         present = (label >= 0) & (np.append(clusters, -1)[own] == label)
@@ -142,7 +142,7 @@ class _BoundClusters(Bound):
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
-        with whole_imports:  # few plans need them
+        with whole_imports:  # late: few plans need them
             from ..hints.order import InOrder
 
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]

@@ -29,7 +29,7 @@ __all__ = ["BlockLayout", "KeyBlocks", "Mask"]
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(ArrayPattern):
-    """The pairs that a boolean array allows.
+    """Dense boolean mask.
 
     For arbitrary masks, at lengths where one byte per pair fits into memory.
 
@@ -69,9 +69,9 @@ def check_blocks(name: str, what: str, got: int, length: int, block: int) -> Non
 
 
 def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
-    """Return the keys of block row `a` of a boolean table; adjacent blocks form one run."""
+    """Return the keys of the block rows `a` of a boolean table; adjacent blocks form one run."""
     rows, columns = table.shape
-    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # an empty row serves `a` out of range
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # last row: empty, for `a` out of range
     (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
     per_row = np.bincount(row, minlength=rows + 1)
     slot = ramp(per_row)
@@ -83,13 +83,13 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 
 
 def _rows_within(first: int, stop: int, block: int, rows: int) -> range:
-    """Return the block rows with queries at ``[first, stop)``."""
+    """Return the block rows that contain queries at ``[first, stop)``."""
     last = min(-(-stop // block), rows)
     return range(min(max(first // block, 0), last), last)
 
 
 def _listed_blocks(rows: range, count: np.ndarray, blocks: np.ndarray, block_q: int, block_kv: int) -> Bands:
-    """Return one band per block row; row i has ``count[i]`` of the listed key blocks."""
+    """Return one band per block row; row i takes the next ``count[i]`` entries of `blocks` as its key blocks."""
     first = blocks.astype(np.int64) * block_kv
     return Bands(np.arange(rows.start, rows.stop + 1) * block_q, offsets(count), first, first + block_kv, NO_RANGES)
 
@@ -101,20 +101,20 @@ def _layout(blocks: int) -> np.ndarray:
 @register("block_layout", example=lambda: ((_layout(8), 4), 32), typical=lambda: ((_layout(64), 64), 4096))
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(ArrayPattern):
-    """The pairs whose blocks are set in a layout: ``layout[p // block_q, j // block_kv]``.
+    """Block-sparse layout: query p may attend to key j if ``layout[p // block_q, j // block_kv]``.
 
     For layouts that are computed or learned block by block.
 
     Parameters
     ----------
     layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
-        Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
+        Must have ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
         Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
 
     Notes
     -----
-    With more queries than keys, the queries before position 0 have no block and attend to nothing.
+    If q_len > kv_len, queries before position 0 are in no block and attend to no key.
     """
 
     layout: np.ndarray
@@ -173,16 +173,16 @@ class BlockLayout(ArrayPattern):
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyBlocks(ArrayPattern):
-    """A list of key blocks per query block, as top-k selection returns.
+    """List of key blocks per query block, the result of a top-k selection.
 
-    For selecting the most relevant key blocks for each query block.
+    For models that select the most relevant key blocks for each query block.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n)
-        Key block indices, -1 = none, in any order; copied. The leading axes are optional. There are
-        ``ceil(kv_len / block_q)`` query blocks: a query's row is ``p // block_q``. An array on a GPU is not copied: it
-        makes a :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
+        Key block indices, -1 = none, in any order; copied. The leading axes are optional. A query at position p uses
+        row ``p // block_q``; there must be ``ceil(kv_len / block_q)`` rows. A GPU array is not copied: it gives a
+        :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
     block_q, block_kv : int
         Tokens per query block and per key block.
 
@@ -237,7 +237,7 @@ class KeyBlocks(ArrayPattern):
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         blocks = self._only(self.blocks)
         rows = _rows_within(first, stop, reach(self.block_q), len(blocks))
-        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 becomes a run before the first key
+        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 becomes a run at negative positions
         count = np.full(len(own), own.shape[1])
         return (_listed_blocks(rows, count, own.ravel(), reach(self.block_q), reach(self.block_kv)),)
 

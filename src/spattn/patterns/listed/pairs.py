@@ -21,7 +21,7 @@ from ..hints.table import BlockTable, SortedCells
 
 __all__ = ["CSR", "RowRuns"]
 
-_COARSE_CELLS = 1 << 22  # most cells of the tables for rectangle queries
+_COARSE_CELLS = 1 << 22  # maximum size of the tables for rectangle queries
 
 
 def _scattered(tokens: int, modulus: int) -> tuple[tuple[Any, ...], int]:
@@ -36,23 +36,24 @@ def _rows_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 @register("csr", example=lambda: _scattered(32, 7), typical=lambda: _scattered(1024, 61))
 @dataclass(frozen=True, eq=False, repr=False)
 class CSR(ByContent, Pattern):
-    """The pairs listed in compressed sparse rows.
+    """Explicit pairs in compressed sparse row (CSR) format.
 
-    For unstructured pairs, from a graph or a sparse matrix. Operands of ``&`` are evaluated on the listed pairs only.
+    For unstructured pairs, from a graph or a sparse matrix. ``CSR(...) & other`` evaluates `other` on the CSR pairs
+    only.
 
     Parameters
     ----------
     indptr : (q_len + 1,) int array
-        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; rises from 0 to nnz; copied.
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; non-decreasing from 0 to nnz; copied.
     indices : (nnz,) int array
         Keys by row, sorted and without repeats in each row; copied.
     kv_len : int
-        Keys of the sequence.
+        Number of keys.
 
     Notes
     -----
-    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. Complements, and lists
-    inside :class:`QueriesAt`, are planned as general predicates.
+    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. The planner treats
+    complements, and CSR patterns inside :class:`QueriesAt`, as general predicates.
 
     Examples
     --------
@@ -92,7 +93,7 @@ class CSR(ByContent, Pattern):
 
 
 def _every(tokens: int, most: int) -> tuple[tuple[Any, ...], int]:
-    """One run per row, every `n`-th key, with `n` varying by row."""
+    """Return the arguments of an example with one run per row, whose step varies by row."""
     step = 1 + np.arange(tokens)[:, None] % most
     return (step - 1, step, (tokens - step) // step + 1), tokens
 
@@ -100,19 +101,19 @@ def _every(tokens: int, most: int) -> tuple[tuple[Any, ...], int]:
 @register("row_runs", example=lambda: _every(32, 5), typical=lambda: _every(1024, 9))
 @dataclass(frozen=True, eq=False, repr=False)
 class RowRuns(ArrayPattern):
-    """Runs of evenly spaced keys per query: ``start, start + step, ...``, `count` of them.
+    """Runs of evenly spaced keys per query; a run has `count` keys ``start, start + step, ...``.
 
-    For masks given as slices by row, in memory linear in the number of runs.
+    For masks given as slices per row; memory is linear in the number of runs.
 
     Parameters
     ----------
     start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
-        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. Runs of
-        a row must be disjoint, with step >= 1; a run with count 0 is absent, with any start and step.
+        For each run r, row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``; copied. The
+        runs of a row must be disjoint and have step >= 1; runs with count 0 are ignored.
 
     Notes
     -----
-    The planner lists the pairs, as for :class:`CSR`. :func:`discover` finds denser views for large steps.
+    The planner converts the runs to :class:`CSR`. For large steps, :func:`discover` finds denser views.
 
     Examples
     --------
@@ -133,7 +134,7 @@ class RowRuns(ArrayPattern):
 
     @classmethod
     def from_index_set(cls, index_set: AffineRows) -> RowRuns:
-        """Create the pattern of an index set.
+        """Create a pattern from an index set.
 
         Parameters
         ----------
@@ -173,7 +174,7 @@ class _BoundCSR(Bound):
     _has_order = True
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        with whole_imports:  # few plans need them
+        with whole_imports:  # late: few plans need them
             from ..hints.order import InOrder, cluster_pairs
 
         orders = cluster_pairs(self.given.indptr, self.given.indices, self.given.kv_len)
@@ -202,7 +203,7 @@ class _BoundCSR(Bound):
 
 
 class _PairTable(SortedCells):
-    """Sorted rows of keys with the interface of :class:`BlockTable`, for cells and whole rectangles."""
+    """A CSR boolean table with the interface of :class:`BlockTable` for cells and rectangles."""
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
         rows = len(indptr) - 1
@@ -210,12 +211,12 @@ class _PairTable(SortedCells):
         self._indptr, self._indices = indptr, indices
 
     def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a pair."""
+        """Return True where an inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a pair."""
         coarse, some, _ = self._coarse
         return some.any_in(*(side // coarse for side in rectangle))
 
     def all_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle is known to be full."""
+        """Return True where an inclusive rectangle is known to be full."""
         coarse, _, every = self._coarse
         rows, columns = self._shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(*rectangle)
@@ -224,7 +225,7 @@ class _PairTable(SortedCells):
 
     @cached_property
     def _coarse(self) -> tuple[int, BlockTable, BlockTable]:
-        """Return (side of a square, non-empty squares, full squares), at the finest resolution that fits."""
+        """Return (block size, non-empty blocks, full blocks), at the finest resolution within _COARSE_CELLS."""
         rows, columns = self._shape
         coarse = 1
         while -(-rows // coarse) * -(-columns // coarse) > _COARSE_CELLS:

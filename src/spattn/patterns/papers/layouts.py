@@ -31,10 +31,10 @@ _LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 @dataclass(frozen=True)
 class LengthLayout(Pattern):
-    """A block layout computed by bind().
+    """A block layout that bind() computes from the sequence length.
 
-    `layout` maps (number of blocks, head) to an (n, n) bool array. Head h has layout ``h % versions``; 0 = every head
-    has its own. :meth:`at` fixes `head`.
+    ``layout(n, head)`` returns an (n, n) bool array for n blocks. Head h has the layout of head ``h % versions``, or
+    its own if `versions` is 0. :meth:`at` sets `head`.
     """
 
     block: int
@@ -67,13 +67,13 @@ def lower(layout: np.ndarray, attention: str) -> np.ndarray:
 
 
 def window_layout(n: int, side: int) -> np.ndarray:
-    """Blocks at most `side` apart."""
+    """Return the layout of blocks that are at most `side` apart."""
     r, c = np.ogrid[:n, :n]
     return abs(r - c) <= reach(side)
 
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
-    """Draw `count` distinct blocks for each row, below its number of candidates."""
+    """Draw a layout with `count` distinct blocks per row i, among its first ``candidates[i]`` blocks."""
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)
     ranks = draw_ranks(seed, head, np.arange(n), candidates, min(count, n))
@@ -126,21 +126,21 @@ def _product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, size: int) -> np.ndarray:
-    """Draw `size` distinct numbers below ``candidates[i]`` for each row, or all of them if there are no more.
+    """Draw `size` distinct integers below ``candidates[i]`` for each row i, or all of them if there are fewer.
 
-    Returns (rows, size) int64, -1 where a row has fewer candidates. Seed, head and row number alone determine a row.
-    Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987) with one word per draw, word t modulo the draw's
-    range: a bias of 2^-44 at a million blocks.
+    Returns (rows, size) int64, padded with -1. A row depends only on the seed, the head and the row index. Uses Floyd's
+    sampling (Bentley, Programming Pearls, CACM 30(9), 1987); draw t is word t modulo the range, which has a bias of
+    2^-44 at a million blocks.
     """
     everyone = np.arange(size)
     ranks = np.where(everyone < candidates[:, None], everyone, -1)
-    choosy = candidates > size  # the others take all candidates without drawing
+    choosy = candidates > size  # other rows take all candidates without drawing
     ranks[choosy] = _sample(random_words(seed, head, rows[choosy], size), candidates[choosy])
     return ranks
 
 
 def _sample(words: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Draw one distinct number per word, below each row's candidates; needs fewer words than candidates."""
+    """Draw one distinct integer below ``candidates[i]`` per word of row i; requires fewer words than candidates."""
     size = words.shape[1]
     ranks = np.empty(words.shape, dtype=np.int64)
     for t in range(size):

@@ -22,21 +22,21 @@ __all__ = ["GlobalTokens", "Prefix"]
 
 
 def token_set(tokens: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return a count as it is, and positions sorted without repeats."""
+    """Return a count unchanged, or positions sorted and without repeats."""
     return tokens if isinstance(tokens, int) else tuple(sorted(set(tokens)))
 
 
 def position_table(positions: tuple[int, ...]) -> np.ndarray:
-    """Return sorted positions or distances as an array, without those out of reach."""
+    """Return sorted positions or distances below REACH as an array."""
     return np.array([p for p in positions if p < REACH], dtype=np.int64)
 
 
 @register("global_tokens", example=(((0, 1, 12),), 32), typical=((64,), 4096))
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """Tokens that attend to every key and that every query attends to.
+    """Global tokens, which attend to every key and to which every query attends.
 
-    For classification or question tokens that aggregate a long sequence and inform all of it.
+    For classification or question tokens that exchange information with all tokens of a long sequence.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class GlobalTokens(Pattern):
         assign(self, tokens=token_set(self.tokens))
 
     def among(self, positions: Any) -> Any:
-        """Whether each position is a global token."""
+        """Return True where a position is a global token."""
         if isinstance(self.tokens, int):
             return (0 <= positions) & (positions < reach(self.tokens))
         return member(position_table(self.tokens), positions)
@@ -105,7 +105,7 @@ class GlobalTokens(Pattern):
     def ends(self, q_len: int) -> Ends | None:
         tokens = self.tokens if isinstance(self.tokens, int) else max(self.tokens, default=-1) + 1
         if tokens > REACH or self._spacing(tokens):
-            return None  # out of reach of any sequence, or the parts have denser views
+            return None  # tokens beyond any sequence, or evenly spaced tokens, whose parts have dense views
         return Ends(tokens, q_len)
 
     def _spacing(self, kv_len: int) -> tuple[int, int, int] | None:
@@ -124,21 +124,22 @@ class GlobalTokens(Pattern):
 )
 @dataclass(frozen=True)
 class Prefix(Pattern):
-    """Global tokens prepended to the tokens of another pattern.
+    """Another pattern with global tokens prepended to its tokens.
 
-    For class and register tokens, which are not part of the grid of an image's or a volume's patches.
+    For class and register tokens in front of a grid of image or volume patches.
 
     Parameters
     ----------
     inner : Pattern
-        The pattern of the other tokens, at positions counted from the end of the prefix.
+        The pattern of the other tokens; its position 0 is the first token after the prefix.
     tokens : int
-        Number of leading tokens that attend to every key and that every query attends to.
+        Number of global tokens, which attend to every key and to which every query attends.
 
     Notes
     -----
-    A plan has the views of `inner`, translated by the prefix. Each query tile adds one tile of prefix keys, and the
-    prefix queries one row of tiles. If `inner` counts the global tokens itself, use ``inner | GlobalTokens(tokens)``.
+    A plan has the views of `inner`, shifted by the prefix, and adds one tile of prefix keys per query tile and one row
+    of tiles for the prefix queries. If positions of `inner` include the global tokens, use
+    ``inner | GlobalTokens(tokens)``.
 
     References
     ----------
@@ -180,10 +181,10 @@ class Prefix(Pattern):
             inner = self.inner.bind(rows, keys)
         except ValueError as error:
             raise ValueError(f"{error} (after a prefix of {self.tokens} tokens)") from error
-        return replace(self, inner=inner if keys else Full())  # any pattern serves an empty sequence
+        return replace(self, inner=inner if keys else Full())  # any pattern will do if only the prefix has keys
 
     def _after_prefix(self, q_len: int, kv_len: int) -> tuple[int, int]:
-        """Return the numbers of queries and keys after the prefix."""
+        """Return the number of queries and of keys after the prefix."""
         keys = kv_len - self.tokens
         return min(q_len, keys), keys
 
@@ -203,12 +204,12 @@ class Prefix(Pattern):
         return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in rest)]
 
     def _prefix_runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        """Return all keys for prefix queries, and the prefix keys for the others."""
+        """Return all keys for prefix queries, and the prefix keys for other queries."""
         stop = np.where(q < self.tokens, kv_len, self.tokens)
         return Runs.span(np.zeros_like(q), np.where(q < 0, 0, stop), kv_len)
 
     def _moved_runs(self, q: np.ndarray, runs: Runs) -> Runs:
-        """Translate runs of `inner` by the prefix."""
+        """Shift runs of `inner` by the prefix."""
         return Runs(runs.start + self.tokens, runs.step, np.where((q >= self.tokens)[:, None], runs.count, 0))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
@@ -223,7 +224,7 @@ class Prefix(Pattern):
             rest.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
             view = query, tuple(dq for dq, _ in part.shifts)
             views += [view] if view not in views else []
-        # In the views of `inner`, the prefix costs one more tile per key list and no combine of partial rows.
+        # In the views of `inner`, the prefix adds one tile per key list and needs no combine of partial rows.
         of_queries = views if _are_all(views, rows) else [(whole, (0,))]
         keys_of_prefix = Lattice(0, (1,), (self.tokens,))
         seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
@@ -242,7 +243,7 @@ class Prefix(Pattern):
 
 @dataclass(frozen=True)
 class _Moved(Pattern):
-    """A pattern with positions counted from `by` on."""
+    """Another pattern, shifted by `by` positions."""
 
     inner: Pattern
     by: int
@@ -252,7 +253,7 @@ class _Moved(Pattern):
 
 
 def _are_all(views: list[tuple[Lattice, tuple[int, ...]]], rows: int) -> bool:
-    """Whether shifted lattices visit each of `rows` positions once."""
+    """Return True if the shifted lattices visit each of `rows` positions once."""
     if sum(math.prod(lattice.extents) * len(moves) for lattice, moves in views) != rows:
         return False
     found = [np.zeros(0, np.int64)]

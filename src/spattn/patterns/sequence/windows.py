@@ -25,7 +25,7 @@ _Side = Annotated[int, Range(-1)]
 
 
 class _Window(Pattern):
-    """Base of windows; `right` = None means `left`."""
+    """Base class of windows; ``right=None`` means ``right=left``."""
 
     left: Any
     right: Any
@@ -36,7 +36,7 @@ class _Window(Pattern):
             assign(self, right=self.left)
 
     @property
-    def _right(self) -> int:  # under torch.compile's tracing `right` may keep its default
+    def _right(self) -> int:  # while torch.compile traces, `right` may still be None
         right: int = self.left if self.right is None else self.right
         return right
 
@@ -44,7 +44,7 @@ class _Window(Pattern):
 @register("sliding_window", typical=((256,), 16384))
 @dataclass(frozen=True)
 class SlidingWindow(_Window):
-    """Keys at most `left` tokens before and at most `right` tokens after the query.
+    """Sliding window: each query attends to keys at most `left` tokens before and `right` tokens after it.
 
     For long sequences with mostly local dependencies, as in the local layers of language models.
 
@@ -55,10 +55,10 @@ class SlidingWindow(_Window):
 
     Notes
     -----
-    A window of `left` tokens back has ``left + 1`` keys, including the query's own: Mistral's ``sliding_window=W`` is
-    ``SlidingWindow(W - 1, 0)``. FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``, also with −1. At
-    the ends of the sequence the window is clipped; :class:`Neighborhood` shifts it instead. If q_len > kv_len, a query
-    before position 0 sees the keys up to `right` tokens after it.
+    ``SlidingWindow(left, 0)`` has ``left + 1`` keys, including the query's own: Mistral's ``sliding_window=W`` is
+    ``SlidingWindow(W - 1, 0)``. FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``, also with −1. The
+    window is clipped at the ends of the sequence, where :class:`Neighborhood` shifts it. If q_len > kv_len, a query
+    before position 0 attends to keys up to `right` tokens after it.
 
     References
     ----------
@@ -78,7 +78,7 @@ class SlidingWindow(_Window):
     translation_invariant = True
 
     @classmethod
-    def _read(cls, fields: dict[str, Any]) -> Pattern:  # before 0.1.0, None was unbounded
+    def _read(cls, fields: dict[str, Any]) -> Pattern:  # before 0.1.0, None meant unbounded
         return cls(**{name: -1 if tokens is None else tokens for name, tokens in fields.items()})
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -103,16 +103,16 @@ class SlidingWindow(_Window):
 @register("dilated_window", example=((3, None, 3), 32), typical=((256, None, 4), 16384))
 @dataclass(frozen=True)
 class DilatedWindow(_Window):
-    """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
+    """Dilated window: each query attends to the keys ``p + dilation * t, -left <= t <= right``.
 
     For a wider receptive field at the cost of a plain window.
 
     Parameters
     ----------
     left, right : int
-        Keys before and after the query; `right` defaults to `left`.
+        Number of keys before and after the query; `right` defaults to `left`.
     dilation : int, optional
-        Distance between neighbouring keys in tokens.
+        Distance between consecutive keys in tokens.
 
     References
     ----------
@@ -125,7 +125,7 @@ class DilatedWindow(_Window):
     translation_invariant = True
 
     def spans(self) -> tuple[int, int, int]:
-        """Return the tokens from the query back to its first key, on to its last, and between keys."""
+        """Return the distances in tokens to the query's first key, to its last key, and between consecutive keys."""
         step = reach(self.dilation)
         back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, self._right))
         return back, ahead, step
@@ -142,28 +142,28 @@ class DilatedWindow(_Window):
         return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
 
     def ends(self, q_len: int) -> Ends | None:
-        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # the parts have denser views
+        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # residue classes have denser views
 
 
 @register("periodic_window", example=((8, 1, None, 3), 32), typical=((512, 32), 4096))
 @dataclass(frozen=True)
 class PeriodicWindow(_Window):
-    """Keys whose index within their period is near that of the query.
+    """Periodic window: each query attends, in every period, to a window around its own index within the period.
 
     For videos, where a token attends to its surroundings in every frame.
 
     Parameters
     ----------
     period : int
-        Tokens of a period.
+        Tokens per period.
     left, right : int
-        Indices before and after the query's; `right` defaults to `left`.
+        Number of keys per period before and after the query's index; `right` defaults to `left`.
     offset : int, optional
-        Start of a period, as after a prompt.
+        Position at which one period starts, e.g. after a prompt.
 
     Notes
     -----
-    The window is clipped at the ends of a period. With a prompt of n global tokens it is
+    The window is clipped at the ends of a period. If a prompt of n global tokens comes first, use
     ``GlobalTokens(n) | PeriodicWindow(period, w, offset=n)``.
 
     References
@@ -194,7 +194,7 @@ class PeriodicWindow(_Window):
         return tuple(Part(self, query, key) for query in queries for key in keys)
 
     def _lattices(self, first: int, end: int) -> tuple[Lattice, ...]:
-        """Cover the positions from `first` to `end`: whole periods transposed, then the rest before and after them."""
+        """Cover the positions ``[first, end)``: whole periods, transposed, and the positions before and after them."""
         start = min(first + -(first - self.offset) % self.period, end)
         periods = (end - start) // self.period
         stop = start + periods * self.period
@@ -215,7 +215,7 @@ class PeriodicWindow(_Window):
 )
 @dataclass(frozen=True)
 class VerticalSlash(Pattern):
-    """Causal key columns and diagonals: ``(j in columns or p - j in diagonals) and j <= p``.
+    """Vertical-slash pattern, causal key columns and diagonals: ``(j in columns or p - j in diagonals) and j <= p``.
 
     For long-prompt prefill, with columns and diagonals estimated from a sample of the queries.
 
@@ -224,7 +224,7 @@ class VerticalSlash(Pattern):
     columns : tuple of int
         Key positions.
     diagonals : tuple of int
-        Distances ``p - j >= 0`` in tokens. Arrays on a GPU, (batch, heads, n) or without the leading axes, make a
+        Distances ``p - j >= 0`` in tokens. GPU arrays of shape ``([[batch,] heads,] n)`` give a
         :class:`~spattn.patterns.dynamic.DynamicVerticalSlash`, which each call reads on the device.
 
     References

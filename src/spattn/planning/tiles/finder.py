@@ -1,4 +1,4 @@
-"""Append and merge runs of tiles for a query view and a key view."""
+"""Append and merge runs of key tiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_runs(
     count: np.ndarray,
     mask: np.ndarray,
 ) -> None:
-    """Append the lists of `query_tiles` query tiles; runs are sorted by query tile and key tile."""
+    """Append the lists of `query_tiles` query tiles, given runs sorted by query tile and key tile."""
     budget.add_runs(len(mask))
     columns = (column.astype(np.int32, copy=False) for column in (query_tile, key_tile, count, mask))
     lists.add(query_tiles, *map(np.ascontiguousarray, columns))
@@ -28,7 +28,7 @@ def add_runs(
 def join_runs(
     query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Merge adjacent runs with equal bitmasks; runs are sorted by query tile and key tile."""
+    """Merge adjacent runs with equal bitmasks, given runs sorted by query tile and key tile."""
     starts = np.ones(len(mask), bool)
     starts[1:] = (query_tile[1:] != query_tile[:-1]) | (mask[1:] != mask[:-1])
     starts[1:] |= key_tile[1:] - key_tile[:-1] != count[:-1]

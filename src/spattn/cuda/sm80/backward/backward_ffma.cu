@@ -8,7 +8,7 @@
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/scores.cuh"
 
 namespace spattn::sm80_backward {
 
@@ -95,16 +95,22 @@ struct Block {
   }
 
   // P and dS of the tile of `row` and `column`; `bits` are the allowed pairs of row `own`.
-  __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout) {
+  __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout,
+                                        const sm80::HeadScore<Sum>& score) {
     Sum s[kOwn], d[kOwn];
     multiply(s, kByKeys ? k : q, kByKeys ? q : k, p.head_dim);
     multiply(d, kByKeys ? v : dout, kByKeys ? dout : v, p.head_dim_v);
     for (int j = 0; j < kOwn; ++j) {
       const int c = lane + kLanes * j, query = kByKeys ? c : own;
       const bool allowed = bits >> c & 1 && shared.row[own] >= 0 && shared.column[c] >= 0;
-      const Sum weight = exp(fma(s[j], Sum(p.scale), -shared.lse[query]));  // base e: nothing is rounded twice
+      const int query_at = kByKeys ? shared.column[c] : shared.row[own];
+      const int key_at = kByKeys ? shared.row[own] : shared.column[c];
+      const Sum x = score(s[j], query_at, key_at);
+      // Base e: nothing is rounded twice.
+      const Sum weight = exp(fma(x, kScored ? Sum(1) : Sum(p.scale), -shared.lse[query]));
       shared.weight[own][c] = allowed ? weight : Sum(0);
-      shared.gradient[own][c] = allowed ? weight * (d[j] - shared.delta[query]) : Sum(0);
+      shared.gradient[own][c] =
+          allowed ? score.gradient(weight, d[j] - shared.delta[query], s[j], query_at, key_at) : Sum(0);
     }
   }
 
@@ -165,7 +171,7 @@ struct Block {
         }
         __syncwarp();
         load_statistics(kByKeys ? shared.column : shared.row, task.batch, head);
-        weigh(bits, q, k, v, dout);
+        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, head));
         accumulate(scores, shared.gradient, kByKeys ? q : k, p.head_dim);
         if constexpr (kByKeys) accumulate(values, shared.weight, dout, p.head_dim_v);
       }

@@ -14,7 +14,7 @@
 // Macros     SPATTN_DTYPE, SPATTN_BY_KEYS, SPATTN_SCORES and SPATTN_VALUES (the results), SPATTN_HEAD_DIM,
 //            SPATTN_HEAD_DIM_V (padded), SPATTN_ROWS, SPATTN_ATOMS, SPATTN_COLUMNS, SPATTN_STAGES, SPATTN_ALIGNED
 //            (16-byte loads)
-#include "sm80/forward/mma_products.cuh"
+#include "sm80/mma_products.cuh"
 #include "sm80/backward/mma_backward.cuh"
 
 namespace spattn::sm80_backward {

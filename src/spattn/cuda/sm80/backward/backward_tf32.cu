@@ -18,10 +18,6 @@ namespace spattn::sm80_backward {
 
 static_assert(kAtoms == 1 && kDim % 32 == 0 && kDimV % 32 == 0, "tile shape");
 
-__device__ __forceinline__ float4 chunk(const Element* row, int number) {
-  return *reinterpret_cast<const float4*>(row + number * kVector);
-}
-
 // A product may permute its K index if both operands agree. As in the forward (sm80/forward/attention_tf32.cu), every
 // fragment is a whole 16-byte chunk: lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns;
 // k = t and t + 4 of P C are columns 2 t and 2 t + 1, matching P's layout in the accumulators; quad g reads chunk g of
@@ -37,12 +33,12 @@ struct Products {
     for (int number = 0; number < kFeatures / 16; ++number) {
       const int at = ((2 * quad_lane + number % 2) ^ quad) + number / 2 * 8;
       const Element* row = rows + (threadIdx.x / 32 * 16 + quad) * kFeatures;
-      const float4 upper = chunk(row, at), lower = chunk(row + 8 * kFeatures, at);
+      const float4 upper = sm80::chunk(row, at), lower = sm80::chunk(row + 8 * kFeatures, at);
       const unsigned a[2][4] = {{bits(upper.x), bits(lower.x), bits(upper.y), bits(lower.y)},
                                 {bits(upper.z), bits(lower.z), bits(upper.w), bits(lower.w)}};
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        const float4 b = chunk(columns + (n * 8 + quad) * kFeatures, at);
+        const float4 b = sm80::chunk(columns + (n * 8 + quad) * kFeatures, at);
         sm80::multiply_add_tf32(s[n], a[0], bits(b.x), bits(b.y));
         sm80::multiply_add_tf32(s[n], a[1], bits(b.z), bits(b.w));
       }
@@ -60,8 +56,8 @@ struct Products {
       const Element* column = columns + (k * 8 + 2 * quad_lane) * kFeatures;
 #pragma unroll
       for (int pass = 0; pass < kFeatures / 32; ++pass) {
-        const float4 even = chunk(column, (quad ^ 2 * quad_lane) + pass * 8);
-        const float4 odd = chunk(column + kFeatures, (quad ^ (2 * quad_lane + 1)) + pass * 8);
+        const float4 even = sm80::chunk(column, (quad ^ 2 * quad_lane) + pass * 8);
+        const float4 odd = sm80::chunk(column + kFeatures, (quad ^ (2 * quad_lane + 1)) + pass * 8);
         float (*sum)[4] = sums[0] + pass * 4;
         sm80::multiply_add_tf32(sum[0], a, bits(even.x), bits(odd.x));
         sm80::multiply_add_tf32(sum[1], a, bits(even.y), bits(odd.y));

@@ -9,7 +9,7 @@
 //     column(n, i)                              the feature of accumulator i < 2 of sums[atom][n]
 //   };
 //
-// S and the sums have mma.m16n8's accumulator layout (sm80/forward/softmax.cuh), the sums except for column().
+// S and the sums have mma.m16n8's accumulator layout (sm80/scores.cuh), the sums except for column().
 #pragma once
 #include "sm80/backward/mma_nonfinite.cuh"
 #include "sm80/backward/mma_weights.cuh"
@@ -113,6 +113,7 @@ struct Block {
   // All sums of an iteration. kFinite: from columns with non-finite values replaced by 0.
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
+    const sm80::HeadScore<float> score(p.score, kByKeys ? shared.step[place].head : task.head_q);
     Allowed allowed;
     const bool masked = find_allowed(allowed, p.pass, shared, place, first_row);
     auto& columns = shared.columns[stage];
@@ -123,7 +124,7 @@ struct Block {
       clear(d);
       Products::template multiply<kDimV>(d, shared.rows.valued, columns.valued);
     }
-    weigh(s, d, static_cast<float>(p.scale), own, shared.statistics[stage], allowed, masked);
+    weigh(s, d, static_cast<float>(p.scale), own, shared.statistics[stage], allowed, masked, score, shared, place);
     if constexpr (kFinite) {
       if constexpr (kValues) add_nonfinite<Products>(values, s, columns.valued);
       __syncthreads();

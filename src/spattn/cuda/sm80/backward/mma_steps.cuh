@@ -1,7 +1,7 @@
 // Tile shape, shared memory and iterations of the tensor-core kernels.
 #pragma once
-#include "sm80/forward/rows.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/rows.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 

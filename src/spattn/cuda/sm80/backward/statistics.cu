@@ -5,7 +5,8 @@
 // Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads dout and out once.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "common/warp.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_c
   for (int d = lane; d < p.head_dim_v; d += 32) {
     sum = fma(Sum(widen(dout[d * p.dout.column])), Sum(widen(out[d * p.out.column])), sum);
   }
-  for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  sum = warp_sum(sum);
   if (lane) return;
   const Sum lse = *token<const Sum>(p.lse, batch, head, query);
   const bool nothing = lse == -infinity<Sum>();

@@ -6,7 +6,7 @@
 // Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads each workspace row once.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 

@@ -1,10 +1,10 @@
 // out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows for query i; lse[i] alongside.
 // float32 on the tensor cores: three TF32 products, as accurate as float32 arithmetic, or one rounded TF32 product.
 //
-// grid      one CTA per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
+// grid      one CTA per SPATTN_ROWS rows of a (work item, batch, head), heads slowest; a flat list in x
 // target    sm_80 and later: mma.sync m16n8k8 tf32, cp.async
 // dtypes    float32; accumulation, softmax statistics and the workspace are float32
-// warps     SPATTN_BLOCK_Q / 16, 16 query rows each for the whole item; all load. Each warp splits all of K and V into
+// warps     SPATTN_ROWS / 16, 16 query rows each for the whole item; all load. Each warp splits all of K and V into
 //           terms itself: tiles split in advance would double the shared-memory reads, which already take half the time
 // shared    Q + one K + one V tile of SPATTN_KEYS keys: 129 KiB at 128 queries, head_dim 128, 64 keys
 // registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three at 128 and more take
@@ -15,8 +15,8 @@
 //           Yokota, arXiv:2203.03341
 //
 // macros    SPATTN_TERMS: 3, or 1 for operands rounded to TF32; SPATTN_DTYPE (float32), SPATTN_HEAD_DIM,
-//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS,
-//           SPATTN_ATOMS (1), SPATTN_ALIGNED (16-byte loads are possible)
+//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_ROWS,
+//           SPATTN_KEYS, SPATTN_ATOMS (1), SPATTN_ALIGNED (16-byte loads are possible)
 #include "sm80/forward/mma_attention.cuh"
 
 namespace spattn::sm80 {
@@ -67,10 +67,6 @@ __device__ __forceinline__ void add(float (*total)[4], const float (&sum)[kCount
 // Rounds to the nearest TF32 numbers.
 __device__ __forceinline__ Operand rounded(float x0, float x1, float x2, float x3) {
   return {{round_to_tf32(x0), round_to_tf32(x1), round_to_tf32(x2), round_to_tf32(x3)}, {}};
-}
-
-__device__ __forceinline__ float4 chunk(const Element* row, int number) {
-  return *reinterpret_cast<const float4*>(row + number * kVector);
 }
 
 // sum += a · b, and rest += the products with a low part, for operands (a0 … a3), (b0, b1) of m16n8k8.

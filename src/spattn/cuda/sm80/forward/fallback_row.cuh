@@ -5,8 +5,7 @@
 // alone. A NaN at an allowed key stays NaN. Free while all values are finite.
 #pragma once
 #include "common/element.cuh"
-#include "common/fallback_softmax.cuh"
-#include "sm80/forward/params.cuh"
+#include "sm80/scores.cuh"
 
 namespace spattn::sm80 {
 
@@ -51,12 +50,14 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
   constexpr int kColumns = (kDimV + 31) / 32;
+  const HeadScore<double> score(params.score, head);
+  const int query = kScored ? position : 0;
   const auto dot = [&](int key) {
     double sum = 0;
     for (int i = 0; i < params.head_dim; ++i) {
       sum += double(widen(q[i * params.q.column])) * double(widen(k[key * params.k.row + i * params.k.column]));
     }
-    return params.sign * sum;
+    return score(params.sign * sum, query, key);
   };
   const auto value = [&](int key, int column) {
     return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;

@@ -11,7 +11,7 @@
 //
 // macros    SPATTN_DTYPE
 #include "common/element.cuh"
-#include "sm80/forward/params.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80 {
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/element.cuh"
+#include "common/score.cuh"
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/mask.cuh"
 #include "sm90/isa/wgmma.cuh"

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "sm90/backward/results.cuh"
+#include "sm90/backward/scores.cuh"
 
 namespace spattn::sm90_backward {
 
@@ -21,6 +22,7 @@ struct Consumer {
   Shared& shared;
   Group own{p, shared};
   QueryProducts queries;
+  Scores modification;  // of the item
 
   __device__ __forceinline__ void wait_stage() {
     barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
@@ -75,6 +77,10 @@ struct Consumer {
       mask.partial |= number[t] != kFullTile;
       any |= number[t] != kNoTile;
     }
+    if constexpr (kScored) {
+#pragma unroll
+      for (uint32_t& word : mask.word) word = ~0u;
+    }
     if (mask.partial && any) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], own.thread);
@@ -101,17 +107,29 @@ struct Consumer {
     }
   }
 
-  // Softmax numerator: dot products to weights, also narrowed. `lse` holds the first part's statistics.
+  // Softmax numerator: dot products to weights, also narrowed; with a score function, s then becomes their products with
+  // its derivatives. `lse` holds the first part's statistics.
+  template <class Pairs>
   __device__ __forceinline__ void weigh(float (&s)[kProducts], uint32_t (&weights)[kWeights],
-                                        const StepMask<kTiles>& mask, float (&lse)[kStatistics], uint32_t stage) {
+                                        const StepMask<kTiles>& mask, const Pairs& pairs, float (&lse)[kStatistics],
+                                        uint32_t stage) {
+    if constexpr (kScored) {
+#pragma unroll
+      for (int n = 0; n < kProducts; n += 2) {
+        const int part = n / kPart, i = n % kPart;
+        if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
+        const auto first = pairs.weigh(p, mask, n, s[n], lse[of(i)]);
+        const auto second = pairs.weigh(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
+        if constexpr (kValues) weights[n / 2] = narrow2(first.weight, second.weight);
+        s[n] = first.gradient, s[n + 1] = second.gradient;
+      }
+      return;
+    }
     if (p.sign != 1.0f) {
 #pragma unroll
       for (int i = 0; i < kProducts; ++i) s[i] *= p.sign;
     }
-    if (mask.partial) {
-      apply_mask<0>(s, mask.word[0]);
-      if constexpr (kTiles == 2) apply_mask<32>(s, mask.word[1]);
-    }
+    if (mask.partial) mask.apply(s);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part) read_statistics(lse, &Statistic::lse, stage, part);
@@ -220,9 +238,10 @@ struct Consumer {
     if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
+    const Scores::Pairs pairs = modification.locate(own, carried.left, carried.mask);
     wgmma_wait<kScores + kBefore>();
     pin(s);
-    weigh(s, weights, carried.mask, lse, second);
+    weigh(s, weights, carried.mask, pairs, lse, second);
     if constexpr (kValues) accumulate<0, kChunksBefore>(values, weights, second);
     if constexpr (kScores) {
       read_statistics(delta, &Statistic::delta, second, 0);
@@ -302,6 +321,7 @@ struct Consumer {
       if (work.heads == 0) break;
       barrier_wait(shared_address(&shared.rows_full[own.rows.stage]), own.rows.parity);
       if constexpr (kQueries) queries.begin(own);
+      modification.open(own);
       float scores[kScoreSums], values[kValueSums];
       clear(scores);
       clear(values);

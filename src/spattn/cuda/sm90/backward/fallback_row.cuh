@@ -47,7 +47,6 @@ struct FallbackRow {
   }
 
   __device__ FallbackSums sums(int64_t own) const {
-    constexpr double kLn2 = 0.693147180559945309417;
     const Task& task = assigned.task;
     const int lane = threadIdx.x % 32;
     FallbackSums sum = {};
@@ -66,8 +65,16 @@ struct FallbackRow {
             dot(token(p.q, p.q_stride, head, query), token(p.k, p.k_stride, task.head_kv, key), p.head_dim);
         const double upstream =
             dot(token(p.dout, p.dout_stride, head, query), token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
-        weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2);
-        gradient = weight * (upstream - statistic.delta) * p.scale;
+        if constexpr (kScored) {
+          const double score = p.sign * product * p.scale_log2 * kLn2<double>, factor = p.score_values[head];
+          const int at = int(query) + p.q_offset;
+          weight = exp(Score::value(score, at, int(key), factor) - statistic.lse * kLn2<double>);
+          const double slope = Score::derivative(score, at, int(key), factor);
+          gradient = weight == 0 ? 0 : weight * slope * (upstream - statistic.delta) * p.scale;
+        } else {
+          weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2<double>);
+          gradient = weight * (upstream - statistic.delta) * p.scale;
+        }
       }
       for (uint32_t rest = pairs; rest; rest &= rest - 1) {
         const int from = __ffs(rest) - 1;

@@ -15,6 +15,7 @@ from ....schedule.tensor_maps import MAPS, VIEW, joint_heads
 from ...driver.structs import fields, packer
 from ...host.backward_pass import BackwardPass
 from ...host.forward_pass import fold_scale
+from ...host.score import score_values
 from ..forward.params import STRIDES, with_maps
 from ..maps import Maps
 from .layout import ENTRY, WORK, Views
@@ -96,7 +97,7 @@ def params_dtype(room: int) -> np.dtype:
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    members += [(name, "f4") for name in _FLOATS]
+    members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score_values", "u8")]
     return with_maps(room, members)
 
 
@@ -163,6 +164,8 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
+        params["q_offset"] = call.plan.kv_len - call.plan.q_len
+        params["score_values"] = score_values(call.device, call.score)
         head_bytes, self._tails = self._maps.bytes, []
         for launch in launches:
             for name in _PASS_POINTERS:

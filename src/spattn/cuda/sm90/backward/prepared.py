@@ -21,6 +21,7 @@ from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.backward_pass import BackwardPass
+from ...host.score import score_macros
 from ..maps import readable
 from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
@@ -185,7 +186,7 @@ class BackwardPlan:
     def ready(self, call: BackwardPass) -> Ready | None:
         """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
             room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
@@ -241,8 +242,10 @@ class Ready:
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        source = f"sm90/backward/{name}.cu"
-        return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
+        source, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
+        if name == "backward":
+            defines |= score_macros(call.score)
+        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}")
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue all kernels; the context must be current."""

@@ -44,11 +44,10 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   }
   for (int step = kLanes / 2; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (!real || lane) return;
-  constexpr float kLog2E = 1.442695040888963407f;
   const float lse = p.lse[place(p.lse_stride)];
   const bool nothing = lse == -infinity<float>();
   const float delta = sum - (p.dlse == nullptr || nothing ? 0.0f : p.dlse[place(p.dlse_stride)]);
-  p.statistics[row] = {nothing ? infinity<float>() : lse * kLog2E, nothing ? 0.0f : delta, {0.0f, 0.0f}};
+  p.statistics[row] = {nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
 }
 
 }  // namespace spattn::sm90_backward

@@ -53,7 +53,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     fence_barrier_init();
   }
   if (has_empty_rows(params)) clear(shared.query);
-  if (params.short_tiles) clear(shared.ring);
   __syncthreads();
   let_next_start();  // the next launch waits for this one or reads none of its results
   if (threadIdx.x < 128) {

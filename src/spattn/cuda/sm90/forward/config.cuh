@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/element.cuh"
+#include "common/score.cuh"
 #include "sm90/forward/params.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -14,8 +15,7 @@ constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
-constexpr int kColumns = SPATTN_COLUMNS;  // columns of a QK^T product: fewer than kStepKV if key boxes have fewer cells
-constexpr int kPanels = kDim / 64;        // 64 elements are one 128-byte swizzled row
+constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
@@ -39,9 +39,8 @@ constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gather
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
-static_assert(kColumns == kStepKV || (kColumns < kStepKV && kTiles == 1));
 
-using QueryKeyProduct = Product<kColumns>;
+using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
 // A task as the producer announces it to consumers and writer; an empty work item ends the kernel.
@@ -107,10 +106,12 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
 
 // Key positions of an entry's cells (gathered KV).
-__device__ __forceinline__ const int32_t* key_rows(const Params& p, const Work& work, const Entry& entry) {
-  const int tile = p.key_views[work.key_view + entry.view].map + entry.x;
-  return p.key_rows + int64_t(tile) * kBlockKV;
+__device__ __forceinline__ const int32_t* key_rows(const Params& p, const View& view, const Entry& entry) {
+  return p.key_rows + int64_t(view.map + entry.x) * kBlockKV;
 }
+
+// Position of query row 0 of a problem in its pattern.
+__device__ __forceinline__ int query_offset(const Problem& own) { return int(own.q_offset + own.moved); }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,

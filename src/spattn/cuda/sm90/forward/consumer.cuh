@@ -3,8 +3,8 @@
 
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/config.cuh"
-#include "sm90/forward/logits.cuh"
 #include "sm90/forward/mask.cuh"
+#include "sm90/forward/scores.cuh"
 #include "sm90/forward/softmax.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -19,6 +19,7 @@ struct Consumer {
   RingPosition<kQueries> query;
   Softmax softmax;
   int problem = 0;  // index of the problem of the next softmax
+  Scores scores;    // of the next softmax
 
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
   // before issuing those of masks.
@@ -47,7 +48,7 @@ struct Consumer {
   }
 
   // s = q k^T of the query rows and the keys at these addresses; asynchronous.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kColumns / 2], uint32_t rows, uint32_t keys) {
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
     pin(s);
     wgmma_fence();
@@ -113,16 +114,18 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, const Scores::Keys& keys,
+                                        float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
-    logits_policy(s, own.sign, mask);
-    return softmax.update(s, own.scale_log2, rescale);
+    scores.apply(s, own, keys);
+    if (mask.partial) mask.apply(s);
+    return softmax.update(s, Scores::scale_log2(own), rescale);
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
                                                         uint32_t (&weights)[kStepKV / 4]) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
@@ -220,6 +223,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
+    scores.open(p, shared.assigned[position.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4);
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
@@ -229,7 +233,7 @@ struct Consumer {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
-    float s[kColumns / 2], o[kDim / 2], rescale[2];
+    float s[kStepKV / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
     if (!kOverwrites) clear(o);
@@ -250,6 +254,7 @@ struct Consumer {
       const MaskNumbers numbers = read_numbers(key_stage);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
+      const Scores::Keys key_positions = scores.next(p);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage), first);
@@ -268,7 +273,7 @@ struct Consumer {
       release(key_stage);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, rescale);
+      const bool moved = weigh(s, mask, key_positions, rescale);
       softmax.settle();
       wgmma_wait<0>();
       pin(o);
@@ -293,13 +298,14 @@ struct Consumer {
   }
 
   // Softmax of the very first iteration, which no product overlaps.
-  __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
+  __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
+    const Scores::Keys key_positions = scores.next(p);
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);
     ring.advance();
-    weigh(s, mask, rescale);
+    weigh(s, mask, key_positions, rescale);
   }
 
   // Forwards the end marker to the writer.

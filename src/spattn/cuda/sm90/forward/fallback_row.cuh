@@ -27,8 +27,8 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     int64_t position;
     if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
     const Entry entry = p.entries[e];
-    if constexpr (kGathers) return key_rows(p, work, entry)[column];
     const View& view = p.key_views[work.key_view + entry.view];
+    if constexpr (kGathers) return key_rows(p, view, entry)[column];
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
     return view.offset > 0 ? position + own.moved : position;
   };
@@ -37,12 +37,15 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     for (int d = 0; d < own.head_dim; ++d) {
       sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
     }
-    return own.sign * sum;
+    if constexpr (!kScored) return own.sign * sum;
+    return Score::value(own.sign * sum * own.scale_log2 * kLn2<double>, int(query) + query_offset(own), int(position),
+                        double(own.score_values[assigned.head]));
   };
   const auto value = [&](int64_t position, int d) {
     return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
   };
-  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
+  const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
+  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
   for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);
 }

@@ -45,16 +45,21 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
     """Assign parts to launches: one specialization each, within the capacity of the parameters. Larger tiles, which
     have the longer items, launch first."""
     launches: list[list[int]] = []
-    rows = [rows_of(call.plan.block_q) for _, call in parts]
-    for number in sorted(range(len(parts)), key=lambda n: -rows[n]):
+    kinds = [(rows_of(call.plan.block_q), _score_name(call)) for _, call in parts]
+    for number in sorted(range(len(parts)), key=lambda n: (-kinds[n][0], kinds[n][1])):
         own = [*(launches[-1] if launches else []), number]
         maps = sum(parts[n].maps for n in own)
         entries = sum(len(parts[n].layout.entries) for n in own)
         full = len(own) > MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST
-        if full or len(own) == 1 or rows[own[0]] != rows[number]:
+        if full or len(own) == 1 or kinds[own[0]] != kinds[number]:
             launches.append([])
         launches[-1].append(number)
     return launches
+
+
+def _score_name(call: ForwardPass) -> str:
+    """Name of the score function; empty for the identity. Its values may differ within a launch."""
+    return "" if call.score is None else call.score.name
 
 
 def group(calls: Mapping[int, ForwardPass]) -> list[tuple[list[int], Launches]]:

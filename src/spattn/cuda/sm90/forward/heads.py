@@ -13,11 +13,12 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """The call with the heads of each group packed into one query tile, or the unchanged call if impossible.
 
     Impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that are per-head
-    within a group, and arrays where (head, query) is not one axis of constant stride.
+    within a group, score functions, whose parameters are per-head, and arrays where (head, query) is not one axis of
+    constant stride.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered:
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score is not None:
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if q is None or out is None:

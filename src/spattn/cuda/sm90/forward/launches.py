@@ -14,6 +14,7 @@ from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.forward_pass import ForwardPass
+from ...host.score import score_macros
 from .layout import PlanLayout
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 
@@ -87,9 +88,8 @@ class Launches:
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
-        gathers, cells = parts[0].layout.gathers, max(layout.most_cells for layout, _ in parts)
         if self.computes:
-            self._attention = load("attention", row, call, room, problems, gathers, cells)
+            self._attention = load("attention", row, call, room, problems, parts[0].layout.gathers)
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
         self._merges = [_merging(*part, at) for part, at in zip(parts, tables.merges, strict=True)]
         self._partials, self.workspace_bytes = [], 0
@@ -141,17 +141,12 @@ def counters(at: int) -> Callable[[], int]:
 
 
 def load(
-    name: str,
-    row: Specialization,
-    call: ForwardPass,
-    room: int,
-    problems: int = 1,
-    gathers: bool = False,
-    cells: int = TILE[1],
+    name: str, row: Specialization, call: ForwardPass, room: int, problems: int = 1, gathers: bool = False
 ) -> Kernel:
-    """The kernel `name` for `problems` problems like a call: room for `room` tensor maps, KV gathered or not, at most
-    `cells` cells per key box."""
-    defines = variant(row, call.dtype, room, problems, gathers, cells)
+    """The kernel `name` for `problems` problems like a call: room for `room` tensor maps, KV gathered or not."""
+    defines = variant(row, call.dtype, room, problems, gathers)
+    if name == "attention":
+        defines |= score_macros(call.score)
     source, records = f"sm90/forward/{name}.cu", structs(room, problems)
     return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}")
 

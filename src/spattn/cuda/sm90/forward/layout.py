@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ...._util.ragged import offsets
-from ....choose.specializations import ROWS, TILE
-from ....planning.contract.types import Plan, first_coordinates, positions
+from ....choose.specializations import ROWS
+from ....planning.contract.types import Plan, first_coordinates, positions, tile_lists
 from ....schedule.reductions import Merges, find_reductions
 from ....schedule.roles import key_views_of, roles
 from ....schedule.tensor_maps import MapSpec, halve, mapped
-from .fitted import fit_keys
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 
@@ -108,16 +106,6 @@ class PlanLayout:
         return bool(len(self.key_rows))
 
     @property
-    def fewest_cells(self) -> int:
-        """Cells of the smallest key box."""
-        return min((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
-
-    @property
-    def most_cells(self) -> int:
-        """Cells of the largest key box."""
-        return max((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
-
-    @property
     def maps(self) -> int:
         """Tensor maps per batch entry."""
         return 2 * (len(self.query_specs) + len(self.key_specs))
@@ -126,8 +114,7 @@ class PlanLayout:
 def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
     """Device form of a plan. If length-polymorphic, views that move share no map with others."""
     query_ids, key_ids, row_component = roles(plan)
-    fitted = fit_keys(plan)
-    (query_specs, query_views), (key_specs, key_views) = mapped(plan, fitted.views, moves)
+    (query_specs, query_views), (key_specs, key_views) = mapped(plan, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
@@ -137,10 +124,10 @@ def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], reductions.slots
     work["z"], work["y"], work["x"] = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"]).T
-    lists = fitted.lists
+    lists = tile_lists(plan)
     owner = plan.components[np.repeat(row_component, np.diff(lists.indptr))]
     entries = np.zeros(len(lists.indices), dtype=ENTRY)
-    key_views_of = fitted.views[owner["key_view"] + lists.key_view]
+    key_views_of = plan.views[owner["key_view"] + lists.key_view]
     entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, lists.indices).T
     entries["view"] = lists.key_view
     query_rows = key_rows = np.zeros((0, 0), np.int32)
@@ -159,7 +146,7 @@ def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
         work,
         entries,
         lists.mask,
-        fragment_masks(fitted.masks),
+        fragment_masks(plan.masks),
         np.pad(reductions.priors, ((0, 0), (0, -plan.block_q % ROWS)), constant_values=-1),
         reductions.reduces,
         reductions.merges,

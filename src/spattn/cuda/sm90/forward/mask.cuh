@@ -28,13 +28,6 @@ __device__ __forceinline__ bool mask_allows(const uint32_t* masks, int64_t block
   return mask_word(masks, block, thread) >> bit & 1;
 }
 
-// A thread's mask words for the tiles of an iteration.
-template <int kTiles>
-struct StepMask {
-  uint32_t word[kTiles];
-  bool partial;
-};
-
 // Sets accumulators kFirst .. kFirst + 31 (up to kCount) to -inf where their bit is clear.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void apply_mask(float (&s)[kCount], uint32_t word) {
@@ -42,5 +35,19 @@ __device__ __forceinline__ void apply_mask(float (&s)[kCount], uint32_t word) {
 #pragma unroll
   for (int i = 0; i < 32 && kFirst + i < kCount; ++i) s[kFirst + i] = word >> i & 1 ? s[kFirst + i] : lowest;
 }
+
+// A thread's mask words for the tiles of an iteration.
+template <int kTiles>
+struct StepMask {
+  uint32_t word[kTiles];
+  bool partial;
+
+  // Sets the accumulators of pairs that are not allowed to -inf.
+  template <int kCount>
+  __device__ __forceinline__ void apply(float (&s)[kCount]) const {
+    apply_mask<0>(s, word[0]);
+    if constexpr (kTiles == 2) apply_mask<32>(s, word[1]);
+  }
+};
 
 }  // namespace spattn::sm90

@@ -14,7 +14,7 @@ namespace spattn::sm90 {
 struct View {
   int32_t map, shift_y, shift_z, problem;
   int32_t half[3];  // query views: offset of the second warpgroup's TMA box from the first's
-  int32_t cells;    // cells per box; a key box may be smaller than a tile, whose remaining rows are undefined
+  int32_t unused;
   int64_t offset;
   int64_t stride[3];
   int32_t extent[3];
@@ -64,6 +64,8 @@ struct Problem {
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  int64_t q_offset;           // position of query row 0, without `moved`
+  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
 };
 
 // The tables of all problems are concatenated.
@@ -82,7 +84,7 @@ struct Params {
   const int32_t* key_rows;    // (key tiles, kBlockKV): position of each key, -1 for padding; gathered KV only
   int32_t* counter;           // task counter: 0 before and after a launch
   int32_t task_count;
-  int32_t short_tiles;  // whether any key box has fewer cells than a tile
+  int32_t unused;
 };
 
 // Parameters of merge.cu.

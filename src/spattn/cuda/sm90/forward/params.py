@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....choose.specializations import TILE
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
+from ...host.score import score_values
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .layout import ENTRY, WORK, PlanLayout
 
@@ -40,6 +40,8 @@ PROBLEM = np.dtype(
         *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
+        ("q_offset", "i8"),
+        ("score_values", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -74,7 +76,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """The struct Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
-    members += [("task_count", "i4"), ("short_tiles", "i4")]
+    members += [("task_count", "i4"), ("unused", "i4")]
     return with_maps(room, members)
 
 
@@ -143,7 +145,6 @@ class Template:
         for name in _ROWS:
             if len(getattr(parts[0][0], name)):
                 params[name] = plan_at[name]
-        params["short_tiles"] = any(layout.fewest_cells < TILE[1] for layout, _ in parts)
         self._head_bytes = head_bytes = self._maps.bytes
         self._tails = []
         for first, count in launches:
@@ -191,6 +192,8 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q, heads_q // heads_kv)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
+    problem["q_offset"] = call.plan.kv_len - call.plan.q_len
+    problem["score_values"] = score_values(call.device, call.score)
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:

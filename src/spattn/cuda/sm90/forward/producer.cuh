@@ -11,17 +11,10 @@
 
 namespace spattn::sm90 {
 
-// A lane's share of an iteration: one tile as tensor map coordinates. For gathered keys, x is the tile's index. Two
-// fields share a register, since registers are scarce.
+// A lane's share of an iteration: one tile as tensor map coordinates. For gathered keys, x is the tile's index.
 struct StepTile {
-  int x, y, z, map_and_cells, mask;
-
-  __device__ __forceinline__ int map() const { return uint32_t(map_and_cells) % kMostMaps; }
-  __device__ __forceinline__ int cells() const { return uint32_t(map_and_cells) / kMostMaps; }
-
-  static constexpr int kMostMaps = 256;
+  int x, y, z, map, mask;
 };
-static_assert(SPATTN_MAPS <= StepTile::kMostMaps);
 
 // Everything the producer needs to know before a task's first copy; `task.item` is -1 past the last task.
 struct Lookup {
@@ -34,7 +27,7 @@ struct Lookup {
 __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
   const bool own = threadIdx.x % 32 == lane;
   const auto of = [&](int value) { return static_cast<int>(uniform(own ? value : 0)); };
-  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map_and_cells), of(tile.mask)};
+  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map), of(tile.mask)};
 }
 
 struct StepTiles {
@@ -66,7 +59,7 @@ struct Producer {
     const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
     if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
     const int map = view.map + now.task.batch * problem_of(p, view).batch_maps;
-    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
+    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map, mask};
   }
 
   // Lookup of the next task, a chain of dependent loads that overlaps this task's copies. kInSteps: one lookup per
@@ -156,21 +149,18 @@ struct Producer {
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
-    int cells = 0;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) cells += tiles.of[t].cells();
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
 #pragma unroll
       for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
-        barrier_arrive_expect(full, cells * kPanels * kRowBytes);
+        barrier_arrive_expect(full, kStageBytes);
 #pragma unroll
         for (int i = 0; i < kTiles * kPanels; ++i) {
           const int t = i / kPanels, panel = i % kPanels;
           const StepTile& tile = tiles.of[t];
-          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map() + kValue], full,
-                   panel * 64, tile.x, tile.y, tile.z, keys.head);
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
+                   tile.x, tile.y, tile.z, keys.head);
         }
       }
     }

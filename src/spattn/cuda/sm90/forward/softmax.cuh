@@ -11,13 +11,6 @@
 
 namespace spattn::sm90 {
 
-// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
-__device__ __forceinline__ float exp2_flushed(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Two floats as packed elements, `low` in the low half.
 __device__ __forceinline__ uint32_t narrow2(float low, float high) {
   Element2 pair;
@@ -103,8 +96,7 @@ struct Softmax {
 
   // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
-    constexpr float kLn2 = 0.693147180559945309f;
-    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2<float>;
   }
 };
 

@@ -66,27 +66,6 @@ struct Product<32> {
 };
 
 template <>
-struct Product<56> {
-  static constexpr int kCount = 28;
-
-  // A and B from shared memory, both K-major. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred keep;\nsetp.ne.b32 keep, %30, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n56k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
-        " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23, %24, %25, %26, %27"
-        "}, %28, %29, keep, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
-        : "l"(a), "l"(b), "r"(accumulate));
-  }
-};
-
-template <>
 struct Product<64> {
   static constexpr int kCount = 32;
 

@@ -34,8 +34,8 @@ from ..maps import ELEMENT_BYTES
 __all__ = ["JOB", "SELECT", "TABLE", "forward", "items_of", "room"]
 
 _FORMS = ("blocks", "lengths", "documents", "lines")
-_TOKENS = 1024  # per CTA of select_table.cu
-_MASK_BLOCKS = 8  # CTAs of select_masks.cu per SM
+_TOKENS = 1024  # per CTA of table.cu
+_MASK_BLOCKS = 8  # CTAs of masks.cu per SM
 _MASK_BYTES = 512  # per 64 queries
 _WORD_BYTES = 4
 _ALIGNMENT = 256  # of tables

@@ -1,4 +1,4 @@
-// Formula    bitmasks of the tiles that select_tiles.cu lists: the plan's bitmask and the dynamic mask.
+// Formula    bitmasks of the tiles that tiles.cu lists: the plan's bitmask and the dynamic mask.
 // Grid       a few CTAs per SM; each warp loops over tiles.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py

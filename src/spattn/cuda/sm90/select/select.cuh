@@ -1,8 +1,8 @@
-// Parameters of the kernels that apply a dynamic mask, given by device-side indices. select.py fills them; each
+// Parameters of the kernels that apply a dynamic mask, given by device-side indices. __init__.py fills them; each
 // compilation asserts that both agree.
 //
-// select_table.cu turns the mask's device indices into a table with constant-time lookup of a pair, select_tiles.cu
-// keeps the plan's tiles that hold an allowed pair, and select_masks.cu writes the bitmasks of the partial ones.
+// table.cu turns the mask's device indices into a table with constant-time lookup of a pair, tiles.cu
+// keeps the plan's tiles that hold an allowed pair, and masks.cu writes the bitmasks of the partial ones.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Table {
   int32_t form, wide;                 // wide: int64 indices
   int32_t heads, rows, count, limit;  // limit: indices from here on are ignored
   int32_t words, left;
-  int32_t* masks_taken;  // reset to 0 for select_tiles.cu
+  int32_t* masks_taken;  // reset to 0 for tiles.cu
 };
 
 // A bitmask to write for an entry of a new work item: the dynamic mask intersected with the plan's bitmask `mask`.

@@ -1,5 +1,5 @@
 // Formula    new tile lists with the plan's tiles that hold a pair allowed by a dynamic mask, and the jobs of
-//            select_masks.cu: the bitmasks of tiles with a pair that is not allowed.
+//            masks.cu: the bitmasks of tiles with a pair that is not allowed.
 // Grid       one CTA per new work item: a work item of the plan for each mask of its heads.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Order      new lists keep the plan's order; the index of a bitmask varies between runs, its bits do not.
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
     if (threadIdx.x == 0 && maker.all > 0) first_mask = atomicAdd(s.masks_taken, maker.all);
     __syncthreads();
     const int own = first_mask + maker.before;
-    // select.py computes both upper bounds; exceeding one would overwrite another item's list or bitmask.
+    // __init__.py computes both upper bounds; exceeding one would overwrite another item's list or bitmask.
     if (kept + keeper.all > room || (masked && own >= s.mask_room)) __trap();
     const int64_t at = start + kept + keeper.before;
     if (keeps) {

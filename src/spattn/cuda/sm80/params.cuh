@@ -1,4 +1,4 @@
-// Kernel parameters: arrays, the plan's records and the launch lists. sm80/forward/params.py describes these structs; each
+// Kernel parameters: arrays, the plan's records and the launch lists. sm80/params.py describes these structs; each
 // compilation asserts that both agree.
 #pragma once
 
@@ -32,6 +32,13 @@ struct Array {
   long long batch, head, row, column;
 };
 
+// The score function of a call (common/score.cuh).
+struct ScoreParams {
+  const float* values;  // (heads_q,): its parameters; null for the identity, which reads none of these
+  double scale;         // of the products that it takes
+  int query_offset;     // position of query row 0: kv_len - q_len
+};
+
 // Tasks (work items or combines) of each variant × the (batch, head) pairs that use it. The tasks of a head are
 // adjacent, so that concurrent CTAs share its K and V in L2.
 struct LaunchList {
@@ -50,8 +57,8 @@ struct Params {
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
   long long first_block;  // of this launch; a grid has at most 2^31 - 1 CTAs
-  double scale_log2;      // |scale| · log2(e); 1 when scale is 0
-  int sign;               // sign of scale, multiplied into Q so that scale_log2 is always positive
+  double scale_log2;      // |scale| · log2(e), 1 when scale is 0; log2(e) with a score function
+  int sign;               // sign of scale, multiplied into Q so that scale_log2 is always positive; 1 with a function
   int heads_q;
   int group;  // heads_q / heads_kv
   int head_dim, head_dim_v;
@@ -68,6 +75,7 @@ struct Params {
   const int* merge_sources;
   LaunchList items, merges;
   int q_len, slots, block_q;
+  ScoreParams score;
 };
 
 // A task for one head.
@@ -125,3 +133,69 @@ __device__ inline int position_of(const View& view, int tile, int cell) {
 }
 
 }  // namespace spattn::sm80
+
+namespace spattn::sm80_backward {
+
+using sm80::Array;
+using sm80::ScoreParams;
+using sm80::View;
+
+// spattn.schedule.subtiles.FULL and EMPTY: indices of masks without bits.
+constexpr int kFull = -1, kEmpty = -2;
+
+// spattn.schedule.subtiles.SUBTILE_WORK and SUBTILE_ENTRY, spattn.schedule.tasks.TASK
+struct Work {
+  int view, tile, begin, end, columns, slot, heads;
+};
+
+struct Entry {
+  int view, tile, part, head;
+};
+
+struct Task {
+  int item, batch, head_q, head_kv;
+};
+
+// The work of one kernel (dK/dV or dQ): a task for every (batch, head) and item; CTAs per task: sub-tiles × parts of
+// kRows rows.
+struct Pass {
+  const View* views;
+  const Task* tasks;
+  const Work* work;
+  const Entry* entries;
+  const int* masks;                // (entries, sub-tiles)
+  const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r of a pair of sub-tiles
+  long long partial_rows;
+  int subtiles, subtile_rows, subtile_columns,
+      row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
+  int column_parts, unused;
+};
+
+struct Params {
+  Array q, k, v, dout, out, lse, dlse;  // dlse.data is null for dlse = 0
+  Array scores, values;                 // results: dQ or dK, and dV
+  void* statistics;                     // (batch, heads_q, q_len, 2): log-sum-exp and delta
+  void *partial_scores, *partial_values;
+  double scale;
+  long long rows;  // batch * heads_q * q_len
+  Pass pass;
+  int heads_q, heads_kv, q_len, head_dim, head_dim_v;
+  ScoreParams score;
+};
+
+// Parameters of sum.cu.
+struct Rows {
+  const int *rows, *indptr, *sources;
+  const int4* heads;  // {begin, end of the rows to sum, batch, head} of every (batch, head)
+  const void* partial;
+  Array target;
+  long long partial_rows;
+  int heads_count, features, head_blocks, unused;
+};
+
+template <typename T>
+__device__ inline T* token(const Array& array, int batch, int head, long long position) {
+  return sm80::head_of<T>(array, batch, head) + position * array.row;
+}
+
+}  // namespace spattn::sm80_backward

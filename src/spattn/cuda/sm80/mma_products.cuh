@@ -1,8 +1,8 @@
 // Products of 16-bit tiles in shared memory; a warp computes kAtoms atoms of 16 rows. Tiles are laid out by chunk_at(),
-// results are mma.m16n8k16 accumulators (softmax.cuh).
+// results are mma.m16n8k16 accumulators (scores.cuh).
 #pragma once
-#include "sm80/forward/ptx.cuh"
-#include "sm80/forward/rows.cuh"
+#include "sm80/ptx.cuh"
+#include "sm80/rows.cuh"
 
 namespace spattn::sm80 {
 

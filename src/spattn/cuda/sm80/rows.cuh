@@ -1,8 +1,8 @@
 // Rows of a head between global and shared memory, gathered by position.
 #pragma once
 #include "common/element.cuh"
-#include "sm80/forward/params.cuh"
-#include "sm80/forward/ptx.cuh"
+#include "sm80/params.cuh"
+#include "sm80/ptx.cuh"
 
 namespace spattn::sm80 {
 
@@ -23,6 +23,11 @@ template <int kChunks>
 __device__ __forceinline__ unsigned advance(unsigned address, int ahead) {
   constexpr int kSpan = kChunks % 8 == 0 ? 8 : 4;
   return (address ^ (ahead % kSpan * 16)) + ahead / kSpan * kSpan * 16;
+}
+
+// Chunk `number` of a row of float32.
+__device__ __forceinline__ float4 chunk(const Element* row, int number) {
+  return *reinterpret_cast<const float4*>(row + number * kVector);
 }
 
 // Copies one chunk element by element: any alignment, stride and number of columns.
