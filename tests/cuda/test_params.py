@@ -14,8 +14,8 @@ from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import kernels, params
+from spattn.cuda.sm90.forward import launches, prepared
 from spattn.cuda.sm90.forward import params as hopper_params
-from spattn.cuda.sm90.forward import prepared
 from spattn.planning.contract.validated import validated
 from spattn.request.score import Score
 
@@ -35,7 +35,7 @@ def upload(device, arrays):
 def no_gpu(monkeypatch, tensor_maps):
     for module in (params, prepared):
         monkeypatch.setattr(module, "upload", upload)
-    monkeypatch.setattr(prepared, "kernel", lambda *arguments: arguments)
+    monkeypatch.setattr(launches, "kernel", lambda *arguments: arguments)
 
 
 @pytest.fixture
@@ -136,11 +136,12 @@ def test_portable_kernels_depend_on_the_score(call, monkeypatch):
 
 
 def test_hopper(call):
-    plan_on_device, ready, call = prepared.prepare(call)
+    ready = prepared.prepare(call)
+    at = ready._tables.at
     to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5)
     tasks = 0
-    for launch in range(len(plan_on_device.launches)):
-        (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
+    for launch in range(ready.computes):
+        (found,) = np.frombuffer(ready.template.fill(launch, [to]), hopper_params.params_dtype(16))
         expected = {
             "q": to.q,
             "k": to.k,
@@ -162,17 +163,18 @@ def test_hopper(call):
         for name in ("q", "k", "v", "out"):
             assert problem[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
         tables = {
-            "counter": 888,
-            "work": plan_on_device.at["work"],
-            "tasks": plan_on_device.at["tasks"] + 16 * tasks,
+            "counter": 0,
+            "work": at["work"],
+            "tasks": at["tasks"] + 16 * tasks,
         }
         assert {name: found[name] for name in tables} == tables
         tasks += int(found["task_count"])
     assert tasks == 8 * len(call.plan.work)
-    (merge,) = np.frombuffer(ready.merge.params(to), hopper_params.MERGE)
+    (merging,) = ready._merges
+    (merge,) = np.frombuffer(merging.params(to), hopper_params.MERGE)
     expected = {
-        "rows": plan_on_device.at["merge_rows"],
-        "heads": plan_on_device.at["merge_heads"],
+        "rows": at["merge_rows"],
+        "heads": at["merge_heads"],
         "partial_out": 666,
         "partial_lse": 777,
         "out": to.out,
@@ -181,7 +183,7 @@ def test_hopper(call):
         "q_len": 400,
         "heads_q": 4,
         "head_dim_v": 128,
-        "head_blocks": ready.merge.blocks // 8,
+        "head_blocks": merging.blocks // 8,
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
@@ -189,18 +191,18 @@ def test_hopper(call):
 
 def test_maps_follow_the_arrays(call):
     """Every tensor map is moved with its array and by as much; those of addresses seen before come from the cache."""
-    _, ready, call = prepared.prepare(call)
+    ready = prepared.prepare(call)
     pointers = [x.pointer for x in (call.q, call.k, call.v, call.out)]
     elsewhere = [pointer + 4096 * (1 + number) for number, pointer in enumerate(pointers)]
     filled = [
-        ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0), 0) for at in (pointers, elsewhere, pointers)
+        ready.template.fill(0, [hopper_params.Addresses(*at, 0, 0, 0, 1.0)]) for at in (pointers, elsewhere, pointers)
     ]
     first, moved, again = (np.frombuffer(params, hopper_params.params_dtype(16)) for params in filled)
     assert first.tobytes() == again.tobytes()
     addresses, after = (x["maps"][0].view("u8")[:, 0].astype(np.int64) for x in (first, moved))
     used = addresses > 0
     assert used.any() and ((after - addresses)[used] == 4096 * (addresses[used] >> 30)).all()
-    assert len(ready.template._heads) == 2
+    assert len(ready.template._maps._heads) == 2
 
 
 def test_maps_and_records_of_a_plan_that_moves():
@@ -212,10 +214,10 @@ def test_maps_and_records_of_a_plan_that_moves():
         Operand(base << 30, (1, 2, length, 64), (length * 128, 64, 128, 1))
         for base, length in ((1, 1), (2, 1000), (3, 1000), (4, 1))
     ]
-    _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 0, "float16", 1.0, None))
-    at = [x.pointer for x in (call.q, call.k, call.v, call.out)]
+    ready = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 0, "float16", 1.0, None))
+    at = [x.pointer for x in operands]
     filled = [
-        np.frombuffer(ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved), 0), PARAMS)[0]
+        np.frombuffer(ready.template.fill(0, [hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved)]), PARAMS)[0]
         for moved in (0, 7, -500, 7)
     ]
     assert [found["problems"][0]["moved"] for found in filled] == [0, 7, -500, 7]
@@ -238,5 +240,5 @@ def test_a_plan_that_moves_is_prepared_once_for_all_lengths(call):
         )
         return prepared.prepare(ForwardPass(GPU, 7, made, q, k, v, out, 0, "bfloat16", 1.0, None))
 
-    assert of(1000).ready is of(2000).ready and of(1000).ready is not of(1000, 128).ready
-    assert of(1000).plan is of(1000, 128).plan
+    assert of(1000) is of(2000) and of(1000) is not of(1000, 128)
+    assert of(1000)._tables is of(1000, 128)._tables

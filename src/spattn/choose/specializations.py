@@ -74,6 +74,11 @@ TABLE = (
 )
 
 
+def executes(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels execute plans with this tile shape."""
+    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
+
+
 def rows_of(block_q: int) -> int:
     """Return the smallest query tile size of at least `block_q` rows."""
     return ROWS if block_q <= ROWS else TILE[0]

@@ -5,36 +5,28 @@ It works in the primary context. Importing this module touches no GPU and import
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
-from ..choose import machine_gpu as _choice
 from ..choose.chooser import Sizes
-from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cost_ms
-from ..choose.sharing import Member, shared
-from ..choose.specializations import DTYPES, ROWS
+from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
+from ..choose.sharing import Member
+from ..choose.specializations import DTYPES, ROWS, executes
 from ..patterns import Full, Pattern
 from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
 from ..request.score import Score
-from ..schedule import compiler
+from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .host import dynamic_masks, execute, group, repeat
-from .sm80 import backward as portable_backward
-from .sm80 import forward as portable
-from .sm90 import backward as hopper_backward
-from .sm90 import forward as hopper
-from .sm90.forward.group import kind_of_group
 
 __all__ = [
     "LIMITS",
@@ -127,20 +119,13 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     also in `kv_len` and the strides of k and v."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
-        return execute.Nothing(call)
-    ordinal = call.kind.ordinal(call.q)
-    gpu = device.get(ordinal)
-    kernels = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
-    if not kernels.accepts(plan.block_q, plan.block_kv):
-        kernels = portable
-    if not kernels.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
-    if kernels is not hopper:
-        _check_order(plan)
+        return execute.nothing(call)
+    gpu = device.get(call.kind.ordinal(call.q))
+    family = families.executing(families.of_call(call, gpu), plan)
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
-            kernels.NAME,
+            family.name,
             call.dtype,
             call.head_dim,
             call.head_dim_v,
@@ -148,9 +133,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
             plan.block_kv,
             gpu.name,
         )
-    if ordinal is None:
-        return execute.FromHost(call, plan, kernels, gpu, _forward_again)
-    return repeat.on_device(call, plan, kernels, gpu, _forward_again)
+    return repeat.forward(call, plan, family, gpu, _forward_again)
 
 
 def _forward_again(
@@ -167,19 +150,16 @@ def _forward_again(
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     """Cached dispatch of the gradients, with the forward's plan."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
-    _check_order(plan)
     if 0 in call.rows or call.kv_len == 0:
-        return execute.NoGradients(call)
+        return execute.no_gradients(call)
     gpu = device.get(call.kind.ordinal(call.q))
-    if not portable.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    sizes = call.dtype, call.head_dim, call.head_dim_v
 
-    def choose() -> ModuleType:
-        family = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
-        fits = family is hopper and hopper_backward.accepts(plan.block_q, plan.block_kv)
-        return hopper_backward if fits else portable_backward
+    def choose() -> families.Family:
+        return families.executing(families.of(gpu, *sizes), plan, backward=True)
 
-    return repeat.gradients(call, plan, gpu, choose)
+    choose()  # raises ValueError if no family executes the plan
+    return repeat.backward(call, plan, gpu, choose)
 
 
 def memory(call: Call) -> int:
@@ -193,15 +173,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
     """
     gpu = device.get(call.kind.ordinal(call.q))
-    each = _choice.workers_of(call.batch, call.heads_q, gpu.sm_count)
-    if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
-        return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
-    return _plan(gpu, pattern, call, each, max_bytes)
-
-
-def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None) -> Plan:
-    shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
+    return families.of_call(call, gpu).plan_for(pattern, call, gpu, max_bytes, backward)
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
@@ -213,17 +185,17 @@ def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Pla
     found: dict[tuple[Any, ...], dict[int, Member]] = {}
     for number, (call, plan, kept) in calls.items():
         ordinal = call.kind.ordinal(call.q)
-        gpu = None if ordinal is None else device.get(ordinal)
-        on_hopper = gpu is not None and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper
-        why = group.why_alone(call, plan if kept else None, on_hopper)
+        family = None if ordinal is None else families.of_call(call, device.get(ordinal))
+        why = group.why_alone(call, plan if kept else None, family)
         if why is not None:
             group.say_alone(number, why)
             continue
-        kind = ordinal, *kind_of_group(call.dtype, call.head_dim, call.head_dim_v)
-        each = _choice.workers_of(call.batch, call.heads_q, device.get(ordinal).sm_count)
-        found.setdefault(kind, {})[number] = Member(call, plan, kept, each)
-    several = {kind: members for kind, members in found.items() if len(members) > 1}
-    return [shared(members, device.get(ordinal).sm_count) for (ordinal, *_), members in several.items()]
+        launcher = families.launcher_of(call)
+        key = launcher, ordinal, *launcher.group_key(call.dtype, call.head_dim, call.head_dim_v)
+        each = workers_of(call.batch, call.heads_q, device.get(ordinal).sm_count)
+        found.setdefault(key, {})[number] = Member(call, plan, kept, each)
+    several = {key: members for key, members in found.items() if len(members) > 1}
+    return [launcher.plans(members, device.get(ordinal)) for (launcher, ordinal, *_), members in several.items()]
 
 
 def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
@@ -231,20 +203,20 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
     own = {}
     for number, (call, plan) in calls.items():
         own[number] = call, validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
-        _check_order(plan)
     first, _ = next(iter(own.values()))
-    return group.Group(own, device.get(first.kind.ordinal(first.q)))
+    return group.Group(own, families.launcher_of(first), device.get(first.kind.ordinal(first.q)))
 
 
 def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
     """Cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
     gpu = device.get(call.kind.ordinal(call.q))
-    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is not hopper:
+    launcher = families.of_call(call, gpu).launcher
+    if launcher is None:
         raise ValueError(
             "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
             f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; use to_host()"
         )
-    return dynamic_masks.prepare(call, chosen, gpu)
+    return dynamic_masks.prepare(call, chosen, launcher, gpu)
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
@@ -262,7 +234,7 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
     """Predicted time, in ms, of attention over all pairs on an H200, without host time."""
     sizes = batch, heads, head_dim, head_dim_v
-    dense = _choice.cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    dense = cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return predicted_ms(dense, *sizes, dtype)
 
 
@@ -271,7 +243,7 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
     if plan.pattern is None:
         return None
     sizes = batch, heads, head_dim, head_dim_v
-    other = _choice.cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    other = cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return other if predicted_ms(other, *sizes, dtype) < predicted_ms(plan, *sizes, dtype) else None
 
 
@@ -280,35 +252,22 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
         raise ValueError(f"dtype: the GPU cost model requires {' or '.join(DTYPES)}, got {dtype}")
     if head_dim > LARGEST_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is not covered by the GPU cost model (max {LARGEST_HEAD_DIM})")
-    if not hopper.accepts(plan.block_q, plan.block_kv) or (plan.ordered and plan.block_q > ROWS):
+    if not executes(*plan.tile) or (plan.ordered and plan.block_q > ROWS):
         raise ValueError(
             f"plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got {plan!r}"
         )
 
 
-def _check_order(plan: Plan) -> None:
-    if plan.ordered:
-        raise ValueError("plan: ordered and gathered plans require the forward kernels of compute capability 9.0")
-
-
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Whether :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts a plan."""
-    gpu = device.get(call.kind.ordinal(call.q))
-    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
-        if backward:  # another plan is faster than the portable kernels
-            return hopper_backward.accepts(plan.block_q, plan.block_kv) and not plan.ordered
-        if hopper.accepts(plan.block_q, plan.block_kv):
-            return True
-    if plan.ordered:
-        return False
-    return portable.accepts(plan.block_q, plan.block_kv)
+    return families.accepts(call, device.get(call.kind.ordinal(call.q)), plan, backward)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
     """Tile shape (block_q, block_kv), in tokens, for plans on a device."""
     gpu = device.get(ordinal)
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    return _kernels(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
+    return families.of(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
 
 
 def sm_count(ordinal: int | None = None) -> int:
@@ -328,22 +287,5 @@ def info() -> dict[str, object]:
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
         "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
         "kernel cache": str(cache.folder()),
+        **({} if (note := families.note(gpu)) is None else {"kernels": note}),
     }
-
-
-def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
-    """The kernel family for a problem: a module with `tile`, `accepts` and `forward`. SPATTN_CUDA_KERNEL=portable
-    forces the portable one."""
-    return _choose(execute.chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
-
-
-@functools.cache
-def _choose(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
-    if choice not in ("auto", "portable"):
-        raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
-    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-        if not 1 <= size <= portable.LARGEST_HEAD_DIM:
-            raise ValueError(f"{name} {size} is not supported on CUDA (max {portable.LARGEST_HEAD_DIM})")
-    if choice == "auto" and hopper.supports(gpu, dtype, head_dim, head_dim_v):
-        return hopper
-    return portable

@@ -18,7 +18,7 @@ from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90.backward import params as backward_params
 from spattn.cuda.sm90.backward import prepared as backward_prepared
-from spattn.cuda.sm90.forward import group, params, prepared
+from spattn.cuda.sm90.forward import group, launches, params, prepared
 from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.request.score import KINDS, Score
@@ -89,6 +89,7 @@ def gpu(monkeypatch, tensor_maps, uploaded):
 
     for module in (prepared, group, backward_prepared):
         monkeypatch.setattr(module, "upload", upload)
+    for module in (launches, backward_prepared):
         monkeypatch.setattr(
             module, "kernel", lambda *arguments: SimpleNamespace(macros=arguments[3], name=arguments[5])
         )
@@ -118,17 +119,19 @@ def backward_call(gpu, score):
 @pytest.mark.parametrize("score", [None, SOFTCAP, ALIBI], ids=["none", *SCORES])
 def test_forward_parameters(gpu, uploaded, score):
     """The first query's position in the plan, which `moved` is added to, and the address of the parameters."""
-    _, ready, call = prepared.prepare(forward_call(gpu, score, 200, 4000))
+    call = forward_call(gpu, score, 200, 4000)
+    ready = prepared.prepare(call)
     to = params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5, 7)
-    found = np.frombuffer(ready.template.fill(0, to, 888), params.params_dtype(MAPS[0]))["problems"][0, 0]
+    found = np.frombuffer(ready.template.fill(0, [to]), params.params_dtype(MAPS[0]))["problems"][0, 0]
     assert (found["q_offset"], found["moved"]) == (3800, 7)
-    assert ready.merge is not None and KIND not in ready.merge.kernel.macros
+    (merging,) = ready._merges
+    assert merging is not None and KIND not in merging.kernel.macros
     if score is None:
-        assert found["score_values"] == 0 and KIND not in ready.attention.macros
+        assert found["score_values"] == 0 and KIND not in ready._attention.macros
     else:
         values = uploaded[int(found["score_values"])]
         assert values.dtype == np.float32 and values.tolist() == list(score.values)
-        assert ready.attention.macros[KIND] == KINDS.index(score.name)
+        assert ready._attention.macros[KIND] == KINDS.index(score.name)
 
 
 @pytest.mark.parametrize("score", [None, SOFTCAP, ALIBI], ids=["none", *SCORES])
@@ -150,7 +153,7 @@ def test_cache_keys(gpu):
     """Calls that differ in their score function have kernels and parameters of their own; equal ones share them."""
     given = [None, SOFTCAP, ALIBI, ALIBI._replace(values=SOFTCAP.values), Score("alibi", ALIBI.values)]
     call = forward_call(gpu, None)
-    found = [prepared.prepare(replace(call, score=score)).ready for score in given]
+    found = [prepared.prepare(replace(call, score=score)) for score in given]
     call = backward_call(gpu, None)
     made = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2)
     for readies in (found, [made.ready(replace(call, score=score)) for score in given]):
@@ -172,14 +175,14 @@ def test_groups(gpu, uploaded):
     rows = [128] * 5 + [64]
     calls = [forward_call(gpu, score, *each, n) for score, each, n in zip(scores, sizes, rows, strict=True)]
     parts = [group.part_of(call) for call in calls]
-    launches = group.cut(parts)
-    assert launches == [[2, 4], [0, 3], [1], [5]]
-    for numbers, kind in zip(launches, (None, 2, 1, 1), strict=True):
-        made = group.GroupOnDevice([parts[number] for number in numbers], gpu)
-        assert made._kernel.macros.get(KIND) == kind
+    together = group.cut(parts)
+    assert together == [[2, 4], [0, 3], [1], [5]]
+    for numbers, kind in zip(together, (None, 2, 1, 1), strict=True):
+        made = group.prepare([parts[number] for number in numbers])
+        assert made._attention.macros.get(KIND) == kind
         to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0)] * len(numbers)
-        dtype = params.params_dtype(*(made._kernel.macros[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
-        (filled,) = np.frombuffer(made._template.fill_all(0, to, 0), dtype)
+        dtype = params.params_dtype(*(made._attention.macros[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+        (filled,) = np.frombuffer(made.template.fill(0, to), dtype)
         for number, found in zip(numbers, filled["problems"], strict=False):
             q_len, kv_len = sizes[number]
             assert found["q_offset"] == kv_len - q_len

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ...arrays import dtype_name, namespace_of
-from ...arrays.namespace import ArrayNamespace
 from ...arrays.operand import Operand
 from ...backends import PreparedForward
 from ...choose.machine_gpu import BLOCKS, pieces_of, workers_of
@@ -15,8 +14,8 @@ from ...planning import Plan
 from ...request.call import Call
 from ...schedule import compiler
 from ..driver.device import Device
-from ..sm90 import select
 from . import execute
+from .family import Launcher, MaskSource
 from .forward_pass import ForwardPass
 
 __all__ = ["prepare"]
@@ -24,14 +23,19 @@ __all__ = ["prepare"]
 _MANY = 4  # query tiles per resident CTA from which on no list is split
 
 
-def prepare(call: Call, selected: MaskedPattern, device: Device) -> PreparedForward:
+def prepare(call: Call, selected: MaskedPattern, launcher: Launcher, device: Device) -> PreparedForward:
     """Cached dispatch of calls that differ in values, addresses, stream and scale only."""
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
-        return execute.Nothing(call)
+        return execute.nothing(call)
     plan = _plan(call, selected, form, device.sm_count)
-    kernels = _Selecting(call.kind, form, selected.selection.arrays())
-    return execute.OnDevice(call, plan, kernels, device, _never_again)
+    arrays = selected.selection.arrays()
+    sources = tuple(MaskSource(_with_axes(call.kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
+
+    def forward(run: ForwardPass, kept: object = arrays) -> None:  # the arrays stay allocated
+        launcher.forward_masked(run, form, sources)
+
+    return execute.Forward(call, plan, forward, device, _never_again)
 
 
 def check(call: Call, selection: DynamicMask) -> Form:
@@ -60,18 +64,6 @@ def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
     pieces = pieces_of(call, rows, sms)
     return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True, pieces=pieces)
-
-
-class _Selecting:
-    """Kernels of calls with one dynamic mask."""
-
-    def __init__(self, kind: ArrayNamespace, form: Form, arrays: tuple[Any, ...]):
-        self._form, self._arrays = form, arrays  # kept alive
-        self._sources = tuple(select.Source(_with_axes(kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
-
-    def forward(self, call: ForwardPass) -> None:
-        """Enqueue a call; the context must be current."""
-        select.forward(call, self._form, self._sources)
 
 
 def _with_axes(x: Operand) -> Operand:

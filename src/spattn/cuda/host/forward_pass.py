@@ -57,16 +57,21 @@ class ForwardPass:
             and is_aligned(self.out, itemsize)
         )
 
-    def workspace(self) -> tuple[int, int]:
-        """Allocate the split-KV partials: addresses of their rows and lse; (0, 0) if the plan has none."""
+    def partial_bytes(self) -> tuple[int, int]:
+        """Bytes of the rows of split-KV partials, and of rows and lse together; (0, 0) if the plan has none."""
         batch, heads_q = self.q.shape[:2]
         rows = batch * heads_q * self.plan.slots * self.plan.block_q
-        if rows == 0:
-            return 0, 0
         itemsize = 8 if self.dtype == "float64" else 4
-        partial_bytes = -(-rows * self.v.shape[3] * itemsize // 256) * 256
-        partial = self.allocate(partial_bytes + rows * itemsize)
-        return partial, partial + partial_bytes
+        of_rows = -(-rows * self.v.shape[3] * itemsize // 256) * 256
+        return of_rows, of_rows + rows * itemsize
+
+    def workspace(self) -> tuple[int, int]:
+        """Allocate the split-KV partials: addresses of their rows and lse; (0, 0) if the plan has none."""
+        if self.plan.slots == 0:
+            return 0, 0
+        of_rows, total = self.partial_bytes()
+        partial = self.allocate(total)
+        return partial, partial + of_rows
 
 
 def fold_scale(scale: float) -> tuple[float, int]:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from ..._util.cached import Recent
 from ...arrays.operand import Operand
 from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
@@ -22,6 +28,7 @@ _FORMATS = {
 }
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
+_HEADS_KEPT = 64  # recent address tuples; allocators reuse addresses
 
 
 def readable(operand: Operand) -> bool:
@@ -75,3 +82,66 @@ def replace_address(target: int, address: int) -> None:
     status = library().cuTensorMapReplaceAddress(target, address)
     if status:
         raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
+
+
+class _Map(NamedTuple):
+    operand: int  # index of its operand's address among the pointers
+    moved: int  # index of its problem's `moved` there
+    offset: int  # bytes from the operand's address to the map's
+    step: int  # bytes per key of `moved`
+
+
+class Maps:
+    """The tensor maps at the head of a kernel's parameters, for any addresses of their arrays and any kv_len.
+
+    They are encoded once; other addresses only replace those.
+    """
+
+    def __init__(self, room: int):
+        self.bytes = room * MAP_BYTES
+        self._image = aligned_bytes(self.bytes)
+        self.maps: list[_Map] = []
+        self._pointers: tuple[int, ...] = ()  # as encoded in _image
+        self._lock = threading.Lock()
+        self._heads = Recent(_HEADS_KEPT)
+
+    def encode(
+        self,
+        operands: Sequence[Operand],
+        specs: Sequence[tuple[Sequence[MapSpec], Sequence[int]]],
+        dtypes: Sequence[str],
+        joint: bool,
+        moves: bool = False,
+    ) -> None:
+        """Append the maps of a problem: those of `specs` over some of its operands, per batch entry or, if batch and
+        head are one axis, once. Its pointers are its operands' and `moved`; `moves`: maps with an offset follow it."""
+        at, first = self._image.ctypes.data, len(self._pointers)
+        for batch in (None,) if joint else range(operands[0].shape[0]):
+            for own, numbers in specs:
+                for spec in own:
+                    for number in numbers:
+                        target = at + len(self.maps) * MAP_BYTES
+                        offset = encode_map(target, operands[number], spec, dtypes[number], batch)
+                        step = operands[number].strides[2] * ELEMENT_BYTES if moves and spec.offset > 0 else 0
+                        self.maps.append(_Map(first + number, first + len(operands), offset, step))
+        self._pointers += *(operand.pointer for operand in operands), 0
+
+    def at(self, pointers: tuple[int, ...]) -> bytes:
+        """The maps of arrays at these addresses, cached."""
+        return self._heads.get(pointers) or self._move(pointers)
+
+    def _move(self, pointers: tuple[int, ...]) -> bytes:
+        with self._lock:
+            at, before = self._image.ctypes.data, self._pointers
+            for number, (operand, moved, offset, step) in enumerate(self.maps):
+                if pointers[operand] != before[operand] or step * (pointers[moved] - before[moved]):
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * pointers[moved])
+            self._pointers = pointers
+            return self._heads.keep(pointers, self._image.tobytes())
+
+
+def aligned_bytes(count: int) -> np.ndarray:
+    """`count` zero bytes, aligned for tensor maps."""
+    raw = np.zeros(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._util.cached import Recent
 from ....arrays.operand import Operand, row_major
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import MAPS, VIEW, joint_heads
@@ -18,8 +16,8 @@ from ...driver.structs import fields, packer
 from ...host.backward_pass import BackwardPass
 from ...host.forward_pass import fold_scale
 from ...host.score import score_values
-from ..forward.params import STRIDES, aligned_bytes, with_maps
-from ..maps import MAP_BYTES, encode_map, replace_address
+from ..forward.params import STRIDES, with_maps
+from ..maps import Maps
 from .layout import ENTRY, WORK, Views
 
 __all__ = [
@@ -63,7 +61,6 @@ _INTEGERS = (
 )
 _FLOATS = ("scale_log2", "sign", "scale")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
-_HEADS_KEPT = 64
 
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
 ROWS = np.dtype(
@@ -145,13 +142,8 @@ class Addresses(NamedTuple):
 
     @property
     def mapped(self) -> tuple[int, ...]:
-        """Addresses of the arrays with tensor maps."""
-        return self[:8]
-
-
-class _Map(NamedTuple):
-    operand: int  # index in Addresses
-    offset: int  # bytes from the operand's address to the map's
+        """Addresses of the arrays with tensor maps, and `moved`."""
+        return *self[:8], 0
 
 
 class Template:
@@ -160,10 +152,10 @@ class Template:
     def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_subtiles: int):
         operands = mapped_operands(call)
         joint = all(map(joint_heads, operands))
-        self._image = aligned_bytes(params_dtype(room).itemsize)
-        params = self._image.view(params_dtype(room))[0]
-        self._maps: list[_Map] = []
-        self._encode(views, operands, call.dtype, joint)
+        params = np.zeros(1, params_dtype(room))[0]
+        self._maps = Maps(room)
+        specs = (views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))
+        self._maps.encode(operands, specs, [call.dtype] * 7 + ["float32"], joint)
         for name, operand in (("q", call.q), ("k", call.k), ("v", call.v), ("dout", call.dout)):
             params[f"{name}_stride"] = operand.strides[:3]
         params["q_len"] = call.plan.q_len
@@ -174,49 +166,23 @@ class Template:
             params[name] = value
         params["q_offset"] = call.plan.kv_len - call.plan.q_len
         params["score_values"] = score_values(call.device, call.score)
-        self._pointers = tuple(operand.pointer for operand in operands)  # as encoded in _image
-        self._lock = threading.Lock()
-        self._head_bytes = room * MAP_BYTES
-        self._tails = []
+        head_bytes, self._tails = self._maps.bytes, []
         for launch in launches:
             for name in _PASS_POINTERS:
                 params[name] = launch.at[name]
             params["task_count"], params["partial_rows"] = launch.tasks, launch.partial_rows
             params["waits"] = launch.waits
-            self._tails.append(bytes(self._image[self._head_bytes :]))
+            self._tails.append(params.tobytes()[head_bytes:])
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
         self.counter_at = at["counter"]
-        self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
-        self._heads = Recent(_HEADS_KEPT)
+        self._call_at, self._scale_at = (at[name] - head_bytes for name in ("q", "scale_log2"))
 
     def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
         """The bytes of ``Params`` for a launch."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
-        return (self._heads.get(to.mapped) or self._move(to.mapped)) + tail
-
-    def _move(self, pointers: tuple[int, ...]) -> bytes:
-        """Tensor maps at other addresses, cached because allocators reuse addresses."""
-        with self._lock:
-            at = self._image.ctypes.data
-            for number, (operand, offset) in enumerate(self._maps):
-                if pointers[operand] != self._pointers[operand]:
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
-            self._pointers = pointers
-            maps = self._image[: self._head_bytes].tobytes()
-        return self._heads.keep(pointers, maps)
-
-    def _encode(self, views: Views, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
-        """Encode the maps of queries, then of keys, per batch entry or, if batch and head are one axis, once."""
-        at = self._image.ctypes.data
-        for batch in (None,) if joint else range(operands[0].shape[0]):
-            for specs, numbers in ((views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))):
-                for spec in specs:
-                    for number in numbers:
-                        own = "float32" if number == 7 else dtype
-                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, own, batch)
-                        self._maps.append(_Map(number, offset))
+        return self._maps.at(to.mapped) + tail
 
 
 def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:

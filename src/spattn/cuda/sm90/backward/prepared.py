@@ -27,7 +27,7 @@ from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_view
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 from .specializations import Specialization, builds, variant
 
-__all__ = ["Ready", "plan_on_device"]
+__all__ = ["Ready", "prepare"]
 
 _COUNTERS = 1024  # concurrent launches of a plan on different streams
 _READY_KEPT = 32
@@ -45,6 +45,15 @@ _PHASES = "tasks", "tasks_of_reductions"
 _HALVES = 2  # of the dQ sums, each with a counter
 _MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
 _STATISTIC_BYTES = 16
+
+
+def prepare(call: BackwardPass) -> Ready | None:
+    """The cached state for calls of these shapes and strides, or None if TMA cannot address the arrays; the context
+    must be current."""
+    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
+    if any(x.pointer % 16 for x in (call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv)):
+        return None
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
 
 
 class DevicePlan(NamedTuple):

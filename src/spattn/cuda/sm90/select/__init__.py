@@ -13,7 +13,6 @@ import numpy as np
 
 from ...._util.checks import show
 from ...._util.ragged import offsets, ramp
-from ....arrays.operand import Operand
 from ....choose.specializations import ARCH, ROWS, build, variant
 from ....patterns.dynamic import Form
 from ....planning import Plan
@@ -24,6 +23,7 @@ from ....schedule.tensor_maps import MAPS
 from ...driver.device import Device
 from ...driver.launch import Kernel, kernel
 from ...driver.structs import packer
+from ...host.family import MaskSource
 from ...host.forward_pass import ForwardPass
 from ..forward.heads import with_packed_heads
 from ..forward.layout import ENTRY, WORK, Items
@@ -31,7 +31,7 @@ from ..forward.params import structs
 from ..forward.prepared import HopperPlan
 from ..maps import ELEMENT_BYTES
 
-__all__ = ["JOB", "SELECT", "TABLE", "Source", "forward", "items_of", "room"]
+__all__ = ["JOB", "SELECT", "TABLE", "forward", "items_of", "room"]
 
 _FORMS = ("blocks", "lengths", "documents", "lines")
 _TOKENS = 1024  # per CTA of table.cu
@@ -199,7 +199,7 @@ class MaskedPlan(HopperPlan):
         )
         self._at = offsets(np.array([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])).tolist()
 
-    def select(self, call: ForwardPass, sources: tuple[Source, ...]) -> dict[str, int]:
+    def select(self, call: ForwardPass, sources: tuple[MaskSource, ...]) -> dict[str, int]:
         """Enqueue the selection kernels; return the addresses of the tables that they write."""
         first = call.allocate(self._at[-1])
         tables = _Tables(*(first + offset for offset in self._at[:-1]))
@@ -214,7 +214,7 @@ class MaskedPlan(HopperPlan):
             )
             fill.launch(self._fill_blocks, params, call.stream)
         params = _pack_select(
-            *(self.at[name] for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
+            *(self.tables.at[name] for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
             *(*tables, self._stride),
             *(number, len(self.items.items), self._warpgroups, self.items.masks),
             *(self._words, form.block_q, form.block_kv, 0, *self._places),
@@ -233,13 +233,6 @@ def masked_plan(
     return MaskedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
 
 
-class Source(NamedTuple):
-    """A device array of indices, (batch or 1, heads or 1, rows, n), and whether it is int64."""
-
-    operand: Operand
-    wide: bool
-
-
 class _Tables(NamedTuple):
     """Addresses of the tables that the selection kernels write."""
 
@@ -252,7 +245,7 @@ class _Tables(NamedTuple):
     table: int
 
 
-def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
+def forward(call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
     """Enqueue a call with a dynamic mask; the context must be current. Raises ValueError if TMA cannot address the
     arrays, or for 2³¹ tiles or more."""
     q_len = call.q.shape[2]
@@ -260,10 +253,10 @@ def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
         call = with_packed_heads(call)
     heads = call.q.shape[1], call.k.shape[1]
     plan = masked_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
-    ready = plan.ready(call) if call.aligned(ELEMENT_BYTES) else None
-    if ready is None:
+    launches = plan.launches(call) if call.aligned(ELEMENT_BYTES) else None
+    if launches is None:
         raise ValueError("q, k, v: a selection needs contiguous, 16-byte aligned rows")
-    plan.enqueue(ready, call, None if ready.attention is None else plan.select(call, sources))
+    launches.run(call, plan.select(call, sources) if launches.computes else None)
 
 
 @functools.cache

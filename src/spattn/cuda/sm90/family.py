@@ -1,0 +1,130 @@
+"""The kernels for compute capability 9.0 as a family: TMA, WGMMA and persistent CTAs, for 16-bit types.
+
+They execute plans with tiles of 128, or up to 64, queries and 64 keys; two key tiles form one product of 128 keys where
+the head dimension leaves room. Permuted and gathered tokens are copied row by row. Arrays that TMA cannot address (rows
+not 16-byte aligned, zero or negative strides) and plans of more than 240 tensor maps fall back to the portable kernels,
+with the same plan or, if these lack its tile shape, another one of its pattern.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...choose.machine_gpu import chosen, workers_of
+from ...choose.sharing import Member, shared
+from ...choose.specializations import DTYPES, TILE, executes
+from ...patterns import Pattern
+from ...planning import Plan
+from ...request.call import Call
+from ...schedule import compiler
+from ...schedule.group import workers
+from ...schedule.tensor_maps import MAPS
+from ..driver.device import Device
+from ..host.backward_pass import BackwardPass
+from ..host.family import Family, Launcher
+from ..host.forward_pass import ForwardPass
+from . import select
+from .backward import prepared as backwards
+from .forward import group as groups
+from .forward import prepared as forwards
+from .maps import readable
+
+__all__ = ["Hopper"]
+
+LARGEST_HEAD_DIM = 256
+_log = logging.getLogger("spattn.cuda")
+
+
+class Hopper:
+    """See :class:`~spattn.cuda.host.family.Family` and :class:`~spattn.cuda.host.family.Launcher`.
+
+    `fallback` is the family of arrays that TMA cannot address.
+    """
+
+    name = "hopper"
+
+    def __init__(self, fallback: Family):
+        self._fallback = fallback
+        self.launcher: Launcher | None = self
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        return (
+            device.capability == (9, 0)
+            and dtype in DTYPES
+            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))
+        )
+
+    def tile(self, device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+        return TILE
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        if backward:
+            return plan.tile == TILE and not plan.ordered
+        return executes(*plan.tile)
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        """A forward gets the plan of lowest predicted time."""
+        each = workers_of(call.batch, call.heads_q, device.sm_count)
+        if backward:
+            return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
+        return chosen(pattern, call, each, max_bytes, device.sm_count)
+
+    def forward(self, call: ForwardPass) -> None:
+        launches = forwards.prepare(call)
+        addresses = call.q.pointer | call.k.pointer | call.v.pointer | call.out.pointer
+        if launches is not None and addresses % 16 == 0:
+            launches.run(call)
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("fall back to the portable kernels: %s", why_not(call))
+        self._fallback.forward(self._for_fallback(call))
+
+    def _for_fallback(self, call: ForwardPass) -> ForwardPass:
+        """The call with a plan that the fallback can execute, if necessary a new one of its pattern."""
+        plan, device = call.plan, call.device
+        if self._fallback.accepts(plan):
+            return call
+        if plan.pattern is None:
+            why = why_not(call)
+            raise ValueError(f"plan: the portable kernels do not support tiles of {plan.tile}, and {why}")
+        batch, heads = call.q.shape[:2]
+        tile = self._fallback.tile(device, call.dtype, max(call.q.shape[3], call.v.shape[3]))
+        each = workers(2 * device.sm_count, batch * heads)
+        sizes = plan.pattern, plan.q_len, call.k.shape[2]
+        return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=each))
+
+    def backward(self, call: BackwardPass) -> None:
+        ready = backwards.prepare(call)
+        if ready is not None:
+            ready.run(call)
+            return
+        _log.debug(
+            "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
+        )
+        self._fallback.backward(call)
+
+    # Of Launcher.
+    prepare = staticmethod(forwards.prepare)
+    prepare_backward = staticmethod(backwards.prepare)
+    group_key = staticmethod(groups.group_key)
+    group = staticmethod(groups.group)
+    forward_masked = staticmethod(select.forward)
+
+    def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
+        return shared(members, device.sm_count)
+
+
+def why_not(call: ForwardPass) -> str:
+    """Why TMA cannot address the arrays of a call."""
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        if operand.pointer % 16:
+            return f"{name} starts at {operand.pointer:#x}, which is not 16-byte aligned"
+        if not readable(operand):
+            return (
+                f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
+                "aligned, and strides positive"
+            )
+    return f"the plan needs more than {MAPS[-1]} tensor maps"
