@@ -33,7 +33,8 @@ from torch import nn
 import spattn
 from spattn import patterns as sp
 from spattn.choose import machine_gpu, specializations
-from spattn.cuda.sm90.forward import fitted, layout
+from spattn.cuda.sm90.forward import fitted
+from spattn.cuda.sm90.forward import tables as layout
 from spattn.planning.contract.cache import clear_plan_cache
 from spattn.planning.contract.types import tile_lists
 

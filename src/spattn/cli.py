@@ -14,7 +14,7 @@ from pathlib import Path
 from . import patterns
 from .api.versions import show_versions, version
 from .errors import BackendUnavailableError
-from .patterns.base.registry import pattern_class
+from .patterns.base.class_registry import pattern_class
 from .patterns.registry import make, parse, signature
 
 __all__ = ["main"]

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from spattn import patterns as p
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:

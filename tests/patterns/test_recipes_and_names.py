@@ -9,7 +9,7 @@ from hypothesis import given
 import spattn
 from spattn import patterns as p
 from spattn.patterns.authoring import recipe, register
-from spattn.patterns.base import registry
+from spattn.patterns.base import class_registry as registry
 from spattn.testing.strategies import compositions
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 from spattn.patterns.hints.bands import Bands, either
 from spattn.planning.contract.budget import Budget
 from spattn.planning.tiles import tiling as _tiling

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as sp
 from spattn.patterns.authoring import Lattice, Part
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 from spattn.patterns.hints.lattice import Span
 from spattn.testing.strategies import Draw, sizes
 

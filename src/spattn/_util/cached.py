@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["Recent", "cached_property"]
+__all__ = ["BoundedCache", "cached_property"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class cached_property(Generic[T]):
         return self if instance is None else vars(instance).setdefault(self.name, self.function(instance))
 
 
-class Recent(dict[Any, Any]):
+class BoundedCache(dict[Any, Any]):
     """A bounded cache of recomputable values, which clears itself when it has `most` keys."""
 
     def __init__(self, most: int):

@@ -11,7 +11,7 @@ from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
 from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..request.call import Call, check_options, check_scale, default_scale

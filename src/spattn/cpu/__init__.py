@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._util import limits as _limits
-from .._util.cached import Recent
+from .._util.cached import BoundedCache
 from ..backends import Limits, PreparedBackward, PreparedForward
 from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
@@ -18,7 +18,7 @@ from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
 from ..schedule.gradients import units
-from ..schedule.order import neighbours_together
+from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite
 from ._threads import num_threads, set_num_threads, team_size, threads
@@ -176,7 +176,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
         here = replace(call, kv_len=plan.kv_len)
         return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
 
-    made, lengths = at(own), Recent(_MAX_LENGTHS)
+    made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
     def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
         prepared, useful = made

@@ -14,8 +14,8 @@ from typing import Any
 from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
 from ..choose.chooser import Sizes
+from ..choose.group_plans import Member
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
-from ..choose.sharing import Member
 from ..choose.specializations import DTYPES, ROWS, executes
 from ..patterns import Full, Pattern
 from ..patterns.dynamic import MaskedPattern

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan, validate
 from ..request.call import Call
 

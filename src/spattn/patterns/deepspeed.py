@@ -21,9 +21,9 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from .base.check import Count, Positive, Word, reach
+from .base.class_registry import pattern_class
 from .base.pattern import Pattern
 from .base.recipe import recipe
-from .base.registry import pattern_class
 from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
 
 __all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]

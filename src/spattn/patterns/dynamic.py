@@ -17,9 +17,9 @@ import numpy as np
 from .._util.index_checks import LONGEST
 from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
+from .base.class_registry import pattern_class
 from .base.composition import per_entry
 from .base.pattern import Pattern
-from .base.registry import pattern_class
 
 __all__ = [
     "DynamicDocuments",

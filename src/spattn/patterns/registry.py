@@ -9,9 +9,9 @@ import operator
 from typing import Any
 
 from .._util.imports import whole_imports
+from .base.class_registry import DEEPEST, generation, names, pattern_class
 from .base.codec import decode
 from .base.pattern import Pattern
-from .base.registry import DEEPEST, generation, names, pattern_class
 
 __all__ = ["example", "from_json", "get", "names"]
 

@@ -13,7 +13,7 @@ from .._util.ragged import ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import AXES
-from .order import by_rows
+from .item_order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.cached import Recent
+from .._util.cached import BoundedCache
 from .._util.frozen import frozen
 from .._util.ragged import offsets
 from ..planning.tiles.build import Tiled
@@ -29,7 +29,7 @@ class Growth:
     tiled: Tiled
     q_len: int
     sharing: Sharing
-    lists: Recent = field(default_factory=lambda: Recent(_MAX_LISTS))
+    lists: BoundedCache = field(default_factory=lambda: BoundedCache(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
         """Return the fields of the plan that depend on kv_len, which must be at least ``tiled.kv_len``."""

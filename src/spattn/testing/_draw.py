@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ..patterns import Pattern
 from ..patterns.base.check import Range, alternatives, limits, parameters
-from ..patterns.base.registry import names, pattern_class
+from ..patterns.base.class_registry import names, pattern_class
 
 __all__ = ["Draw", "Sizes"]
 

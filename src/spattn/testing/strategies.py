@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from .. import patterns
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ._draw import Draw, Sizes
 from .arrays import DTYPES, LAYOUTS
 

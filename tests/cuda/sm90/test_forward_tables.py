@@ -13,7 +13,7 @@ from spattn import Tiling, plan
 from spattn.arrays.operand import Operand
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90.family import why_not
-from spattn.cuda.sm90.forward.layout import fragment_masks, make_layout
+from spattn.cuda.sm90.forward.tables import fragment_masks, make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule import compiler

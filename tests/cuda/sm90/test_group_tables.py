@@ -11,7 +11,7 @@ from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90.forward import group, launches, params
 from spattn.cuda.sm90.forward.joined import join
-from spattn.cuda.sm90.forward.layout import make_layout
+from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
 

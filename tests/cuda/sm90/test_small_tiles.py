@@ -9,7 +9,7 @@ import spattn
 from spattn import cuda, patterns
 from spattn.choose.specializations import TILE, executes
 from spattn.cuda.families import FAMILIES
-from spattn.cuda.sm90.forward.layout import fragment_masks
+from spattn.cuda.sm90.forward.tables import fragment_masks
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs

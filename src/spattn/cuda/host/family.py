@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...arrays.operand import Operand
-from ...choose.sharing import Member
+from ...choose.group_plans import Member
 from ...patterns import Pattern
 from ...patterns.dynamic import Form
 from ...planning import Plan

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ..._util.limits import environment
 from ...planning.contract.types import Plan
 from ...request.call import Call
@@ -58,7 +58,7 @@ class OneLaunch:
         self, numbers: Sequence[int], results: Sequence[Results], launches: ForwardLaunches, torch: Torch, beside: bool
     ):
         self.numbers, self._results, self._torch = numbers, results, torch.module
-        self.ready, self._early, self._launches = launches, int(beside), Recent(LAUNCHES_KEPT)
+        self.ready, self._early, self._launches = launches, int(beside), BoundedCache(LAUNCHES_KEPT)
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
 
     def write(
@@ -108,7 +108,7 @@ class Group:
         self._torch = cast("Torch", next(iter(calls.values()))[0].kind)
         runs = [pass_of(call, plan, device) for call, plan in calls.values()]
         self._runs, self._results = [run for run, _ in runs], [results for _, results in runs]
-        self._subsets = Recent(_SUBSETS_KEPT)
+        self._subsets = BoundedCache(_SUBSETS_KEPT)
         self._whole = self._launches(range(len(runs)))
         together = {number for launch in self._whole for number in launch.numbers}
         for number, name in enumerate(self._names):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
 from ...planning.contract.types import Plan
@@ -68,7 +68,7 @@ class Repeated:
         self._wide, self._bytes = self._types.float32, self._types.uint8
         self._moves, self._counter = launches.moves, launches.counter
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
-        self._launches, self._by_strides = Recent(LAUNCHES_KEPT), Recent(LAUNCHES_KEPT)
+        self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         require_owner()
@@ -136,7 +136,7 @@ class RepeatedBackward:
         self._empty_like, self._bytes, self._operand = self._types.empty_like, self._types.uint8, torch.operand
         self._ready: GradientLaunches | None = None
         self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its input
-        self._launches = Recent(LAUNCHES_KEPT)
+        self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.sharing import Member, shared
 from ...choose.specializations import DTYPES, TILE, executes
 from ...patterns import Pattern
 from ...planning import Plan
@@ -25,7 +25,7 @@ from ..driver.device import Device
 from ..host.backward_pass import BackwardPass
 from ..host.family import Family, Launcher
 from ..host.forward_pass import ForwardPass
-from . import select
+from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
@@ -110,7 +110,7 @@ class Hopper:
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
     group = staticmethod(groups.group)
-    forward_masked = staticmethod(select.forward)
+    forward_masked = staticmethod(dynamic_masks.forward)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
         return shared(members, device.sm_count)

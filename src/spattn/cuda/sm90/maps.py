@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ...arrays.operand import Operand
 from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
@@ -103,7 +103,7 @@ class Maps:
         self.maps: list[_Map] = []
         self._pointers: tuple[int, ...] = ()  # as encoded in _image
         self._lock = threading.Lock()
-        self._heads = Recent(_HEADS_KEPT)
+        self._heads = BoundedCache(_HEADS_KEPT)
 
     def encode(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from .check import integers
-from .registry import DEEPEST, OPERATORS, pattern_class
+from .class_registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["Serializable", "decode", "encode"]
 

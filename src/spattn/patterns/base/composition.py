@@ -15,9 +15,9 @@ from ...index_set import Runs
 from ..hints.bands import Bands, either
 from ..hints.lattice import Ends
 from .check import assign
+from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
-from .registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 

@@ -15,9 +15,9 @@ from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
 from ..hints.lattice import Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
+from .class_registry import OPERATORS, Registered, pattern_class
 from .codec import Serializable
 from .predicate import evaluate
-from .registry import OPERATORS, Registered, pattern_class
 
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 

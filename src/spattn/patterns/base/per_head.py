@@ -13,9 +13,9 @@ from ..hints.lattice import Ends
 from ..sequence.basic import Causal
 from ..sequence.windows import SlidingWindow
 from .check import assign, integer
+from .class_registry import register
 from .composition import nesting
 from .pattern import Part, Pattern
-from .registry import register
 
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from ...index_set import Runs
 from ..hints.lattice import Ends
 from .check import assign
+from .class_registry import Instance, register
 from .pattern import Part, Pattern
-from .registry import Instance, register
 
 __all__ = ["Recipe", "recipe"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...index_set import Runs
 from ..base.check import assign, flag, per_axis
+from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..base.registry import register
 from ..hints.lattice import Lattice, Span
 from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 

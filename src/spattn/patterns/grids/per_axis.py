@@ -14,12 +14,12 @@ import numpy as np
 
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, Count, Positive, Range, assign, integer, per_axis
+from ..base.class_registry import register
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.per_head import pattern_tuple
 from ..base.predicate import allowed
 from ..base.recipe import recipe
-from ..base.registry import register
 from ..hints.lattice import Lattice, Span, lattice_product
 from ..sequence.basic import BlockLocal, Full
 from ..sequence.documents import Documents

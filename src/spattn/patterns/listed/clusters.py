@@ -11,11 +11,11 @@ from ..._util.cached import cached_property
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
+from ..base.class_registry import register
 from ..base.composition import And
 from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import apply, row_or_last
-from ..base.registry import register
 from ..sequence.intervals import RowIntervals
 
 __all__ = ["Clusters"]

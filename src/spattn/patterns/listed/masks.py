@@ -12,10 +12,10 @@ from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
+from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import row_or_last
-from ..base.registry import register
 from ..hints.bands import NO_RANGES, Bands
 from ..hints.table import BlockTable
 

@@ -13,10 +13,10 @@ from ..._util.index_checks import LONGEST, check_csr, q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import AffineRows, Runs
 from ..base.check import assign, integer
+from ..base.class_registry import register
 from ..base.composition import And
 from ..base.content import ArrayPattern, Bound, ByContent, frozen_array
 from ..base.pattern import Ordered, Part, Pattern, whole_part
-from ..base.registry import register
 from ..hints.table import BlockTable, SortedCells
 
 __all__ = ["CSR", "RowRuns"]

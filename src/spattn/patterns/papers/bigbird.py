@@ -10,9 +10,9 @@ import numpy as np
 from ..._util.cached import cached_property
 from ...index_set import Runs
 from ..base.check import Count, Positive, Word, reach
+from ..base.class_registry import register
 from ..base.pattern import Pattern
 from ..base.predicate import row_or_last
-from ..base.registry import register
 from ..hints.table import ListedCells
 from .layouts import draw_ranks
 

@@ -10,8 +10,8 @@ import numpy as np
 from ..._util.index_checks import q_offset
 from ...index_set import Runs
 from ..base.check import REACH, Count, Positive, integer, reach
+from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..base.registry import register
 from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
 from ..hints.lattice import Ends, Lattice, column_lattices
 

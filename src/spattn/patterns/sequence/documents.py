@@ -14,10 +14,10 @@ from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
 from ..base.check import assign, integer, integers
+from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
-from ..base.registry import register
 from ..hints.bands import NO_RANGES, Bands
 from .intervals import RowIntervals
 

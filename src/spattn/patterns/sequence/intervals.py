@@ -10,10 +10,10 @@ import numpy as np
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
 from ..base.check import assign, flag, integer
+from ..base.class_registry import register
 from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
 from ..base.predicate import apply, row_or_last
-from ..base.registry import register
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 

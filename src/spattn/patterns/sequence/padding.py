@@ -14,10 +14,10 @@ from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
+from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
-from ..base.registry import register
 from ..hints.bands import Bands, same_keys
 from .basic import always
 

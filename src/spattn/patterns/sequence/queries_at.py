@@ -11,11 +11,11 @@ from ..._util.index_checks import LONGEST, q_offset
 from ...arrays import namespace_of
 from ...index_set import Runs
 from ..base.check import assign, integer
+from ..base.class_registry import register
 from ..base.composition import nesting
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply, row_or_last
-from ..base.registry import register
 from .basic import Causal
 
 __all__ = ["QueriesAt"]

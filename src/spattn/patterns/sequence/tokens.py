@@ -11,10 +11,10 @@ import numpy as np
 from ..._util.index_checks import q_offset
 from ...index_set import AffineRows, Runs
 from ..base.check import REACH, Count, assign, reach
+from ..base.class_registry import pattern_class, register
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
-from ..base.registry import pattern_class, register
 from ..hints.lattice import Ends, Lattice
 from .basic import Full, always
 

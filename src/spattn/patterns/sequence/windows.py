@@ -10,10 +10,10 @@ import numpy as np
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, REACH, Count, Positive, Range, assign, reach
+from ..base.class_registry import register
 from ..base.content import dynamic, on_device
 from ..base.pattern import Part, Pattern
 from ..base.predicate import member
-from ..base.registry import register
 from ..hints.bands import NO_KEY_AHEAD, Bands, nearby, same_keys
 from ..hints.lattice import Ends, Lattice
 from .basic import always, residue_parts

@@ -15,9 +15,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ...patterns import Pattern
-from ...patterns.base.registry import pattern_class
+from ...patterns.base.class_registry import pattern_class
 from .types import Plan
 from .validated import MAX_CALLS, Validated, moved_plan, validated
 
@@ -57,7 +57,7 @@ class Kept:
     validated: Validated
     needed: int
     own_bytes: int
-    moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
+    moved: BoundedCache = dataclasses.field(default_factory=lambda: BoundedCache(_MAX_MOVED))
     signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # its keys in _calls
     used: int = dataclasses.field(default_factory=_clock.__next__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
 from .types import Plan
@@ -32,7 +32,7 @@ class Validated(Plan):
         Memoized results such as schedules and device copies: :func:`~spattn.planning.contract.cache.kept_with_plan`.
     derived_bytes : int
         Host memory of `derived`.
-    calls : Recent
+    calls : BoundedCache
         Cached dispatches by cache key: :func:`~spattn.planning.contract.cache.keep_call`.
     least : int or None
         Smallest kv_len that a length-polymorphic plan supports; None if kv_len is fixed. See :func:`moved`.
@@ -42,7 +42,7 @@ class Validated(Plan):
 
     derived: dict[tuple[Hashable, ...], Any]
     derived_bytes: int
-    calls: Recent
+    calls: BoundedCache
     least: int | None
     growth: Growth | None
 
@@ -132,7 +132,7 @@ def moved_plan(plan: Plan, kv_len: int) -> Plan:
 
 
 def _nothing_made() -> dict[str, Any]:
-    return {"derived": {}, "derived_bytes": 0, "calls": Recent(MAX_CALLS)}
+    return {"derived": {}, "derived_bytes": 0, "calls": BoundedCache(MAX_CALLS)}
 
 
 def validate(plan: Plan) -> Plan:

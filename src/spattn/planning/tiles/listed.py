@@ -14,8 +14,8 @@ from ..contract.budget import Budget
 from ..contract.types import LARGEST
 from ._lists import RunLists
 from ._pairs import Gathered, Pairs, bitmasks
-from .finder import add_runs, join_runs
 from .masks import Masks
+from .run_lists import add_runs, join_runs
 
 __all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
 

@@ -18,9 +18,9 @@ from ..contract.types import padding_kinds
 from ..symbolic.cells import distinct
 from ._along import TilesAlong
 from ._lists import RunLists
-from .finder import add_runs, join_runs
 from .masks import Masks, packed
 from .parts import Piece
+from .run_lists import add_runs, join_runs
 
 __all__ = ["tiles_of_spans"]
 

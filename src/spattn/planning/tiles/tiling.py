@@ -17,9 +17,9 @@ from ...patterns.hints.lattice import Lattice
 from ..contract.budget import Budget
 from ..contract.types import SCATTERED_TILE, TILE, grid_of, padded_before, padding_kinds, positions
 from ._lists import RunLists
-from .finder import add_runs, join_runs
 from .masks import EMPTY, Masks, packed
 from .parts import Piece
+from .run_lists import add_runs, join_runs
 from .search import Found, alike, cut_view, search
 from .spans import tiles_of_spans
 

@@ -20,7 +20,7 @@ constexpr int kChunks = kStep / 16, kChunksBefore = kQueries ? kChunks / 2 : kCh
 struct Consumer {
   const Params& p;
   Shared& shared;
-  Group own{p, shared};
+  Warpgroup own{p, shared};
   QueryProducts queries;
   Scores modification;  // of the item
 

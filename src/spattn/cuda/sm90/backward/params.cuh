@@ -1,4 +1,4 @@
-// Kernel parameters and the device form of the passes of schedule/subtiles.py. The dtypes of layout.py and params.py
+// Kernel parameters and the device form of the passes of schedule/subtiles.py. The dtypes of tables.py and params.py
 // describe these structs; each compilation asserts that both agree.
 #pragma once
 

@@ -18,7 +18,7 @@ from ...host.forward_pass import fold_scale
 from ...host.score import score_values
 from ..forward.params import STRIDES, with_maps
 from ..maps import Maps
-from .layout import ENTRY, WORK, Views
+from .tables import ENTRY, WORK, Views
 
 __all__ = [
     "MAPS",

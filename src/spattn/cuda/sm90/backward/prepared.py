@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...._util.cached import Recent
+from ...._util.cached import BoundedCache
 from ...._util.ragged import offsets
 from ....choose.specializations import ARCH, KEYS_TOGETHER
 from ....planning.contract.cache import kept_with_plan
@@ -23,9 +23,9 @@ from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.backward_pass import BackwardPass
 from ...host.score import score_macros
 from ..maps import readable
-from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 from .specializations import Specialization, builds, variant
+from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
 __all__ = ["Ready", "prepare"]
 
@@ -119,7 +119,7 @@ class BackwardPlan:
         # Task counters that no launch in flight uses.
         first = self.at["counters"]
         self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
-        self._ready = Recent(_READY_KEPT)
+        self._ready = BoundedCache(_READY_KEPT)
 
     def _by_keys(
         self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
@@ -238,7 +238,7 @@ class Ready:
         sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
         sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
-        self._launches = Recent(_LAUNCHES_KEPT)
+        self._launches = BoundedCache(_LAUNCHES_KEPT)
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:

@@ -10,7 +10,7 @@ namespace spattn::sm90_backward {
 constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: unused
 
 struct Results {
-  const Group& own;
+  const Warpgroup& own;
 
   // Bit r of the result: row 16 w + r of this warp has a non-finite sum.
   template <int kCount>

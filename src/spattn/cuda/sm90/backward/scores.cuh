@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "common/score.cuh"
-#include "sm90/backward/group.cuh"
+#include "sm90/backward/warpgroup.cuh"
 #include "sm90/forward/positions.cuh"
 #include "sm90/forward/softmax.cuh"
 
@@ -14,9 +14,9 @@ namespace spattn::sm90_backward {
 struct PlainScores {
   struct Pairs {};
 
-  __device__ __forceinline__ void open(const Group&) {}
+  __device__ __forceinline__ void open(const Warpgroup&) {}
 
-  __device__ __forceinline__ Pairs locate(const Group&, int, StepMask<kTiles>&) const { return {}; }
+  __device__ __forceinline__ Pairs locate(const Warpgroup&, int, StepMask<kTiles>&) const { return {}; }
 };
 
 // With a score function: scaled scores, at the positions of their query and key. In the dK/dV kernel rows are keys and
@@ -50,7 +50,7 @@ struct ModifiedScores {
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
 
   // Looks up what the rows of the next item have in common.
-  __device__ __forceinline__ void open(const Group& own) {
+  __device__ __forceinline__ void open(const Warpgroup& own) {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();
     const int* at = assigned.work.subtile[own.number];
@@ -66,7 +66,7 @@ struct ModifiedScores {
 
   // Looks up the columns of an iteration, `left` from the item's end, and masks padding queries: the plan's bitmasks
   // leave them undefined, and the function may give anything there.
-  __device__ __forceinline__ Pairs locate(const Group& own, int left, StepMask<kTiles>& mask) const {
+  __device__ __forceinline__ Pairs locate(const Warpgroup& own, int left, StepMask<kTiles>& mask) const {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();
     const Work& work = assigned.work;

@@ -17,8 +17,8 @@ from ..maps import readable
 from .heads import with_packed_heads
 from .joined import Joined, join
 from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, launch_ranges
-from .layout import make_layout
 from .params import GROUPS
+from .tables import make_layout
 
 __all__ = ["MOST_PROBLEMS", "cut", "group", "group_key", "part_of", "prepare"]
 

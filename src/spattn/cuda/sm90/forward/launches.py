@@ -15,8 +15,8 @@ from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.forward_pass import ForwardPass
 from ...host.score import score_macros
-from .layout import PlanLayout
 from .params import Addresses, Template, maps_needed, pack_merge, structs
+from .tables import PlanLayout
 
 __all__ = ["COUNTERS", "MERGE_TABLES", "Launches", "Part", "Tables", "counters", "launch_ranges"]
 

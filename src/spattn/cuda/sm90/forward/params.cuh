@@ -1,4 +1,4 @@
-// Kernel parameters and the device form of the plan. The dtypes of layout.py and params.py describe these structs; each
+// Kernel parameters and the device form of the plan. The dtypes of tables.py and params.py describe these structs; each
 // compilation asserts that both agree.
 #pragma once
 

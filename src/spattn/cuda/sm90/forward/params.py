@@ -21,7 +21,7 @@ from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
 from ...host.score import score_values
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
-from .layout import ENTRY, WORK, PlanLayout
+from .tables import ENTRY, WORK, PlanLayout
 
 GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps of all of them) in a grouped launch's parameters
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._util.cached import Recent
+from ...._util.cached import BoundedCache
 from ....arrays.operand import Operand
 from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, item_keys
 from ....planning.contract.cache import kept_with_plan
@@ -18,7 +18,7 @@ from ...host.forward_pass import ForwardPass
 from ..maps import gatherable, readable
 from .heads import with_packed_heads
 from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, launch_ranges
-from .layout import Items, PlanLayout, make_layout
+from .tables import Items, PlanLayout, make_layout
 
 __all__ = ["HopperPlan", "prepare"]
 
@@ -63,7 +63,7 @@ class HopperPlan:
         merges = tuple(at[name] for name in MERGE_TABLES)
         keys, counter, buffers = item_keys(plan, listed.work), counters(at["counters"]), (plan_buffer, own_buffer)
         self.tables = Tables(at, [merges], launch_ranges(phases), keys, counter, buffers)
-        self._launches = Recent(_READY_KEPT)
+        self._launches = BoundedCache(_READY_KEPT)
 
     def launches(self, call: ForwardPass) -> Launches | None:
         """The cached launches of calls of these strides and shapes, for any kv_len, or None if TMA cannot address

@@ -11,7 +11,7 @@ from ....planning.contract.types import AXES, Plan, first_coordinates
 from ....schedule.roles import roles
 from ....schedule.subtiles import Cut, Pass, subtile_masks
 from ....schedule.tensor_maps import MapSpec, map_views
-from ..forward.layout import fragment_masks
+from ..forward.tables import fragment_masks
 
 __all__ = [
     "ENTRY",

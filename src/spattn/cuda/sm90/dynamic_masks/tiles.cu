@@ -6,7 +6,7 @@
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 // Source     Plan contract: planning/contract/types.py.
 
-#include "sm90/select/allowed.cuh"
+#include "sm90/dynamic_masks/allowed.cuh"
 #include "sm90/forward/mask.cuh"
 
 namespace spattn::sm90 {

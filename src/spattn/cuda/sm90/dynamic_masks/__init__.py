@@ -26,9 +26,9 @@ from ...driver.structs import packer
 from ...host.family import MaskSource
 from ...host.forward_pass import ForwardPass
 from ..forward.heads import with_packed_heads
-from ..forward.layout import ENTRY, WORK, Items
 from ..forward.params import structs
 from ..forward.prepared import HopperPlan
+from ..forward.tables import ENTRY, WORK, Items
 from ..maps import ELEMENT_BYTES
 
 __all__ = ["JOB", "SELECT", "TABLE", "forward", "items_of", "room"]
@@ -267,5 +267,5 @@ def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
     own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}
     names = "table", "tiles", "masks"
     return tuple(
-        kernel(device, f"sm90/select/{name}.cu", ARCH, defines, own, f"hopper_select_{name}") for name in names
+        kernel(device, f"sm90/dynamic_masks/{name}.cu", ARCH, defines, own, f"hopper_select_{name}") for name in names
     )

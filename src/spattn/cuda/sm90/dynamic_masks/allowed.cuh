@@ -1,7 +1,7 @@
 // Dynamic masks: classification of tiles and lookup of pairs.
 #pragma once
 
-#include "sm90/select/select.cuh"
+#include "sm90/dynamic_masks/params.cuh"
 
 namespace spattn::sm90 {
 

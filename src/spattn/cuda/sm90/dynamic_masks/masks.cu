@@ -3,7 +3,7 @@
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 
-#include "sm90/select/allowed.cuh"
+#include "sm90/dynamic_masks/allowed.cuh"
 #include "sm90/forward/mask.cuh"
 
 namespace spattn::sm90 {

@@ -1,9 +1,9 @@
-// Formula    lookup table of a dynamic mask: see Form in select.cuh.
+// Formula    lookup table of a dynamic mask: see Form in params.cuh.
 // Grid       one CTA per table row and mask; for documents, one per kTokens tokens.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Bound  launch; the table of 65,536 tokens takes some KiB.
 
-#include "sm90/select/select.cuh"
+#include "sm90/dynamic_masks/params.cuh"
 
 namespace spattn::sm90 {
 

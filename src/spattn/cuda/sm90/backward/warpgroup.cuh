@@ -9,7 +9,7 @@ constexpr int kSums = kDim / 2;          // accumulators per result
 constexpr int kProducts = kStep / 2;     // accumulators per product
 constexpr int kWeights = kProducts / 2;  // as pairs of elements
 
-struct Group {
+struct Warpgroup {
   const Params& p;
   Shared& shared;
   const int number = __shfl_sync(0xffffffff, threadIdx.x / 128 - 1, 0);
