@@ -89,7 +89,7 @@ class BigBird(Pattern):
         """Return True where a pair is in the window or in a global block."""
         a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
         near = (a - side <= b) & (b <= a + side)
-        return near | (a < first) | (b < first)
+        return near | ((a >= 0) & (a < first)) | (b < first)  # rows before position 0 are in no block
 
     def cut(self, allowed: Any, q: Any, k: Any) -> Any:
         """Mask keys after the query if causal."""
@@ -115,7 +115,7 @@ class BigBird(Pattern):
         back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
         end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
         first = reach(self.global_blocks * self.block)
-        everything = own < first
+        everything = (own >= 0) & (own < first)
         columns = np.where(everything, end, np.minimum(first, end))
         window = np.where(everything, 0, np.minimum(own + ahead, end))
         drawn = np.maximum(random, 0) * block
