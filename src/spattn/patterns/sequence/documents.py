@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
-from ..base.check import assign, integer, integers
+from ..base.check import assign, integer, integers, listed
 from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
@@ -79,9 +79,10 @@ class Documents(Pattern):
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if not hasattr(self.lengths, "__iter__"):
+        lengths = listed(self.lengths)
+        if not hasattr(lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
-        lengths = tuple(self.lengths)
+        lengths = tuple(lengths)
         if any(hasattr(entry, "__iter__") for entry in lengths):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
