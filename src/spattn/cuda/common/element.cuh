@@ -50,7 +50,7 @@ constexpr T kLn2 = T(0.693147180559945309417);
 template <typename T>
 constexpr T kLog2E = T(1.442695040888963407);
 
-// 2^x and log2(x). exp2f is one MUFU instruction and a range fix; its error is at most 2 ulp (CUDA C++ Guide).
+// 2^x and log2(x). exp2f is one MUFU instruction and a range fix, within 2 ulp (CUDA C++ Programming Guide).
 __device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 __device__ __forceinline__ float logarithm_of_two(float x) { return log2f(x); }

@@ -9,9 +9,9 @@
 
 namespace spattn {
 
-// Smallest score (base 2) for the float64 fallback. A tile kernel subtracts one rounded maximum from all exponents of a
-// row; its rounding error cancels if the weights stay in range, at worst float16's. Below this limit the error is half
-// an ulp, at most 1.
+// Scores (base 2) of at least this magnitude take the float64 fallback. A tile kernel subtracts one rounded maximum
+// from all exponents of a row; that rounding error cancels if the weights stay in range, at worst float16's. Below this
+// limit it is half an ulp, at most 1.
 template <typename T>
 constexpr T kFarLogit = sizeof(T) == 4 ? T(1ll << 24) : T(1ll << 53);
 

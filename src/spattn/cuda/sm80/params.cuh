@@ -45,7 +45,7 @@ struct LaunchList {
   const int* task_indptr;         // (variants + 1): offsets of each variant's tasks
   const int* head_indptr;         // (variants + 1): offsets of each variant's range in `heads`
   const int* heads;               // batch * heads_q + head
-  const long long* first_number;  // (variants + 1): index of the first task of each variant, counting all heads
+  const long long* first_number;  // (variants + 1): number of each variant's first (task, head) pair
   long long numbers;
   int variants;
 };
@@ -78,7 +78,7 @@ struct Params {
 
 // A task for one head.
 struct Task {
-  int number;      // index into plan.work or the plan's combines
+  int number;      // index of a work item or a combine of the plan
   int batch_head;  // batch * heads_q + head
 };
 

@@ -92,7 +92,7 @@ struct Softmax {
     return rescale;
   }
 
-  // These require row_sum over all columns.
+  // These functions require row_sum over all columns.
   __device__ __forceinline__ T inverse() const { return row_sum == 0 ? T(0) : 1 / row_sum; }
   __device__ __forceinline__ T lse() const {
     const T natural = (row_max + logarithm_of_two(row_sum)) * T(0.693147180559945309417);

@@ -18,7 +18,7 @@ __all__ = [
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # head dimensions with compiled mma.sync kernels; others are zero-padded
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 KEYS = 64  # keys per iteration of the forward
-_STEPS = 3  # iterations of the backward whose descriptions fit in shared memory
+_STEPS = 3  # iterations of the backward that ``Shared`` describes (kSteps)
 _FFMA_SIDE = 32  # rows per CTA, and features per pass, of the backward's FFMA kernel
 _WIDEST = 256  # maximum of dK's plus dV's features: 128 registers per thread
 _RESERVED = 1024  # shared memory that CUDA reserves per CTA, in bytes
@@ -83,14 +83,14 @@ def forward_variants(
 
 
 def _padded(dtype: str, head_dim: int) -> int:
-    """Pad a head dimension to one of the forward kernel."""
+    """Pad a head dimension to one that the forward kernels are compiled for."""
     if ITEMSIZE[dtype] == 2:
         return next(size for size in HEAD_DIMS if size >= head_dim)
     return -(-head_dim // 32) * 32
 
 
 def _most_rows(dtype: str, head_dim: int) -> int:
-    """Return the maximum of rows per CTA for which each thread has enough registers."""
+    """Return the maximum number of rows per CTA that leaves each thread enough registers."""
     highest = 64 if dtype == "float64" else 128
     return highest // 2 if head_dim > 128 and dtype != "float32" else highest
 

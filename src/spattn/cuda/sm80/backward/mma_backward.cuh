@@ -1,5 +1,5 @@
 // Main loop of the tensor-core kernels: pipelined loads, products and epilogue. R are tiles of rows, C of columns.
-// S = R C' of q and k, D = R C' of dout and v, P = exp(scale S - lse) and dS = P o (D - delta). The sums are dS C, C of k
+// S = R C' of q and k, D = R C' of dout and v, P = exp(scale S - lse), dS = P o (D - delta). The sums are dS C, C of k
 // or q, and in the dK/dV kernel also P C, C of dout. A kernel supplies its products:
 //
 //   struct Products {

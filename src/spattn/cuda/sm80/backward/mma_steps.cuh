@@ -16,7 +16,7 @@ constexpr int kRows = SPATTN_ROWS, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kA
               kThreads = kRows / kRowsPerWarp * 32;
 constexpr int kColumns = SPATTN_COLUMNS;  // per iteration; a wider sub-tile takes several
 constexpr int kStages = SPATTN_STAGES;    // iterations whose columns are in shared memory
-constexpr int kSteps = 3;                 // iterations described in shared memory: multiplied now, loading, next
+constexpr int kSteps = 3;                 // iterations described in shared memory: current, loading, next
 constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
 static_assert(kRows % kRowsPerWarp == 0 && 64 % kRows == 0, "rows");
 static_assert((kColumns == 32 || kColumns == 64) && kColumns <= kThreads && (kStages == 1 || kStages == 2), "step");

@@ -8,7 +8,7 @@
 //           splitting once in shared memory would double its reads, which already take half the time
 // shared    Q + one K + one V tile of SPATTN_KEYS keys: 129 KiB at 128 queries, head_dim 128, 64 keys
 // registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three products from 128 on
-//           use 255 and spill 18 to 40 words per iteration of thousands of instructions
+//           use 255 and spill 18 to 40 words per iteration (thousands of instructions)
 // test      tests/cuda/sm80/test_mma_forward.py, tests/cuda/sm80/test_tf32.py
 // benchmark benchmarks/kernels/fp32_cuda.py
 // source    three-product split, and frequent accumulation outside the tensor cores, which round towards zero: Ootomo &
@@ -68,7 +68,7 @@ __device__ __forceinline__ Operand rounded(float x0, float x1, float x2, float x
   return {{round_to_tf32(x0), round_to_tf32(x1), round_to_tf32(x2), round_to_tf32(x3)}, {}};
 }
 
-// Adds a · b to `sum` and the products with a low part to `rest`, for m16n8k8 operands (a0 … a3), (b0, b1).
+// Adds a · b to `sum`, and its products with a low part to `rest`, for m16n8k8 operands (a0 … a3), (b0, b1).
 __device__ __forceinline__ void multiply_add(float (&sum)[4], float (&rest)[4], const Operand& a, const Operand& b0,
                                              const Operand& b1, int i0, int i1) {
   if constexpr (kSplit) {
