@@ -1,6 +1,6 @@
 """Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
 
-They execute plans with tiles of 128, or at most 64, queries and 64 keys; if the head dimension leaves room, one product
+They execute plans with tiles of 64 keys, and 128 or at most 64 queries; if the head dimension leaves room, one product
 covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for arrays
 that TMA cannot address (rows not 16-byte aligned, zero or negative strides) and for plans of more than 240 tensor maps,
 with the same plan or, if they do not support its tile shape, a new plan of its pattern.

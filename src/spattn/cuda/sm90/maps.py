@@ -85,9 +85,9 @@ def replace_address(target: int, address: int) -> None:
 
 
 class _Map(NamedTuple):
-    operand: int  # index among the pointers of its operand's address
-    moved: int  # index among the pointers of its problem's `moved`
-    offset: int  # bytes from the operand's address to the map's
+    operand: int  # index of the operand's address in the pointers
+    moved: int  # index of the problem's `moved` in the pointers
+    offset: int  # bytes from the operand's address to the map's origin
     step: int  # bytes per key of `moved`
 
 

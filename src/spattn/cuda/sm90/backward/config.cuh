@@ -59,12 +59,12 @@ constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 // Shared memory for dQ in fused mode: dS of two iterations, and dQ of one iteration, one half per warpgroup. Between
 // items, `gradients` stages dK and `sums` stages dV, so that the next rows can load before these are stored.
 constexpr int kWriters = kQueries ? 3 : 1;     // warps
-constexpr int kFull = kWarpgroups * kWriters;  // barriers, two per writer, which its halves of dQ use in turn
+constexpr int kFull = kWarpgroups * kWriters;  // barriers: each writer alternates between two
 struct QuerySums {
   uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
   float sums[kQueries ? kQuerySumBytes / 4 : 4];
-  uint64_t full[kFull], empty[kWarpgroups];  // of `sums`: `full` per half of an iteration, `empty` per warpgroup
-  uint64_t left;                             // completes when the results of an item have been stored
+  uint64_t full[kFull], empty[kWarpgroups];  // of `sums`: a half of dQ is written; warpgroup w's half is read
+  uint64_t left;                             // completes when TMA has read the staged results of an item
 };
 static_assert(!kQueries || (kBlockBytes <= 2 * kBlock * kRowBytes && kBlockBytes <= kQuerySumBytes));
 

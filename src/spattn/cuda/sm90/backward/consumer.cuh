@@ -1,7 +1,7 @@
 // Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
 // With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
-// and, in the dK/dV kernel, dV += P C2. There, S and dS are the transposes of those in the usual formula.
+// and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS are transposed.
 #pragma once
 
 #include "sm90/backward/results.cuh"
@@ -11,7 +11,7 @@ namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
     kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, if registers suffice
-static_assert(kStages >= 2 + (kBehind || kQueries));  // an iteration that holds a stage waits for the next one's first
+static_assert(kStages >= 2 + (kBehind || kQueries));            // an iteration holds one while it waits for the next
 
 // Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
 // busy while the writer receives dQ.
@@ -187,7 +187,7 @@ struct Consumer {
     return load_mask(own.ring.stage, carried.mask);
   }
 
-  // Runs an iteration without pairs of this warpgroup: dS is zero, but it still computes its half of dQ.
+  // Runs an iteration in which this warpgroup has no pair: dS is zero, but it still computes its half of dQ.
   __device__ __forceinline__ bool idle_step(Carried& carried) {
     take_turn();
     pass_turn();
@@ -291,7 +291,7 @@ struct Consumer {
     }
   }
 
-  // Runs all iterations of an item. No product stays pending over an iteration without a pair: it holds a stage.
+  // Runs all iterations of an item. No product stays pending while an iteration is skipped: it would hold a stage.
   __device__ __forceinline__ void run_steps(int count, float (&scores)[kScoreSums], float (&values)[kValueSums]) {
     Carried carried;
     carried.left = count;

@@ -25,7 +25,7 @@ struct Work {
 struct Entry {
   int32_t x, y, z, view, head;
   int32_t masks[2];
-  int32_t subtile, rank;  // of the query sub-tile: index of its sums, and how many additions precede this one
+  int32_t subtile, rank;  // index of the query sub-tile's sums, and how many additions precede this one
 };
 
 // Statistics of a query row: log-sum-exp in base 2 (+inf for an empty row), and rowsum(dout * out) - dlse. The size is
@@ -51,7 +51,7 @@ struct Params {
   const Statistic* statistics;  // (batch, heads_q, q_len)
   float* partial[2];            // workspaces (batch·heads, partial_rows, features) of dQ or dK, and of dV
   float* query_sums;            // (batch·heads_q, query_subtiles, 64 · features): dQ in accumulator order
-  int32_t* added;               // (batch·heads_q, query_subtiles): how many additions they have received
+  int32_t* added;               // (batch·heads_q, query_subtiles): how many additions these sums have received
   const int32_t* gate;          // device flag, or null; 0 skips the kernel
   int32_t* counter;             // task counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, dout_stride;

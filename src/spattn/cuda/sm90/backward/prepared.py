@@ -32,7 +32,7 @@ __all__ = ["Ready", "prepare"]
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
 _LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
-_BLOCKS_PER_SM = 2  # for which long lists are split
+_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many
 # In a fused backward, items add to the dQ of a head one after another. They hardly wait if concurrent items are at most
 # one item length apart, and if the pipeline fills in a small part of the run time. A fused product of sub-tiles takes
 # up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.

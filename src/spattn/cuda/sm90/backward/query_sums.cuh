@@ -12,7 +12,7 @@ constexpr int kQueryProducts = QueryProduct::kCount;
 struct QueryProducts {
   uint32_t steps = 0;
 
-  // Waits until the results of the previous item, staged in the memory of dS and the sums, have been stored.
+  // Waits until TMA has read the results of the previous item, staged in the memory of dS and the sums.
   __device__ __forceinline__ static void begin(const Warpgroup& own) {
     static_assert(kTasks == 2);  // so the stage index is the parity of its item
     barrier_wait(shared_address(&own.shared.queries.left), own.tasks.stage ^ 1);

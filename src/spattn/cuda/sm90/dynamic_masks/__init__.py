@@ -168,7 +168,7 @@ def _span(views: np.ndarray) -> int:
 
 
 def _masked(plan: Plan) -> np.ndarray:
-    """Return, as (items,) int64, an upper bound of the tiles with a bitmask per work item."""
+    """Return an upper bound of the tiles with a bitmask in each work item: (items,) int64."""
     before = offsets(np.diff(plan.tile_indptr) * (plan.mask >= 0))
     first = np.searchsorted(plan.tile_indptr, plan.work["begin"], "right") - 1
     last = np.searchsorted(plan.tile_indptr, plan.work["end"], "left")

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
   return bits | bits >> 16;
 }
 
-// Keys of a tile: codes of the lane's own and, if all 64 are contiguous, a word per row.
+// Keys of a tile: the codes of the lane's keys and, if all 64 are contiguous, the first one's position.
 struct Columns {
   const Allowed& allowed;
   const int lane;

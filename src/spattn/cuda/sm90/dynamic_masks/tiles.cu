@@ -1,6 +1,6 @@
 // Formula    new tile lists, with the plan's tiles that hold a pair allowed by a dynamic mask, and the jobs of
 //            masks.cu: bitmasks of the tiles that also hold a masked pair.
-// Grid       one CTA per new work item: one for each work item of the plan and mask of its heads.
+// Grid       one CTA per new work item (a work item of the plan and a mask of its heads).
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Order      new lists keep the plan's order. The index of a bitmask varies between runs, its bits do not.
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py

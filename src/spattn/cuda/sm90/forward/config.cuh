@@ -97,7 +97,7 @@ __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment
   return partial_base(p, assigned) + assigned.work.slot * problem_of(p, assigned).block_q + row;
 }
 
-// Returns the workspace row of the partial that an in-kernel reduction (slot <= -2) adds to row `row`; -1 for padding.
+// Returns the workspace row of the partial that an in-kernel reduction (slot <= -2) merges into a row; -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
   const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
   return prior < 0 ? -1 : partial_base(p, assigned) + prior;

@@ -28,8 +28,7 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:
-    """View (batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None: strides forbid
-    it."""
+    """View (batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if impossible."""
     (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
     if rows > 1 and by_head != rows * by_row:
         return None

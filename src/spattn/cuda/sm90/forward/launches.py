@@ -135,7 +135,7 @@ def launch_ranges(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
 
 
 def counters(at: int) -> Callable[[], int]:
-    """Return a function that cycles through the task counters at an address, so that calls in flight differ."""
+    """Return a function that cycles through the task counters at an address: calls in flight use different ones."""
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 

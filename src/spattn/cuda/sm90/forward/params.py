@@ -1,7 +1,7 @@
 """Parameters of attention.cu and merge.cu.
 
 Tensor maps are part of the parameters, so that a launch needs no copy and can be captured in a graph. Shapes and
-strides are encoded once; a call at other addresses only replaces those.
+strides are encoded once; a call at other addresses only replaces addresses.
 """
 
 from __future__ import annotations

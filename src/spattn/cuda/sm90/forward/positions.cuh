@@ -37,7 +37,7 @@ __device__ __forceinline__ TilePositions tile_positions(const View& view, int x,
           reciprocal_of(view.box[1])};
 }
 
-// Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh); 0 at once without padding.
+// Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh); without padding 0, loop-free.
 __device__ __forceinline__ uint32_t padding_columns(const View& view, int x, int y, int z, int thread) {
   if (x + view.box[2] <= view.extent[2] && y + view.box[1] <= view.extent[1] && z + view.box[0] <= view.extent[0]) {
     return 0;

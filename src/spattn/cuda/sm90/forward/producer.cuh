@@ -20,7 +20,7 @@ struct StepTile {
 struct Lookup {
   Task task;
   Work work;
-  StepTile tiles;  // lane l: tile of entry begin + l
+  StepTile tiles;  // lane l holds the tile of entry begin + l
 };
 
 // Broadcasts lane `lane`'s tile to uniform registers, so that TMA instructions need no load after the wait for a stage.

@@ -31,7 +31,7 @@ struct PlainScores {
 // Scores with a score function of the scaled score and the positions of query and key.
 struct ModifiedScores {
   int query[2];     // positions of the thread's two rows
-  int entry, last;  // entry of the next iteration, and the task's last one
+  int entry, last;  // indices: the next iteration's first entry, the task's last entry
   int key_view;     // view to which the entries' views are relative: see Work
   float parameter;  // of the query head
 

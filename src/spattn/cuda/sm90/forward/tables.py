@@ -62,7 +62,7 @@ class Items(NamedTuple):
 class PlanLayout:
     """Device arrays of a plan, and the tensor maps that they refer to.
 
-    Spec ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+    Spec ``s`` is encoded in maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
 
     Attributes
     ----------
