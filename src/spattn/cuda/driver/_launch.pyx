@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
 """Call the driver through function addresses; ctypes would take longer than the driver itself.
 
-This module does not link against CUDA, so that it builds and imports without it.
+This module does not link against CUDA, so that it builds and imports where CUDA is missing.
 """
 
 from libc.stdint cimport int64_t, uint64_t

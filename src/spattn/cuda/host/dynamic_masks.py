@@ -20,7 +20,7 @@ from .forward_pass import ForwardPass
 
 __all__ = ["prepare"]
 
-_MANY = 4  # query tiles per resident CTA from which on lists are not split
+_MANY = 4  # query tiles per resident CTA; from here on, lists are not split
 
 
 def prepare(call: Call, selected: MaskedPattern, launcher: Launcher, device: Device) -> PreparedForward:

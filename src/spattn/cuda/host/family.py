@@ -64,7 +64,7 @@ class GradientLaunches(Protocol):
     counter: Callable[[], int]
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
-        """Return a call's launches, exclusive to it as those of a forward; the context must be current."""
+        """Return a call's launches, under the same conditions as for a forward; the context must be current."""
 
 
 class Launcher(Protocol):
