@@ -18,7 +18,7 @@ from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
-from ..hints.bands import NO_RANGES, Bands
+from ..hints.closed_forms import NO_RANGES, Bands
 from .intervals import RowIntervals
 
 __all__ = ["Documents"]
