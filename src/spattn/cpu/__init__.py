@@ -127,7 +127,7 @@ def _tile_for(dtype: str) -> tuple[int, int]:
 
 
 def workers_for(call: Call) -> int:
-    """Return the number of work items to split a head into, independent of the machine's thread count."""
+    """Return the number of parallel workers to plan for per head, independent of the machine's thread count."""
     return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
 
 

@@ -13,8 +13,8 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // True if the score product prefetches to the L1 cache: the keys two blocks ahead, and V of the current block. Each
-// feature prefetches one cache line, hence 2 kKeyRows features one line of each row of K and V. That is the right rate
-// for float32 with AVX-512; other types and narrower vectors have too little time between loads.
+// iteration over a feature prefetches one cache line. This rate fits float32 with AVX-512, where a line holds 2
+// kKeyRows features; other types and narrower vectors have too little time between loads.
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 

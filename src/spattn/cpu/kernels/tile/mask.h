@@ -95,7 +95,7 @@ template <class T> struct LaneMask {
       : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
         reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
 
-  // Returns, for the vector of queries from `column` on, nonzero lanes where the query attends to `key`.
+  // Returns a vector with nonzero lanes where the query, from `column` on, attends to `key`.
   SPATTN_INLINE BitsVec<T> bit(int64_t key, int64_t column) const {
     return load<BitsVec<T>>(allowed + key / kBits * ld + column) & splat_bits<T>(Word<T>(1) << key % kBits);
   }
@@ -130,7 +130,7 @@ template <class T> struct LaneMask {
     }
   }
 
-  // Transposes the mask rows of `cells` queries; returns the range of the first `count` keys to which any attends.
+  // Transposes the mask rows of `cells` queries; returns the range, within [0, count), of keys to which any attends.
   Keys expand(const Mask& mask, int64_t cells, int64_t count) {
     constexpr int64_t L = kLanes<T>, kPieces = 64 / kBits;
     Keys keys = {count, 0};

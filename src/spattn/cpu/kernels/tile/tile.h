@@ -10,7 +10,7 @@ constexpr int64_t kPadding = -1;
 
 struct Tile {
   int64_t start;      // position of the first cell
-  int64_t stride[3];  // distance of neighbours along each axis
+  int64_t stride[3];  // distance between neighbours along each axis
   int64_t box[3];
   int64_t count[3];      // cells within the sequence along each axis, at most box; the rest is padding
   const int32_t* order;  // permutation from lattice indices to positions; null: identity
