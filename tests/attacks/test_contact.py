@@ -166,6 +166,13 @@ def test_name_of_a_pattern_with_parameters():
     assert "__init__()" not in str(error.value)
 
 
+def test_parameters_in_tensors():
+    """Parameters in tensors of a framework are those in a list."""
+    torch = pytest.importorskip("torch")
+    for pattern in (p.GlobalTokens, p.Documents, lambda x: p.VerticalSlash(x, x)):
+        assert pattern(torch.tensor([3, 4])) == pattern([3, 4]) == pattern(np.array([3, 4]))
+
+
 def test_error_for_a_traced_mask_in_jax(jax_program):
     """A traced mask that spattn.jax.attention refuses: the error does not advise to call spattn.jax.attention."""
     source = """

@@ -136,7 +136,11 @@ def philox(seed: int, head: int, row: int):
 
 def bigbird_blocks(x, a: int, blocks: int) -> set[int]:
     """All blocks of block row `a`."""
-    own = {b for b in range(blocks) if abs(a - b) <= x.window_blocks // 2 or b < x.global_blocks or 0 <= a < x.global_blocks}
+    own = {
+        b
+        for b in range(blocks)
+        if abs(a - b) <= x.window_blocks // 2 or b < x.global_blocks or 0 <= a < x.global_blocks
+    }
     left = [b for b in range(blocks) if b not in own and (not x.causal or b < a)]
     if a >= 0 and x.random_blocks:
         own |= {left[number] for number in floyd(philox(x.seed, x.head, a), len(left), x.random_blocks)}

@@ -162,7 +162,8 @@ def test_gallery(name):
         (p.Full(), [8, 8, 8, 8]),
         (p.Sinks(2), [2, 2, 2, 2]),
         (p.GlobalTokens(2), [2, 2, 2, 2]),
-        (p.BigBird(4, 1, 1, 0), [8, 8, 8, 8]),
+        (p.BigBird(4, 1, 1, 0), [4, 4, 4, 4]),  # global keys, but no global rows
+        (p.BigBird(4, 1, 0, 0), [0, 0, 0, 0]),
         (p.BlockLayout(np.ones((2, 2), bool), 4), [0, 0, 0, 0]),
         (p.KeyBlocks(np.zeros((2, 1), np.int64), 4, 4), [0, 0, 0, 0]),
         (p.Documents((8,)), [0, 0, 0, 0]),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.patterns.base.class_registry import pattern_class
-from spattn.patterns.hints.bands import Bands, either
+from spattn.patterns.hints.closed_forms import Bands, either
 from spattn.planning.contract.budget import Budget
 from spattn.planning.tiles import tiling as _tiling
 from spattn.planning.tiles._lists import RunLists

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..patterns.hints.lattice import Span
+from ..patterns.hints.closed_forms import Span
 from ..planning import Plan
 from ..planning.contract.types import grid_of
 

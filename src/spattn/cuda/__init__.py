@@ -1,6 +1,6 @@
 """The CUDA backend: kernels compiled by nvcc at first use and launched through PyCUDA.
 
-It works in the primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
+It uses the device's primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = [
 
 LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
 
-_works_in: int | None = None  # the process in which the backend was found to work
+_works_in: int | None = None  # id of the process in which the backend was found to work
 _log = logging.getLogger(__name__)
 
 
 def unavailable() -> str | None:
-    """Why the backend cannot run here and how to fix it, or None if it can. Creates no CUDA context."""
+    """Return why the backend cannot run here and how to fix it, or None if it can; creates no CUDA context."""
     global _works_in
     if _works_in != os.getpid():
         reason = _why_not()
@@ -95,18 +95,18 @@ def _why_not() -> str | None:
 def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None) -> tuple[Any, Any]:
     """Softmax attention over the pairs of a plan; see :func:`spattn.attention` for the arguments.
 
-    Device arrays are used in place, on the current stream of the caller's library, without synchronization. Host arrays
-    are copied to the device and the results back. The logger ``spattn.cuda`` reports at level DEBUG which kernels were
-    chosen and why a call fell back to the portable ones; cached dispatches of :func:`spattn.attention` log nothing.
+    Device arrays are used in place, on the caller's current stream, without synchronization. Host arrays are copied to
+    the device and the results back. At level DEBUG, the logger ``spattn.cuda`` reports the chosen kernels and why a
+    call fell back to the portable ones; cached dispatches of :func:`spattn.attention` log nothing.
 
     Raises
     ------
     TypeError, ValueError
         If `plan` is not a Plan, is invalid, or was made for other lengths, batch entries or heads.
     MemoryError
-        If the GPU is out of memory; the message has the bytes needed and free.
+        If the GPU is out of memory; the message states the bytes needed and free.
     CudaError
-        If a CUDA call fails; the message says if the process must restart.
+        If a CUDA call fails; the message states whether the process must restart.
     RuntimeError
         In a process forked after CUDA was initialised.
     """
@@ -115,8 +115,8 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """Cached dispatch of calls that differ in values, addresses, stream and scale only; for length-polymorphic plans
-    also in `kv_len` and the strides of k and v."""
+    """Return a cached dispatch of calls that differ only in values, addresses, stream and scale; for length-polymorphic
+    plans also in `kv_len` and the strides of k and v."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.nothing(call)
@@ -139,8 +139,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
 def _forward_again(
     q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
 ) -> tuple[Any, Any]:
-    """Run a call again whose environment now selects other kernels, with a new plan of its pattern if these need
-    one."""
+    """Run a call again after SPATTN_CUDA_KERNEL has changed; make a new plan if the kernels now chosen need one."""
     call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
@@ -148,7 +147,7 @@ def _forward_again(
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """Cached dispatch of the gradients, with the forward's plan."""
+    """Return a cached dispatch of the gradients, with the forward's plan."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.rows or call.kv_len == 0:
         return execute.no_gradients(call)
@@ -163,12 +162,12 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
 
 def memory(call: Call) -> int:
-    """Total memory, in bytes, of the call's GPU."""
+    """Return the total memory, in bytes, of the call's GPU."""
     return device.get(call.kind.ordinal(call.q)).total_bytes
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """Plan in this device's tile shape, with long lists split so that the heads occupy all SMs.
+    """Plan in the device's tile shape; split long lists so that the heads occupy all SMs.
 
     A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
     """
@@ -177,10 +176,10 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-    """Calls, by index, that share a grouped launch, each group with its plans; the log names the others.
+    """Return the groups of calls that can share a launch, each as plans by call index; log the others.
 
-    `calls` maps an index to a call, its plan and whether that plan must be kept. Calls of one device, dtype and class
-    of head dimensions are grouped, on GPUs with the Hopper kernels.
+    `calls` maps an index to a call, its plan and whether that plan must be kept. A group has one device, dtype and
+    class of head dimensions, and runs on GPUs with the Hopper kernels.
     """
     found: dict[tuple[Any, ...], dict[int, Member]] = {}
     for number, (call, plan, kept) in calls.items():
@@ -199,7 +198,7 @@ def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Pla
 
 
 def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-    """Cached dispatch of calls grouped by :func:`together`."""
+    """Return a cached dispatch of calls grouped by :func:`together`."""
     own = {}
     for number, (call, plan) in calls.items():
         own[number] = call, validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
@@ -208,7 +207,7 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
 
 
 def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
-    """Cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
+    """Return a cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
     gpu = device.get(call.kind.ordinal(call.q))
     launcher = families.of_call(call, gpu).launcher
     if launcher is None:
@@ -220,7 +219,7 @@ def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Predicted time, in ms, of a forward with this plan on an H200, without host time.
+    """Predict a forward's time with this plan on an H200, in ms, without host time.
 
     Raises
     ------
@@ -232,14 +231,14 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Predicted time, in ms, of attention over all pairs on an H200, without host time."""
+    """Predict the time of dense attention on an H200, in ms, without host time."""
     sizes = batch, heads, head_dim, head_dim_v
     dense = cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return predicted_ms(dense, *sizes, dtype)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """The plan of the same pattern with the lowest predicted time, or None if `plan` is as fast."""
+    """Return the same pattern's plan with the lowest predicted time, or None if `plan` is as fast."""
     if plan.pattern is None:
         return None
     sizes = batch, heads, head_dim, head_dim_v
@@ -259,24 +258,24 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts a plan."""
+    """True if :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts the plan."""
     return families.accepts(call, device.get(call.kind.ordinal(call.q)), plan, backward)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
-    """Tile shape (block_q, block_kv), in tokens, for plans on a device."""
+    """Return the tile shape (block_q, block_kv), in tokens, for plans on a device."""
     gpu = device.get(ordinal)
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     return families.of(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
 
 
 def sm_count(ordinal: int | None = None) -> int:
-    """Number of SMs of a device."""
+    """Return the number of SMs of a device."""
     return device.get(ordinal).sm_count
 
 
 def info() -> dict[str, object]:
-    """Device, driver and compiler facts for :func:`spattn.show_versions`."""
+    """Return device, driver and compiler facts for :func:`spattn.show_versions`."""
     from cuda.bindings import driver
 
     gpu = device.get()

@@ -1,4 +1,4 @@
-"""The registry of kernel families: the one place that chooses among them."""
+"""Registry of kernel families, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .sm90.family import Hopper
 
 __all__ = ["FAMILIES", "Family", "accepts", "executing", "launcher_of", "note", "of", "of_call"]
 
-FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), PORTABLE)  # in order of preference; the last one supports every GPU
+FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), PORTABLE)  # in order of preference; the last supports every GPU
 
 
 def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
-    """The kernel family for a problem. SPATTN_CUDA_KERNEL=portable forces the portable one."""
+    """Return the kernel family for a problem; SPATTN_CUDA_KERNEL=portable forces the portable one."""
     return _of(chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
 
 
 def of_call(call: Call, gpu: device.Device) -> Family:
-    """The kernel family for a call."""
+    """Return the kernel family for a call."""
     return _of(chosen_kernels(), gpu, call.dtype, call.head_dim, call.head_dim_v)
 
 
 def launcher_of(call: Call) -> Launcher:
-    """The launcher of a call's family, which must have one."""
+    """Return the launcher of a call's family, which must have one."""
     launcher = of_call(call, device.get(call.kind.ordinal(call.q))).launcher
     if launcher is None:
         raise ValueError(f"problems: no grouped launches for {call.dtype} on this device")
@@ -49,7 +49,7 @@ def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: 
 
 
 def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
-    """The family itself or else the portable one, whichever executes a plan; raises ValueError if neither does."""
+    """Return the first of `family` and the portable family that executes the plan; raise ValueError if neither does."""
     for own in (family, PORTABLE):
         if own.accepts(plan, backward):
             return own
@@ -59,12 +59,12 @@ def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
 
 
 def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
-    """Whether the call's family executes a plan, or for a forward, the portable one; for a backward another plan is
-    faster than the portable kernels."""
+    """True if the call's family executes the plan, or for a forward the portable one. For a backward the portable
+    kernels do not count: a new plan is faster."""
     family = of_call(call, gpu)
     return family.accepts(plan, backward) or (not backward and PORTABLE.accepts(plan))
 
 
 def note(gpu: device.Device) -> str | None:
-    """What users of a device should know about its kernels, or None."""
+    """Return what users should know about a device's kernels, or None."""
     return sm100.missing(gpu)

@@ -1,6 +1,6 @@
 """Compile the portable kernels on a machine without a GPU: ``python -m spattn.cuda.prebuild sm_80 sm_90``.
 
-For machines without nvcc: copy the folder that it prints there, or point ``SPATTN_CACHE_DIR`` at it.
+For machines without nvcc: copy the printed folder there, or point ``SPATTN_CACHE_DIR`` at it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _SHARED_BYTES_OTHERS = 99 << 10
 def kernels(
     arch: str, dtypes: Iterable[str], head_dims: Iterable[int]
 ) -> Iterator[tuple[str, dict[str, object], Mapping[str, np.dtype]]]:
-    """Yield (source, macros, structs) of all forward and backward kernels for plans in default tiles and 16-byte
-    aligned arrays."""
+    """Yield (source, macros, structs) of all kernels for plans in default tiles and 16-byte aligned arrays."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
         found = [variant(source, dtype) for source in ("forward/merge", "backward/statistics", "backward/sum")]

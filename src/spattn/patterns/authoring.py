@@ -6,7 +6,7 @@ from .base.content import ByContent
 from .base.pattern import Part
 from .base.predicate import apply, member
 from .base.recipe import recipe
-from .hints.lattice import Ends, Lattice, Span
+from .hints.closed_forms import Ends, Lattice, Span
 from .listed.pairs import RowRuns
 
 __all__ = ["ByContent", "Ends", "Lattice", "Part", "Range", "RowRuns", "Span", "apply", "member", "recipe", "register"]

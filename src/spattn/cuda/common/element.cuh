@@ -1,4 +1,4 @@
-// Element type selected by nvcc's -DSPATTN_DTYPE, and its accumulator type.
+// Element type, selected by nvcc's -DSPATTN_DTYPE, and its accumulator type.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -50,13 +50,13 @@ constexpr T kLn2 = T(0.693147180559945309417);
 template <typename T>
 constexpr T kLog2E = T(1.442695040888963407);
 
-// 2^x and log2(x). exp2f is one MUFU instruction and a range fix; its error is 2 ulp (CUDA C++ Programming Guide).
+// 2^x and log2(x). exp2f is one MUFU instruction and a range fix, within 2 ulp (CUDA C++ Programming Guide).
 __device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 __device__ __forceinline__ float logarithm_of_two(float x) { return log2f(x); }
 __device__ __forceinline__ double logarithm_of_two(double x) { return log2(x); }
 
-// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
+// 2^x with denormals flushed to zero: one instruction; exp2f() needs two more to scale denormals.
 __device__ __forceinline__ float exp2_flushed(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

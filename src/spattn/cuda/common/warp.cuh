@@ -3,7 +3,7 @@
 
 namespace spattn {
 
-// Over the four lanes that share a row of an accumulator.
+// Reduces over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

@@ -1,4 +1,4 @@
-"""Calls with a dynamic mask: check, plan, and run the tile selection kernels."""
+"""Calls with a dynamic mask: validate, plan, and run the kernels that select tiles."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .forward_pass import ForwardPass
 
 __all__ = ["prepare"]
 
-_MANY = 4  # query tiles per resident CTA from which on no list is split
+_MANY = 4  # query tiles per resident CTA; from here on, lists are not split
 
 
 def prepare(call: Call, selected: MaskedPattern, launcher: Launcher, device: Device) -> PreparedForward:
-    """Cached dispatch of calls that differ in values, addresses, stream and scale only."""
+    """Return a cached dispatch of calls that differ only in values, addresses, stream and scale."""
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.nothing(call)
@@ -32,14 +32,14 @@ def prepare(call: Call, selected: MaskedPattern, launcher: Launcher, device: Dev
     arrays = selected.selection.arrays()
     sources = tuple(MaskSource(_with_axes(call.kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
 
-    def forward(run: ForwardPass, kept: object = arrays) -> None:  # the arrays stay allocated
+    def forward(run: ForwardPass, kept: object = arrays) -> None:  # the default argument keeps the arrays allocated
         launcher.forward_masked(run, form, sources)
 
     return execute.Forward(call, plan, forward, device, _never_again)
 
 
 def check(call: Call, selection: DynamicMask) -> Form:
-    """The form of a dynamic mask; raises if it does not match the call."""
+    """Return the form of a dynamic mask; raise if it does not match the call."""
     form = selection.form()
     for x in selection.arrays():
         kind = namespace_of(x)
@@ -58,7 +58,7 @@ def check(call: Call, selection: DynamicMask) -> Form:
 
 
 def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
-    """Plan of the pattern, in query tiles no larger than the mask's query blocks."""
+    """Plan the pattern in query tiles no larger than the mask's query blocks."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
@@ -67,7 +67,7 @@ def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
 
 
 def _with_axes(x: Operand) -> Operand:
-    """The array with leading axes for batch entries and heads."""
+    """Prepend axes for batch entries and heads."""
     missing = 4 - len(x.shape)
     return Operand(x.pointer, (1,) * missing + x.shape, (0,) * missing + x.strides)
 

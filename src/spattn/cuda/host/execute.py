@@ -23,13 +23,13 @@ from .forward_pass import ForwardPass
 
 
 def chosen_kernels() -> str:
-    """Value of ``SPATTN_CUDA_KERNEL``."""
+    """Return the value of ``SPATTN_CUDA_KERNEL``."""
     return environment.get(b"SPATTN_CUDA_KERNEL", b"auto").decode()
 
 
 class Workspace:
-    """Allocates device memory that lives as long as this object; `own` is the caller's allocator: bytes to (address,
-    owner), where owner None means that it has none."""
+    """Allocates device memory that lives as long as this object; `own`, the caller's allocator, maps bytes to (address,
+    owner), with the owner None if it cannot allocate."""
 
     def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):
         self._device, self._own = device, own
@@ -45,13 +45,13 @@ class Workspace:
 
 
 class _Dispatch:
-    """Base class: cached dispatch of calls that differ in values, addresses, stream and scale only.
+    """Base class of cached dispatches of calls that differ only in values, addresses, stream and scale.
 
     Device arrays are used in place, on the caller's stream and without synchronization (JAX exposes no stream: inputs
     and results are synchronized). Host arrays are copied to the device, and the results back.
 
-    `results` has the shape and dtype of each result, and the operand whose memory order it takes; `like` is the index
-    of q among the operands.
+    `results` has the shape and dtype of each result, and the index of the operand whose memory order it takes; `like`
+    is q's index among the operands.
     """
 
     like = 0
@@ -64,11 +64,11 @@ class _Dispatch:
     def enqueue(
         self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
     ) -> None:
-        """Enqueue the kernels of a call on its operands, followed by its results."""
+        """Enqueue the kernels of a call; `operands` are its inputs, then its results."""
         raise NotImplementedError
 
     def in_place(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
-        """Compute the results of device arrays; the device's context is current."""
+        """Compute results for device arrays; the device's context is current."""
         device, kind = self.device, self.kind
         arrays = tuple(map(kind.resolve, arrays))
         operands = list(map(kind.operand, arrays))
@@ -92,7 +92,7 @@ class _Dispatch:
         return tuple(results)
 
     def copied(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
-        """Compute the results of host arrays; the device's context is current."""
+        """Compute results for host arrays; the device's context is current."""
         device, stream = self.device, self.device.stream
         host = [np.ascontiguousarray(self.kind.to_numpy(x)) for x in arrays]
         results = [np.empty(shape, numpy_dtype(dtype)) for shape, dtype, _ in self._results]
@@ -109,20 +109,20 @@ class _Dispatch:
         return tuple(map(self.kind.from_numpy, results))
 
     def out_of_memory(self) -> MemoryError:
-        """The error for a failed allocation of results and split-KV partials; the device's context must be current."""
+        """Return the error for a failed allocation of results and partials; the device's context must be current."""
         sizes = [math.prod(shape) * numpy_dtype(dtype).itemsize for shape, dtype, _ in self._results]
         return out_of_memory(self.device, sum(sizes) + self.partial_bytes())
 
     def partial_bytes(self) -> int:
-        """Bytes of the split-KV partials."""
+        """Return the size of the split-KV partials."""
         return 0
 
 
 class Forward(_Dispatch):
     """Cached dispatch of forwards.
 
-    `forward` enqueues a pass. `again` runs a call, ``(q, k, v, plan, scale, precision=, score=)``, if the environment
-    now selects other kernels.
+    `forward` enqueues a pass. `again` runs a call, ``(q, k, v, plan, scale, precision=, score=)``, after
+    SPATTN_CUDA_KERNEL has changed.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Forward(_Dispatch):
 
 
 class Backward(_Dispatch):
-    """Cached dispatch of gradients; `choose` returns the kernel family that the environment selects now."""
+    """Cached dispatch of gradients; `choose` returns the kernel family that SPATTN_CUDA_KERNEL selects now."""
 
     like = 1
 
@@ -184,7 +184,7 @@ class Backward(_Dispatch):
     def call_of(
         self, stream: int, operands: list[Operand], scale: float, allocate: Callable[[int], int]
     ) -> BackwardPass:
-        """The backward pass of these arrays and results."""
+        """Return the backward pass of these arrays and results."""
         dout, q, k, v, out, lse, *dlse, dq, dk, dv = operands
         arrays = dout, q, k, v, out, lse, dlse[0] if dlse else None, dq, dk, dv
         options = self.dtype, scale, allocate, self.precision, self.score
@@ -192,7 +192,7 @@ class Backward(_Dispatch):
 
 
 class Constant:
-    """Calls without queries, heads or keys: results of (shape, dtype, value) each, without a launch."""
+    """Calls without queries, heads or keys: return constant results, each (shape, dtype, value), without a launch."""
 
     def __init__(self, call: Call, results: tuple[tuple[tuple[int, ...], str, float], ...]):
         self.kind, self.results, self._on_device = call.kind, results, call.kind.ordinal(call.q) is not None
@@ -205,12 +205,12 @@ class Constant:
 
 
 def nothing(call: Call) -> Constant:
-    """A forward without queries, heads or keys: out = 0 and lse = −∞."""
+    """Return a forward without queries, heads or keys: out = 0 and lse = −∞."""
     return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
 
 
 def no_gradients(call: Call) -> Constant:
-    """Gradients without queries, heads or keys: zeros."""
+    """Return gradients of zero, for calls without queries, heads or keys."""
     return Constant(call, tuple((tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)))
 
 

@@ -1,4 +1,4 @@
-"""What a kernel family provides: the protocol between the host code and the kernels of a GPU generation."""
+"""Protocol between the host code and the kernels of a GPU generation."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class MaskSource(NamedTuple):
 
 
 class ForwardLaunches(Protocol):
-    """Kernels and parameters of forwards that share a launch, one or a group, for any addresses, scales and streams.
+    """Kernels and parameters of one forward, or of a group that shares a launch, for any addresses, scales, streams.
 
     Attributes
     ----------
     computes : int
-        Attention launches per call, 0 if only partials are combined.
+        Number of attention launches per call, 0 if it only combines partials.
     workspace_bytes : int
-        Device memory that a call needs beside its results.
+        Device memory that a call needs besides its results.
     moves : bool
-        Whether the launches bind `kv_len` at run time.
+        True if the launches bind `kv_len` at run time.
     counter : callable
         Returns the address of a task counter that no launch in flight uses.
     """
@@ -49,11 +49,11 @@ class ForwardLaunches(Protocol):
     def write(
         self, problems: Sequence[tuple[Any, ...]], workspace: int, stream: int, early: int = 0, moved: int = 0
     ) -> list[Launch]:
-        """The launches of a call, in order of dependency, the attention launches first; the context must be current.
+        """Return a call's launches in order of dependency, attention first; the context must be current.
 
-        `problems` are addresses and scale, (q, k, v, out, lse, scale), of each problem. The first `early` launches may
-        start before the preceding launch of the stream ends. `moved` is kv_len minus the plan's. The launches are
-        exclusive to a call: no others write to the same addresses while its results are alive.
+        `problems` holds (q, k, v, out, lse, scale) of each problem, addresses and a scale. The first `early` launches
+        may start before the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other
+        launches may write to the same addresses while the results are alive.
         """
 
 
@@ -64,64 +64,62 @@ class GradientLaunches(Protocol):
     counter: Callable[[], int]
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
-        """The launches of a call, exclusive to it as those of a forward; the context must be current."""
+        """Return a call's launches, under the same conditions as for a forward; the context must be current."""
 
 
 class Launcher(Protocol):
-    """Launches that PyTorch calls cache by address, grouped launches, and dynamic masks; the device's context is
-    current."""
+    """Prepares launches that PyTorch calls cache by address, grouped launches, and dynamic masks; the device's context
+    is current."""
 
     def prepare(self, call: ForwardPass) -> ForwardLaunches | None:
-        """The launches of forwards of these shapes and strides, for any kv_len if the plan is length-polymorphic; None
-        if the kernels cannot address such arrays."""
+        """Return launches for forwards of these shapes and strides, for any kv_len if the plan is length-polymorphic;
+        None if the kernels cannot address such arrays."""
 
     def prepare_backward(self, call: BackwardPass) -> GradientLaunches | None:
-        """The launches of backwards of these shapes and strides; None if the kernels cannot address such arrays."""
+        """Return launches for backwards of these shapes and strides; None if the kernels cannot address such arrays."""
 
     def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
-        """Key of the calls that may share a launch."""
+        """Return the key of calls that may share a launch."""
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
-        """Plans of calls with one key: their tiles, and which lists are split."""
+        """Plan calls with one key: choose their tiles, and which lists to split."""
 
     def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
-        """Launches of calls with one key, each with the numbers of its calls, in launch order; without the calls whose
-        arrays a grouped launch cannot address."""
+        """Return launches, in order, each with its call indices; omit calls whose arrays these cannot address."""
 
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
-        """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raises ValueError if the kernels
+        """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels
         cannot address its arrays."""
 
 
 class Family(Protocol):
-    """The kernels of one GPU generation.
+    """Kernels of one GPU generation.
 
     Attributes
     ----------
     name : str
-        In the log.
+        Shown in the log.
     launcher : Launcher or None
-        None if each call writes its launches anew.
+        None if every call prepares its own launches.
     """
 
     name: str
     launcher: Launcher | None
 
     def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
-        """Whether the kernels support a problem, if they can address its arrays."""
+        """True if the kernels support a problem, given arrays that they can address."""
 
     def tile(self, device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-        """Tile shape (block_q, block_kv) of plans; `head_dim` is the larger of q's and v's."""
+        """Return the tile shape (block_q, block_kv) of plans; `head_dim` is the larger of q's and v's."""
 
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
-        """Whether the forward, or the backward, executes such a plan: its tile shape, ordered and gathered or not."""
+        """True if the forward, or the backward, executes the plan: its tiles, permutation and gathered KV."""
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        """Plan for the forward of a call, or for its backward, with lists split for the SMs of the device."""
+        """Plan a call's forward, or its backward, with lists split for the device's SMs."""
 
     def forward(self, call: ForwardPass) -> None:
-        """Enqueue a forward, with the kernels of another family if these cannot address its arrays; the device's
-        context must be current."""
+        """Enqueue a forward, by another family if these kernels cannot address its arrays; the context is current."""
 
     def backward(self, call: BackwardPass) -> None:
-        """Enqueue a backward, as :meth:`forward`."""
+        """Enqueue a backward; see :meth:`forward`."""

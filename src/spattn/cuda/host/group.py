@@ -34,7 +34,7 @@ Computed = list[tuple[Any, Any] | None]
 
 
 def why_alone(call: Call, plan: Plan | None, family: Family | None) -> str | None:
-    """Why a call cannot join a group, or None if it can. Its plan may not exist yet; `family` is that of its GPU."""
+    """Return why a call cannot join a group, or None. Its plan may not exist yet; `family` is that of its GPU."""
     if call.kind.name != "torch" or family is None:
         return f"a group requires PyTorch tensors on a GPU, got {call.kind.name} arrays on {call.device}"
     if 0 in call.out_shape or call.kv_len == 0:
@@ -49,9 +49,9 @@ def why_alone(call: Call, plan: Plan | None, family: Family | None) -> str | Non
 
 
 class OneLaunch:
-    """Calls computed by one launch and its combines; the device's context must be current.
+    """Computes calls with one launch and its combines; the device's context must be current.
 
-    `beside`: the preceding launch belongs to the same group, so that both may run concurrently.
+    `beside` is True if the preceding launch belongs to the same group, so that both may run concurrently.
     """
 
     def __init__(
@@ -64,8 +64,7 @@ class OneLaunch:
     def write(
         self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int, device: Device
     ) -> tuple[Computed, Any, list[Launch], list[Launch]]:
-        """Allocate the results and the workspace; look up or make the launches that compute them: the first attention
-        launch, and those that depend on it."""
+        """Allocate results and workspace; return both, the first attention launch, and its dependent launches."""
         wide, computed = self._torch.float32, []
         key: list[Any] = []
         try:
@@ -98,7 +97,7 @@ class OneLaunch:
 
 
 class Group:
-    """Cached dispatch of grouped calls that differ in values, addresses, stream and scale only.
+    """Cached dispatch of grouped calls that differ only in values, addresses, stream and scale.
 
     `calls`, all on one device, are keyed by their index in the log.
     """
@@ -117,7 +116,7 @@ class Group:
         _log.debug("grouped launch of problems %s: %d launches", self._names, len(self._whole))
 
     def __call__(self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]) -> Computed:
-        """(out, lse) per call; None for calls that the caller must run separately."""
+        """Return (out, lse) per call; None for calls that the caller must run separately."""
         require_owner()
         results: Computed = [None] * len(operands)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto":
@@ -129,7 +128,7 @@ class Group:
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole
-        # All are written before any starts: concurrent launches must not share memory that one of them has freed.
+        # Write all before starting any: concurrent launches must not reuse memory that one of them has freed.
         written = [launch.write(operands, scales, stream, self._device) for launch in launches]
         with self._device.made_current():
             for launch, (_, _, first, _) in zip(launches, written, strict=True):
@@ -142,7 +141,7 @@ class Group:
         return results
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
-        """Launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""
+        """Return launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""
         key = tuple(odd)
         found = self._subsets.get(key)
         if found is None:

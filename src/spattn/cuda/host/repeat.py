@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = ["LAUNCHES_KEPT", "Repeated", "RepeatedBackward", "Results", "backward", "forward", "pass_of"]
 
-LAUNCHES_KEPT = 64  # recent address tuples; allocators reuse addresses
+LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
 _ALIGNMENT = 16  # bytes, required by TMA
 
 
 class Results(NamedTuple):
-    """How PyTorch allocates the results of a call."""
+    """Shapes and strides with which PyTorch allocates a call's results."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    like_q: bool  # whether q has this shape and these strides
+    like_q: bool  # True if q has this shape and these strides
     rows: tuple[int, ...]
     row_strides: tuple[int, ...]
     return_lse: bool
 
 
 def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Results]:
-    """The forward pass of a PyTorch call, without addresses to keep, and its results."""
+    """Return the forward pass of a PyTorch call, with placeholder addresses, and its results."""
     kind = call.kind
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
@@ -54,7 +54,7 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
 
 
 class Repeated:
-    """PyTorch forwards with launches cached by address; `general` dispatches calls whose addresses TMA cannot read."""
+    """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses TMA cannot read."""
 
     def __init__(
         self, general: Forward, run: ForwardPass, results: Results, launcher: Launcher, launches: ForwardLaunches
@@ -74,7 +74,7 @@ class Repeated:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale)
-        try:  # explicit strides even if contiguous: a quarter faster in PyTorch; empty_like is faster still
+        try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
             rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
@@ -101,7 +101,7 @@ class Repeated:
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
-        """Launches for these addresses and any `kv_len`, without work counters; None if TMA cannot read them."""
+        """Return launches for these addresses and any `kv_len`, without task counters; None if TMA cannot read them."""
         *problem, workspace, stream, _ = key
         if any(address % _ALIGNMENT for address in problem[:4]):
             return None
@@ -114,7 +114,7 @@ class Repeated:
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
-        """Kernels and parameters for these strides of k and v; None if TMA cannot read them."""
+        """Return kernels and parameters for these strides of k and v; None if TMA cannot read them."""
         if not self._moves:
             return self._first
         strides = k.stride(), v.stride()
@@ -126,8 +126,8 @@ class Repeated:
 
 
 class RepeatedBackward:
-    """PyTorch gradients of fixed shapes and strides with launches cached by address; `general` dispatches the first
-    call and calls whose addresses TMA cannot read."""
+    """Runs PyTorch gradients of fixed shapes and strides with launches cached by address; `general` runs the first
+    call, and calls whose addresses TMA cannot read."""
 
     def __init__(self, general: Backward):
         self._general, self.device, self.plan = general, general.device, general.plan
@@ -135,7 +135,7 @@ class RepeatedBackward:
         self._types, self._stream, self._index = torch.module, torch.raw_stream, self.device.ordinal
         self._empty_like, self._bytes, self._operand = self._types.empty_like, self._types.uint8, torch.operand
         self._ready: GradientLaunches | None = None
-        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its input
+        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: its input's
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
@@ -176,7 +176,7 @@ class RepeatedBackward:
         return results
 
     def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float) -> None:
-        """Prepare the launches of calls like this one."""
+        """Prepare the launches for calls with these shapes and strides."""
         launcher = self._general.choose().launcher
         if launcher is None:
             return
@@ -190,7 +190,7 @@ class RepeatedBackward:
 
 
 def forward(call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any]) -> Forward | Repeated:
-    """Cached dispatch of forwards."""
+    """Return a cached dispatch of forwards."""
     general = Forward(call, plan, family.forward, device, again)
     launcher = family.launcher
     if launcher is not None and _repeats(call):
@@ -203,13 +203,13 @@ def forward(call: Call, plan: Plan, family: Family, device: Device, again: Calla
 
 
 def backward(call: Call, plan: Plan, device: Device, choose: Callable[[], Family]) -> Backward | RepeatedBackward:
-    """Cached dispatch of gradients."""
+    """Return a cached dispatch of gradients."""
     general = Backward(call, plan, device, choose)
     return RepeatedBackward(general) if _repeats(call) and choose().launcher is not None else general
 
 
 def _repeats(call: Call) -> bool:
-    """Whether launches are cached for such calls: PyTorch's allocator reuses addresses."""
+    """True if launches are cached for such calls: PyTorch's allocator reuses addresses."""
     return call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
 
 

@@ -1,4 +1,4 @@
-"""Score functions on a device: macros and parameters of the kernels that compute them."""
+"""Macros and parameters of kernels with a score function."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["score_macros", "score_values"]
 
 
 def score_macros(score: Score | None) -> dict[str, object]:
-    """Macros of a kernel with this score function; none for the identity."""
+    """Return the macros of a kernel with this score function; none for the identity."""
     kind = 0 if score is None else KINDS.index(score.name)
     return {"SPATTN_SCORE_KIND": kind} if kind else {}
 
 
 def score_values(device: Device, score: Score | None) -> int:
-    """Address of the function's parameters, (heads_q,) float32, kept for the process; 0 for the identity. The device's
-    context must be current."""
+    """Return the address of the function's parameters, (heads_q,) float32, kept until the process ends; 0 for the
+    identity. The device's context must be current."""
     return 0 if score is None else _on_device(device, score.values)[1]["values"]
 
 

@@ -1,6 +1,6 @@
-"""Compute capability 10.x: no kernels of its own yet.
+"""Compute capability 10.x, which runs the portable kernels.
 
-The portable kernels run there. Kernels for tcgen05 are a :class:`~spattn.cuda.host.family.Family` here, and an entry in
+Kernels for tcgen05 are to be a :class:`~spattn.cuda.host.family.Family` here, with an entry in
 :mod:`spattn.cuda.families`.
 """
 
@@ -12,7 +12,7 @@ __all__ = ["missing"]
 
 
 def missing(device: Device) -> str | None:
-    """What a device of this generation does without; None for other devices."""
+    """Return which kernels a device of this generation lacks; None for other devices."""
     if device.capability[0] != 10:
         return None
     return "no kernels for compute capability 10.x yet: the portable kernels run"

@@ -1,4 +1,4 @@
-"""Kernels of both passes, loaded at first use; the device's context must be current."""
+"""Load the kernels of both passes at first use; the device's context must be current."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from .variants import Variant, variant
 __all__ = ["load", "load_common"]
 
 
-@functools.lru_cache(1024)  # for parameters of score functions that change from call to call
+@functools.lru_cache(1024)  # bounded: parameters of score functions may change from call to call
 def load(
     device: Device, score: Score | None, find: Callable[..., list[Variant]], *problem: Any
 ) -> list[tuple[Kernel, int]]:
-    """The kernels of the variants ``find(*problem, device.shared_bytes)`` with a score function, and their rows per
-    CTA."""
+    """Return kernels, with their rows per CTA, for the variants ``find(*problem, device.shared_bytes)``."""
     found, macros = find(*problem, device.shared_bytes), score_macros(score)
     return [(_kernel(device, own.source, own.macros | macros), own.rows) for own in found]
 
 
 @functools.cache
 def load_common(device: Device, source: str, dtype: str) -> Kernel:
-    """A kernel that depends on the dtype only."""
+    """Return a kernel that depends on the dtype only."""
     own = variant(source, dtype)
     return _kernel(device, own.source, own.macros)
 

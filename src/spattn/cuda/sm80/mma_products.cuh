@@ -1,5 +1,5 @@
-// Products of 16-bit tiles in shared memory; a warp computes kAtoms atoms of 16 rows. Tiles are laid out by chunk_at(),
-// results are mma.m16n8k16 accumulators (scores.cuh).
+// Products of 16-bit tiles in shared memory, swizzled by chunk_at(). A warp computes kAtoms atoms of 16 rows; results
+// use mma.m16n8k16's accumulator layout (scores.cuh).
 #pragma once
 #include "sm80/ptx.cuh"
 #include "sm80/rows.cuh"
@@ -17,14 +17,14 @@ __device__ __forceinline__ void load_fragments(unsigned (&a)[kAtoms][4], const E
   }
 }
 
-// This lane's address of the first matrices of `columns` for multiply_transposed().
+// Returns the address that this lane passes to ldmatrix for the first matrices of `columns`.
 template <int kChunks>
 __device__ __forceinline__ unsigned columns_address(const Element* columns) {
   const int lane = threadIdx.x % 32;
   return shared_address(columns + chunk_at<kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2) * kVector);
 }
 
-// s += A Cᵀ over features [16 k16, 16 k16 + 16); the columns of s are the rows of tile C.
+// Adds A Cᵀ over features [16 k16, 16 k16 + 16) to s; the columns of s are the rows of tile C.
 template <int kAtoms, int kTiles, int kChunks>
 __device__ __forceinline__ void multiply_transposed(float (&s)[kAtoms][kTiles][4], const unsigned (&a)[kAtoms][4],
                                                     unsigned columns, int k16) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_transposed(float (&s)[kAtoms][kTiles][4
   }
 }
 
-// sums += P C; the accumulator layout of s is the operand layout of P, so P stays in registers.
+// Adds P C to `sums`. P stays in registers: the accumulator layout of S is the operand layout of P.
 template <int kAtoms, int kTiles, int kFeatureTiles>
 __device__ __forceinline__ void accumulate(float (&sums)[kAtoms][kFeatureTiles][4], const float (&p)[kAtoms][kTiles][4],
                                            const Element* columns) {

@@ -1,12 +1,12 @@
-// Kernel parameters: arrays, the plan's records and the launch lists. sm80/params.py describes these structs; each
-// compilation asserts that both agree.
+// Kernel parameters: arrays, the plan's records and the launch lists. sm80/params.py describes these structs; static
+// assertions check that both agree.
 #pragma once
 
 namespace spattn::sm80 {
 
 constexpr int kAxes = 3;
 
-// spattn.planning.contract.types.VIEW: an affine lattice of positions cut into boxes.
+// spattn.planning.contract.types.VIEW: an affine lattice of positions, cut into boxes.
 struct View {
   long long offset;
   long long stride[kAxes];
@@ -32,37 +32,35 @@ struct Array {
   long long batch, head, row, column;
 };
 
-// The score function of a call (common/score.cuh).
+// Score function of a call (common/score.cuh).
 struct ScoreParams {
-  const float* values;  // (heads_q,): its parameters; null for the identity, which reads none of these
-  double scale;         // of the products that it takes
+  const float* values;  // (heads_q,): parameter per query head; null for the identity, which reads none of these fields
+  double scale;         // factor on q · k
   int query_offset;     // position of query row 0: kv_len - q_len
 };
 
-// Tasks (work items or combines) of each variant × the (batch, head) pairs that use it. The tasks of a head are
+// Tasks (work items or combines) per variant, for all (batch, head) pairs that use the variant. The tasks of a head are
 // adjacent, so that concurrent CTAs share its K and V in L2.
 struct LaunchList {
-  const int* task_indptr;         // (variants + 1): tasks of a variant
-  const int* head_indptr;         // (variants + 1): its range in `heads`
+  const int* task_indptr;         // (variants + 1): offsets of each variant's tasks
+  const int* head_indptr;         // (variants + 1): offsets of each variant's range in `heads`
   const int* heads;               // batch * heads_q + head
-  const long long* first_number;  // (variants + 1): start of its tasks × heads
+  const long long* first_number;  // (variants + 1): number of each variant's first (task, head) pair
   long long numbers;
   int variants;
 };
 
 struct Params {
-  // Of the call.
   Array q, k, v, out;
   void* lse;              // (batch, heads_q, q_len), or null if not requested
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
-  long long first_block;  // of this launch; a grid has at most 2^31 - 1 CTAs
-  double scale_log2;      // |scale| · log2(e), 1 when scale is 0; log2(e) with a score function
-  int sign;               // sign of scale, multiplied into Q so that scale_log2 is always positive; 1 with a function
+  long long first_block;  // index of this launch's first CTA; a grid has at most 2^31 - 1 CTAs
+  double scale_log2;      // |scale| · log2(e), 1 if scale is 0; log2(e) with a score function
+  int sign;               // sign of scale, multiplied into Q so that scale_log2 is positive; 1 with a score function
   int heads_q;
   int group;  // heads_q / heads_kv
   int head_dim, head_dim_v;
-  // Of the plan.
   const View* views;
   const Component* components;
   const int* indices;
@@ -80,11 +78,11 @@ struct Params {
 
 // A task for one head.
 struct Task {
-  int number;      // index into plan.work or the plan's combines
+  int number;      // index of a work item or a combine of the plan
   int batch_head;  // batch * heads_q + head
 };
 
-// The task with a given index in the launch list.
+// Returns the task with index `number` in the launch list.
 __device__ inline Task find_task(const LaunchList& list, long long number) {
   int variant = 0;
   for (int after = list.variants; after - variant > 1;) {
@@ -99,14 +97,14 @@ __device__ inline Task find_task(const LaunchList& list, long long number) {
           list.heads[list.head_indptr[variant] + head]};
 }
 
-// First element of a head of an array.
+// Returns the address of an array's first element for one head.
 template <typename T>
 __device__ inline T* head_of(const Array& array, int batch, int head) {
   return reinterpret_cast<T*>(array.data) + batch * array.batch + head * array.head;
 }
 
-// Position of cell `cell` of tile `tile` of a view, -1 for padding. Divides only for views of more than one axis.
-// Positions are 32-bit; partial sums may wrap modulo 2^32.
+// Returns the position of cell `cell` of tile `tile` of a view, -1 for padding. Divides only if the view has more than
+// one axis. Positions are 32-bit; partial sums may wrap modulo 2^32.
 __device__ inline int position_of(const View& view, int tile, int cell) {
   const int box1 = view.box[1], box2 = view.box[2], grid1 = view.grid[1], grid2 = view.grid[2];
   int at0 = 0, at1 = 0, at2 = cell;
@@ -140,7 +138,7 @@ using sm80::Array;
 using sm80::ScoreParams;
 using sm80::View;
 
-// spattn.schedule.subtiles.FULL and EMPTY: indices of masks without bits.
+// Sentinel mask indices of full and empty sub-tiles, which have no bitmask: FULL and EMPTY of schedule.subtiles.
 constexpr int kFull = -1, kEmpty = -2;
 
 // spattn.schedule.subtiles.SUBTILE_WORK and SUBTILE_ENTRY, spattn.schedule.tasks.TASK
@@ -156,18 +154,17 @@ struct Task {
   int item, batch, head_q, head_kv;
 };
 
-// The work of one kernel (dK/dV or dQ): a task for every (batch, head) and item; CTAs per task: sub-tiles × parts of
-// kRows rows.
+// Work of one kernel (dK/dV or dQ): a task per (batch, head) and item, a CTA per kRows rows of each sub-tile.
 struct Pass {
   const View* views;
   const Task* tasks;
   const Work* work;
   const Entry* entries;
   const int* masks;                // (entries, sub-tiles)
-  const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r of a pair of sub-tiles
+  const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r allows that pair
   long long partial_rows;
   int subtiles, subtile_rows, subtile_columns,
-      row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
+      row_parts;  // sub-tiles per row tile and, in column_parts, per column tile
   int column_parts, unused;
 };
 

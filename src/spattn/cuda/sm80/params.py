@@ -1,4 +1,4 @@
-"""Parameters of the kernels of both passes, and a plan's arrays and work lists on a device."""
+"""Parameters of both passes' kernels, and device copies of a plan's arrays and work lists."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = [
     "structs_of",
 ]
 
-_BLOCKS_PER_SM = 4  # for which long lists of the backward are split
-_ROWS_PER_BLOCK = 8  # of sum.cu
+_BLOCKS_PER_SM = 4  # the backward splits long lists to give every SM this many
+_ROWS_PER_BLOCK = 8  # rows per CTA of sum.cu
 
 _ARRAYS = (
     "views",
@@ -108,7 +108,7 @@ SUM_ROWS = np.dtype(
     ],
     align=True,
 )
-# The structs of params.cuh.
+# Structs of params.cuh.
 _STRUCTS = {
     "View": VIEW,
     "Component": COMPONENT,
@@ -136,15 +136,15 @@ _IDENTITY = _pack_score(0, 0.0, 0)
 
 
 def structs_of(source: str) -> Mapping[str, np.dtype]:
-    """The structs that a kernel file shares with this module."""
+    """Return the dtypes of the structs that a kernel file shares with this module."""
     return _BACKWARD_STRUCTS if source.startswith("sm80/backward/") else _STRUCTS
 
 
 class PlanOnDevice:
-    """A plan's arrays on one device, with launch lists for fixed numbers of batch entries and heads."""
+    """A plan's arrays on one device, with launch lists for a fixed batch size and number of heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
-        self.kernels: dict[tuple[Any, ...], tuple[Kernel, int]] = {}  # of forward/__init__.py
+        self.kernels: dict[tuple[Any, ...], tuple[Kernel, int]] = {}  # cached by forward.attention_kernel()
         shared = _upload_arrays(plan, device)
         lists = launch_lists(plan, batch, heads_q)
         self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
@@ -172,19 +172,19 @@ class PlanOnDevice:
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> PlanOnDevice:
-    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
+    """Return the device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return PlanOnDevice(plan, device, batch, heads_q)
 
 
 @kept_with_plan
 def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
-    """(buffer, addresses) of the arrays that do not depend on batch and heads."""
+    """Upload the arrays that do not depend on batch and heads; return (buffer, addresses)."""
     listed = tile_lists(plan)._asdict() | {"work": plan.work.astype(WORK)}
     return upload(device, {name: listed.get(name, getattr(plan, name)) for name in _ARRAYS})
 
 
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
-    """The bytes of the forward's ``Params``."""
+    """Pack ``Params`` of the forward."""
     (scale_log2, sign), score = fold_scale(call.scale), _IDENTITY
     if call.score is not None:
         score = _pack_score(*_score_of(call))
@@ -215,7 +215,7 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
 
 
 def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
-    """The fields of ``ScoreParams``; no kernel reads them for the identity."""
+    """Return the fields of ``ScoreParams``; for the identity no kernel reads them."""
     if call.score is None:
         return 0, 0.0, 0
     check_score(call.score, call.q.shape[1])
@@ -223,7 +223,7 @@ def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
 
 
 class PassOnDevice:
-    """The dK/dV or dQ work on one device for fixed batch and heads."""
+    """Work of the dK/dV or dQ kernel on one device, for a fixed batch size and number of heads."""
 
     def __init__(
         self, plan: Plan, made: Pass, device: Device, batch: int, heads: int, heads_kv: int, group: int, cut: Cut
@@ -261,7 +261,7 @@ class PassOnDevice:
 
 
 def _words(bits: np.ndarray) -> np.ndarray:
-    """(n, rows, columns) booleans as (n, rows) 64-bit words."""
+    """Pack (n, rows, columns) booleans into (n, rows) 64-bit words."""
     padded = np.zeros((*bits.shape[:2], 64), bool)
     padded[..., : bits.shape[2]] = bits
     return np.packbits(padded, axis=2, bitorder="little").view("<u8")[..., 0].astype(np.uint64)
@@ -271,7 +271,7 @@ def _words(bits: np.ndarray) -> np.ndarray:
 def passes_on_device(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int
 ) -> tuple[PassOnDevice, PassOnDevice]:
-    """Device copy of the dQ and dK/dV work, made at first use and cached with the plan; the context must be current."""
+    """Return device copies of the dQ and dK/dV work, cached with the plan; the context must be current."""
     cut, group = Cut.consecutive(plan, _side_of(plan.block_q)), heads_q // heads_kv
     workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
     queries = by_queries(plan, cut)
@@ -283,7 +283,7 @@ def passes_on_device(
 
 
 def _side_of(block_q: int) -> int:
-    """Queries per sub-tile: the largest of 64, 32 and 16 that divides the tile."""
+    """Return the queries per sub-tile: the largest of 64, 32 and 16 that divides the tile."""
     return next(side for side in (64, 32, 16) if block_q % side == 0)
 
 
@@ -294,8 +294,7 @@ def pack_backward(
     scores: tuple[Operand, int],
     values: tuple[Operand, int] | None,
 ) -> bytes:
-    """The bytes of the backward's ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results with their
-    workspaces."""
+    """Pack ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results, each with its workspace."""
     batch, heads_q, q_len, head_dim = call.q.shape
     nothing = Operand(0, (), (0, 0, 0, 0))
     to_values, partial = values or (nothing, 0)
@@ -318,7 +317,7 @@ def pack_backward(
 
 
 def pack_sum(own: PassOnDevice, target: Operand, partial: int) -> bytes:
-    """The bytes of ``Rows`` for one gradient."""
+    """Pack ``Rows`` for one gradient."""
     arrays = (own.at[name] for name in ("rows", "indptr", "sources", "heads"))
     sizes = target.shape[1], target.shape[3], own.sum_blocks, 0
     return _pack_sum(*arrays, partial, target.pointer, *target.strides, own.partial_rows, *sizes)

@@ -1,23 +1,23 @@
-// PTX without a CUDA C++ equivalent, one instruction per function (sm_80 and later).
+// PTX instructions without a CUDA C++ equivalent, one per function (sm_80 and later).
 #pragma once
 #include "common/element.cuh"
 #include "common/shared_address.cuh"
 
 namespace spattn::sm80 {
 
-// Asynchronous 16-byte copy to shared memory; writes zeros without reading `source` if `inside` is false.
+// Copies 16 bytes asynchronously to shared memory; if `inside` is false, writes zeros without reading `source`.
 __device__ __forceinline__ void copy_async(unsigned destination, const void* source, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(inside ? 16 : 0)
                : "memory");
 }
 
-// The same for 8 bytes.
+// Copies 8 bytes likewise.
 __device__ __forceinline__ void copy_async8(unsigned destination, const void* source, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(inside ? 8 : 0)
                : "memory");
 }
 
-// Waits for this thread's own copies; other threads need a barrier after it.
+// Waits for this thread's own copies; to see other threads' copies, follow it by a barrier.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Loads four 8×8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c (16×8) += a (16×8) · b (8×8) in TF32: the low 13 bits of a float32 operand are ignored.
+// c (16×8) += a (16×8) · b (8×8) in TF32; ignores the low 13 bits of the float32 operands.
 __device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -59,7 +59,7 @@ __device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const unsigned 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Rounds to the nearest TF32 number, ties away from zero; NaN stays NaN.
+// Rounds to the nearest TF32 value, ties away from zero; NaN stays NaN.
 __device__ __forceinline__ unsigned round_to_tf32(float x) {
   unsigned result;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));

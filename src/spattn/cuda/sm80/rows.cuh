@@ -1,4 +1,4 @@
-// Rows of a head between global and shared memory, gathered by position.
+// Copies rows of a head, gathered by position, to swizzled tiles in shared memory.
 #pragma once
 #include "common/element.cuh"
 #include "sm80/params.cuh"
@@ -6,31 +6,31 @@
 
 namespace spattn::sm80 {
 
-constexpr int kLoadUnroll = 4;  // copies with addresses computed together
+constexpr int kLoadUnroll = 4;  // copies whose addresses are computed together
 
-// Swizzled offset of 16-byte chunk `chunk` of row `row` in a tile of kChunks chunks per row, in chunks. Eight
-// consecutive rows at one chunk fall into eight bank groups, as ldmatrix and row-wise reads need. With an odd number of
-// 64-byte half-lines per row, rows alternate between the halves of a 128-byte line; four values suffice.
+// Returns the swizzled offset, in 16-byte chunks, of a chunk in a tile with kChunks chunks per row. One chunk of eight
+// consecutive rows falls into eight bank groups, as ldmatrix and row-wise reads need. If a row has an odd number of
+// 64-byte half-lines, rows alternate between the halves of a 128-byte line, and four swizzle values suffice.
 template <int kChunks>
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
   static_assert(kChunks % 4 == 0, "rows of whole 64-byte half-lines");
   return row * kChunks + (chunk ^ (kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3));
 }
 
-// Shared-memory address of chunk `first + ahead` of a row from that of chunk `first`, for first < 2 and `ahead` even:
-// the swizzle permutes chunks within a line, so one XOR (free for a constant) replaces chunk_at().
+// Returns the shared-memory address of chunk `first + ahead` of a row, given that of chunk `first`, for first < 2 and
+// even `ahead`. The swizzle permutes chunks within a line, so one XOR (free for a constant) replaces chunk_at().
 template <int kChunks>
 __device__ __forceinline__ unsigned advance(unsigned address, int ahead) {
   constexpr int kSpan = kChunks % 8 == 0 ? 8 : 4;
   return (address ^ (ahead % kSpan * 16)) + ahead / kSpan * kSpan * 16;
 }
 
-// Chunk `number` of a row of float32.
+// Reads 16-byte chunk `number` of a float32 row.
 __device__ __forceinline__ float4 chunk(const Element* row, int number) {
   return *reinterpret_cast<const float4*>(row + number * kVector);
 }
 
-// Copies one chunk element by element: any alignment, stride and number of columns.
+// Copies one chunk element by element, for any alignment, stride and number of columns.
 __device__ __forceinline__ void copy_elements(Element* destination, const Element* source, long long column_stride,
                                               int columns) {
   alignas(16) Element chunk[kVector];
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_elements(Element* destination, const Elemen
   *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(chunk);
 }
 
-// Calls visit(row, chunk) for this thread's share of a tile's chunks.
+// Calls visit(row, chunk) for each chunk of a tile that this thread handles.
 template <int kRows, int kChunks, int kThreads, typename Visit>
 __device__ __forceinline__ void for_own_chunks(Visit visit) {
   constexpr int kTotal = kRows * kChunks, kTurns = (kTotal + kThreads - 1) / kThreads;
@@ -53,15 +53,16 @@ __device__ __forceinline__ void for_own_chunks(Visit visit) {
   for (int turn = 0; turn < kTurns; ++turn) {
     const int i = turn * kThreads + threadIdx.x;
     if (kTotal % kThreads != 0 && i >= kTotal) break;
-    // If a turn covers whole rows, a thread keeps its column.
+    // If each turn covers whole rows, a thread keeps its chunk column.
     const bool whole = kThreads % kChunks == 0;
     const int row = whole ? turn * (kThreads / kChunks) + threadIdx.x / kChunks : i / kChunks;
     visit(row, whole ? threadIdx.x % kChunks : i % kChunks);
   }
 }
 
-// Loads kRows rows × kChunks chunks from column `first_column` on into a swizzled tile. Rows at position -1 and columns
-// from `columns` on become zeros without a read. With kAligned the copies are asynchronous until copies_wait().
+// Loads kRows rows × kChunks chunks, starting at column `first_column`, into a swizzled tile. Writes zeros, without a
+// read, for rows at position -1 and columns from `columns` on. With kAligned the copies are asynchronous until
+// copies_wait().
 template <int kRows, int kChunks, int kThreads, bool kAligned>
 __device__ __forceinline__ void load_rows(Element* tile, const Element* head, const Array& array, const int* position,
                                           int first_column, int columns) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void load_rows(Element* tile, const Element* head, co
   });
 }
 
-// Rounds this thread's share of a float32 tile to TF32: once for all warps that read it.
+// Rounds this thread's chunks of a float32 tile to TF32, once for all warps that read them.
 template <int kRows, int kChunks, int kThreads>
 __device__ __forceinline__ void round_rows(Element* tile) {
   for_own_chunks<kRows, kChunks, kThreads>([&](int row, int number) {

@@ -1,13 +1,13 @@
 // Scores, masks and softmax weights between the two products of every kernel, forward and backward.
 //
-//   HeadScore  x = f(scale · q·k, query position, key position), f of common/score.cuh; float64 in the fallback
-//   Mask       −inf, or a weight of 0, for pairs that are not allowed, whatever f is there
+//   HeadScore  x = f(scale · q·k, query position, key position), with f of common/score.cuh
+//   Mask       sets the score of a masked pair to −inf, or its weight to 0, whatever f returns for it
 //   Softmax    weight exp(x − reference): the running maximum in the forward, lse in the backward
 //
-// Without a function, x is the product itself: the scale is folded into the exponent, one FFMA and one MUFU per weight.
+// Without a score function, x is the product itself and the exponent includes the scale: one FFMA, one MUFU per weight.
 //
 // A thread of a tensor-core kernel holds rows g and g + 8 of a 16-row atom, g = lane / 4, and columns
-// 8 n + 2 (lane % 4) + {0, 1}: the accumulators of mma.m16n8. The four lanes of a quad share a row.
+// 8 n + 2 (lane % 4) + {0, 1}: mma.m16n8's accumulator layout. The four lanes of a quad share a row.
 #pragma once
 #include "common/element.cuh"
 #include "common/fallback_softmax.cuh"
@@ -16,7 +16,7 @@
 
 namespace spattn::sm80 {
 
-// The score function of a query head.
+// Score function of a query head.
 template <typename T>
 struct HeadScore {
   T scale = 0, parameter = 0;
@@ -27,12 +27,12 @@ struct HeadScore {
       scale = static_cast<T>(params.scale), parameter = params.values[head_q], query_offset = params.query_offset;
     }
   }
-  // x for a product of q and k of a query row and a key.
+  // Returns the score x for a product q · k.
   __device__ __forceinline__ T operator()(T product, int query, int key) const {
     if constexpr (!kScored) return product;
     return Score::value(product * scale, query + query_offset, key, parameter);
   }
-  // dS = P (dP - delta) f', from P and dP - delta. A pair that f removes has none, whatever f' is there.
+  // Returns dS = P (dP - delta) f', given P and dP - delta; 0 if P is 0: where f masks a pair, f' is arbitrary.
   __device__ __forceinline__ T gradient(T weight, T difference, T product, int query, int key) const {
     if constexpr (!kScored) return weight * difference;
     if (weight == 0) return 0;
@@ -40,7 +40,7 @@ struct HeadScore {
   }
 };
 
-// The allowed columns of a row, 64 at most.
+// Allowed columns of a row, at most 64.
 struct Mask {
   unsigned long long bits;
 
@@ -63,19 +63,19 @@ struct Mask {
 // Online softmax of a row.
 template <typename T>
 struct Softmax {
-  T row_max = -infinity<T>();  // in base 2: largest x times scale_log2, rounded once
+  T row_max = -infinity<T>();  // maximum of x · scale_log2, rounded once
   T row_sum = 0;               // over this lane's columns
 
   static __device__ __forceinline__ T weight(T x, T scale_log2, T reference) {
     return power_of_two(fma(x, scale_log2, -reference));
   }
 
-  // Replaces this lane's part of a row by weights relative to the new running maximum; returns the rescaling factor of
-  // earlier sums. All terms use the same rounded row_max, so its rounding cancels. A row without keys keeps a maximum of
-  // −inf but subtracts 0, so that its terms are exp2(−inf) = 0, not NaN.
+  // Replaces this lane's scores of a row by weights relative to the new running maximum; returns the factor that
+  // rescales earlier sums. All terms use the same rounded row_max, so its rounding cancels. A row without keys keeps
+  // the maximum −inf but subtracts 0: its terms are exp2(−inf) = 0, not NaN.
   //
   //   pairs(visit)  calls visit(x, y) for all pairs of the lane's columns
-  //   largest(x)    the maximum over the lanes that share the row
+  //   largest(x)    returns the maximum over the lanes that share the row
   template <typename Pairs, typename Largest>
   __device__ __forceinline__ T update(T scale_log2, Pairs pairs, Largest largest) {
     T next = -infinity<T>(), sum = 0;
@@ -92,7 +92,7 @@ struct Softmax {
     return rescale;
   }
 
-  // Of a row whose sum is over all columns.
+  // These functions require row_sum over all columns.
   __device__ __forceinline__ T inverse() const { return row_sum == 0 ? T(0) : 1 / row_sum; }
   __device__ __forceinline__ T lse() const {
     const T natural = (row_max + logarithm_of_two(row_sum)) * T(0.693147180559945309417);

@@ -15,18 +15,18 @@ __all__ = [
     "variant",
 ]
 
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # compiled sizes of the mma.sync kernels; others are zero-padded
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # head dimensions with compiled mma.sync kernels; others are zero-padded
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-KEYS = 64  # per iteration of the forward
-_STEPS = 3  # iterations of the backward described in shared memory
+KEYS = 64  # keys per iteration of the forward
+_STEPS = 3  # iterations of the backward that ``Shared`` describes (kSteps)
 _FFMA_SIDE = 32  # rows per CTA, and features per pass, of the backward's FFMA kernel
-_WIDEST = 256  # features of dK and dV together: 128 registers per thread
-_RESERVED = 1024  # bytes of shared memory reserved per CTA
+_WIDEST = 256  # maximum of dK's plus dV's features: 128 registers per thread
+_RESERVED = 1024  # shared memory that CUDA reserves per CTA, in bytes
 _WARPS = 8  # per SM, limited by registers
 
 
 class Variant(NamedTuple):
-    """A kernel file, its macros, and the rows per CTA."""
+    """A kernel file, its macros, and its rows per CTA."""
 
     source: str
     macros: dict[str, object]
@@ -34,16 +34,16 @@ class Variant(NamedTuple):
 
 
 def variant(source: str, dtype: str) -> Variant:
-    """A kernel that depends on the dtype only: "forward/merge", "backward/statistics" or "backward/sum"."""
+    """Return a kernel that depends on the dtype only: "forward/merge", "backward/statistics" or "backward/sum"."""
     return Variant(f"sm80/{source}.cu", {"SPATTN_DTYPE": dtype})
 
 
 def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]:
-    """Tile shape for CTAs with `shared_bytes` of shared memory.
+    """Return the tile shape for CTAs with `shared_bytes` of shared memory.
 
-    16-bit types: two 16-row atoms per warp halve the shared-memory reads per product, which bound mma.sync; above 128
-    columns their accumulators exceed the registers, so tiles are half as high. Others: as many rows as shared memory
-    holds, since all rows reuse the same reads of K and V; in float64 as many as the registers allow.
+    For 16-bit types, two 16-row atoms per warp halve the shared-memory reads per product, which bound mma.sync; above
+    128 columns their accumulators exceed the registers, so tiles have half the rows. Other types take as many rows as
+    fit in shared memory, since all rows reuse the same reads of K and V, and in float64 in registers.
     """
     heights = [height for height in (128, 64, 32) if height <= _most_rows(dtype, head_dim)]
     dims = [_padded(dtype, head_dim)] * 2
@@ -59,7 +59,7 @@ def forward_variants(
     aligned: bool,
     shared_bytes: int,
 ) -> list[Variant]:
-    """The one attention kernel for plans with tiles of this shape on a device with `shared_bytes` per CTA."""
+    """Return the one attention kernel for tiles of this shape on a device with `shared_bytes` per CTA."""
     dims = [_padded(dtype, dim) for dim in (head_dim, head_dim_v)]
     heights = range(min(tile[0], _most_rows(dtype, max(dims))), 16, -16)
     fitting = (n for n in heights if tile[0] % n == 0 and _fits(n, dtype, dims, shared_bytes))
@@ -83,29 +83,29 @@ def forward_variants(
 
 
 def _padded(dtype: str, head_dim: int) -> int:
-    """Columns of the forward kernel."""
+    """Pad a head dimension to one that the forward kernels are compiled for."""
     if ITEMSIZE[dtype] == 2:
         return next(size for size in HEAD_DIMS if size >= head_dim)
     return -(-head_dim // 32) * 32
 
 
 def _most_rows(dtype: str, head_dim: int) -> int:
-    """Rows per CTA that leave each thread enough registers."""
+    """Return the maximum number of rows per CTA that leaves each thread enough registers."""
     highest = 64 if dtype == "float64" else 128
     return highest // 2 if head_dim > 128 and dtype != "float32" else highest
 
 
 def _atoms(rows: int, head_dim: int) -> int:
-    """16-row atoms per warp: two if their accumulators fit into the registers.
+    """Return the 16-row atoms per warp: two if their accumulators fit in registers.
 
     For 128 columns on sm_90 ptxas spills the row sums: 13 accesses in a loop of 256 products. One atom spills nothing
-    but is 16 % slower (H200, dense, 16384 tokens: 232 against 269 TFLOP/s).
+    but is slower (H200, dense, 16384 tokens: 232 against 269 TFLOP/s).
     """
     return 2 if rows % 32 == 0 and head_dim <= 128 else 1
 
 
 def _keys(dtype: str, dims: list[int]) -> int:
-    """Keys per iteration: fewer if the output takes most registers."""
+    """Return the keys per iteration: half if the output takes most registers."""
     return KEYS // 2 if dtype == "float32" and max(dims) > 128 else KEYS
 
 
@@ -114,7 +114,7 @@ def _fits(rows: int, dtype: str, dims: list[int], shared_bytes: int) -> bool:
 
 
 def forward_shared_bytes(rows: int, dtype: str, dims: list[int]) -> int:
-    """Bytes of the attention kernel's ``Shared``; loading a kernel checks its actual size."""
+    """Return the bytes of the attention kernel's ``Shared``; loading a kernel checks its actual size."""
     keys, itemsize = _keys(dtype, dims), ITEMSIZE[dtype]
     if dtype == "float64":
         tiles = rows * (dims[0] + KEYS + 16) + 2 * KEYS * 32
@@ -132,9 +132,9 @@ def backward_variants(
     aligned: bool,
     shared_bytes: int,
 ) -> list[Variant]:
-    """Kernels of the dK/dV or dQ part on a device with `shared_bytes` per CTA.
+    """Return the dK/dV or dQ kernels for a device with `shared_bytes` per CTA.
 
-    One, or separate dK and dV kernels, each of which recomputes the weights, if the registers do not hold both sums.
+    If registers cannot hold both dK and dV, these are two kernels, each of which recomputes P.
     """
     macros: dict[str, object] = {"SPATTN_DTYPE": dtype, "SPATTN_BY_KEYS": int(by_keys)}
     if ITEMSIZE[dtype] != 2 and precision is None:
@@ -150,8 +150,8 @@ def backward_variants(
 def _tensor_cores(
     macros: dict[str, object], dims: list[int], scores: int, values: int, itemsize: int, shared_bytes: int
 ) -> Variant:
-    """A tensor-core kernel. Two 16-row atoms per warp, if the sums leave registers for products of 32 columns: they
-    halve the reads of columns, which bound ``mma.sync`` at 16 bits."""
+    """Return a tensor-core kernel. Each warp gets two 16-row atoms if the sums leave registers for products of 32
+    columns: this halves the reads of columns, which bound 16-bit ``mma.sync``."""
     atoms = 2 if itemsize == 2 and dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
     rows, columns, stages = _sizes(dims, bool(scores), atoms, itemsize, shared_bytes)
     own = {
@@ -166,8 +166,7 @@ def _tensor_cores(
 
 
 def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int]:
-    """(rows per CTA, columns per iteration, stages): the best sizes at the highest occupancy; fewer rows if not even
-    one CTA fits."""
+    """Return (rows per CTA, columns per iteration, stages) at the highest occupancy; fewer rows if no CTA fits."""
     sizes = [(columns, stages) for columns in (64, 32)[atoms - 1 :] for stages in (2, 1)]
     for rows in (64, 32):
         for blocks in range(_WARPS * 16 * atoms // rows, 0, -1):
@@ -179,7 +178,7 @@ def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_byte
 
 
 def backward_shared_bytes(dims: list[int], scores: bool, rows: int, columns: int, stages: int, itemsize: int) -> int:
-    """Bytes of a tensor-core kernel's ``Shared``; loading a kernel checks its actual size."""
+    """Return the bytes of a tensor-core kernel's ``Shared``; loading a kernel checks its actual size."""
     tiles = rows * itemsize * sum(dims) if scores else rows * itemsize * dims[0] + 128
     told = 4 * rows + _STEPS * (4 * columns + 20) + 8 * stages * columns
     return -(-(tiles + stages * columns * itemsize * sum(dims) + told) // 128) * 128

@@ -1,9 +1,9 @@
-"""The kernels for compute capability 9.0 as a family: TMA, WGMMA and persistent CTAs, for 16-bit types.
+"""Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
 
-They execute plans with tiles of 128, or up to 64, queries and 64 keys; two key tiles form one product of 128 keys where
-the head dimension leaves room. Permuted and gathered tokens are copied row by row. Arrays that TMA cannot address (rows
-not 16-byte aligned, zero or negative strides) and plans of more than 240 tensor maps fall back to the portable kernels,
-with the same plan or, if these lack its tile shape, another one of its pattern.
+They execute plans with tiles of 64 keys, and 128 or at most 64 queries; if the head dimension leaves room, one product
+covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for arrays
+that TMA cannot address (rows not 16-byte aligned, zero or negative strides) and for plans of more than 240 tensor maps,
+with the same plan or, if they do not support its tile shape, a new plan of its pattern.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger("spattn.cuda")
 class Hopper:
     """See :class:`~spattn.cuda.host.family.Family` and :class:`~spattn.cuda.host.family.Launcher`.
 
-    `fallback` is the family of arrays that TMA cannot address.
+    The family `fallback` computes calls whose arrays TMA cannot address.
     """
 
     name = "hopper"
@@ -65,7 +65,7 @@ class Hopper:
         return executes(*plan.tile)
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        """A forward gets the plan of lowest predicted time."""
+        """Plan a forward with the lowest predicted time, a backward tile by tile."""
         each = workers_of(call.batch, call.heads_q, device.sm_count)
         if backward:
             return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
@@ -82,7 +82,7 @@ class Hopper:
         self._fallback.forward(self._for_fallback(call))
 
     def _for_fallback(self, call: ForwardPass) -> ForwardPass:
-        """The call with a plan that the fallback can execute, if necessary a new one of its pattern."""
+        """Return the call with a plan that the fallback executes, if necessary a new one of its pattern."""
         plan, device = call.plan, call.device
         if self._fallback.accepts(plan):
             return call
@@ -105,7 +105,7 @@ class Hopper:
         )
         self._fallback.backward(call)
 
-    # Of Launcher.
+    # Methods of Launcher:
     prepare = staticmethod(forwards.prepare)
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
@@ -117,7 +117,7 @@ class Hopper:
 
 
 def why_not(call: ForwardPass) -> str:
-    """Why TMA cannot address the arrays of a call."""
+    """Return why TMA cannot address the arrays of a call."""
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)
         if operand.pointer % 16:

@@ -28,6 +28,7 @@ __all__ = [
     "integer",
     "integers",
     "limits",
+    "listed",
     "parameters",
     "per_axis",
     "reach",
@@ -63,8 +64,14 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     return int(value)
 
 
+def listed(value: Any) -> Any:
+    """Convert an array of any library to nested lists, whose elements are Python's."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def integers(name: str, value: Any, least: int | None = None, most: int | None = None) -> tuple[int, ...]:
     """Check that `value` is a sequence of integers in ``[least, most]`` and return it as a tuple of ints."""
+    value = listed(value)
     if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
     return tuple(integer(name, v, least, most) for v in value)

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.bands import Bands, either
-from ..hints.lattice import Ends
+from ..hints.closed_forms import Bands, Ends, either
 from .check import assign
 from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part

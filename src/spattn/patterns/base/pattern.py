@@ -12,8 +12,7 @@ from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
-from ..hints.bands import Bands
-from ..hints.lattice import Ends, Lattice, Span, whole_lattices
+from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
 from .class_registry import OPERATORS, Registered, pattern_class
 from .codec import Serializable

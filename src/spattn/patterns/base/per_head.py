@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.lattice import Ends
+from ..hints.closed_forms import Ends
 from ..sequence.basic import Causal
 from ..sequence.windows import SlidingWindow
 from .check import assign, integer

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, ParamSpec
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.lattice import Ends
+from ..hints.closed_forms import Ends
 from .check import assign
 from .class_registry import Instance, register
 from .pattern import Part, Pattern

@@ -12,7 +12,7 @@ from ...index_set import Runs
 from ..base.check import assign, flag, per_axis
 from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..hints.lattice import Lattice, Span
+from ..hints.closed_forms import Lattice, Span
 from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 
 __all__ = ["Neighborhood"]

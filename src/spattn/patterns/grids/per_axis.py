@@ -20,7 +20,7 @@ from ..base.pattern import Part, Pattern
 from ..base.per_head import pattern_tuple
 from ..base.predicate import allowed
 from ..base.recipe import recipe
-from ..hints.lattice import Lattice, Span, lattice_product
+from ..hints.closed_forms import Lattice, Span, lattice_product
 from ..sequence.basic import BlockLocal, Full
 from ..sequence.documents import Documents
 from ..sequence.windows import SlidingWindow

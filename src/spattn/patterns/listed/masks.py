@@ -16,7 +16,7 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import row_or_last
-from ..hints.bands import NO_RANGES, Bands
+from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
 
 __all__ = ["BlockLayout", "KeyBlocks", "Mask"]

@@ -12,8 +12,7 @@ from ...index_set import Runs
 from ..base.check import REACH, Count, Positive, integer, reach
 from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
-from ..hints.lattice import Ends, Lattice, column_lattices
+from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, column_lattices, same_keys
 
 __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride", "always", "residue_parts"]
 

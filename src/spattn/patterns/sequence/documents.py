@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST
+from ..._util.ragged import ramp
 from ...index_set import Runs
-from ..base.check import assign, integer, integers
+from ..base.check import assign, integer, integers, listed, reach
 from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
-from ..hints.bands import NO_RANGES, Bands
+from ..hints.closed_forms import NO_RANGES, Bands
 from .intervals import RowIntervals
 
 __all__ = ["Documents"]
@@ -53,6 +54,28 @@ def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
     return starts
 
 
+def windows_in_sequences(
+    queries: np.ndarray,
+    start: np.ndarray,
+    keys: np.ndarray,
+    kv_len: int,
+    left: int,
+    right: int,
+    at_end: bool = True,
+) -> RowIntervals:
+    """Return windows within packed sequences: sequence i has ``queries[i]`` queries and the keys from ``start[i]`` on.
+
+    A query attends to `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to
+    the end of their sequence, or to its start if not `at_end`.
+    """
+    sequence = np.repeat(np.arange(len(queries)), queries)
+    first, end = start[sequence], (start + keys)[sequence]
+    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
+    low = first if left < 0 else np.maximum(first, position - reach(left))
+    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
+    return RowIntervals(low, high, kv_len)
+
+
 @register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
 @dataclass(frozen=True)
 class Documents(Pattern):
@@ -79,9 +102,10 @@ class Documents(Pattern):
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if not hasattr(self.lengths, "__iter__"):
+        lengths = listed(self.lengths)
+        if not hasattr(lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
-        lengths = tuple(self.lengths)
+        lengths = tuple(lengths)
         if any(hasattr(entry, "__iter__") for entry in lengths):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:

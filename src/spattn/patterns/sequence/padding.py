@@ -18,7 +18,7 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
-from ..hints.bands import Bands, same_keys
+from ..hints.closed_forms import Bands, same_keys
 from .basic import always
 
 __all__ = ["KeyPadding"]

@@ -15,7 +15,7 @@ from ..base.class_registry import pattern_class, register
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
-from ..hints.lattice import Ends, Lattice
+from ..hints.closed_forms import Ends, Lattice
 from .basic import Full, always
 
 __all__ = ["GlobalTokens", "Prefix"]

@@ -14,8 +14,7 @@ from ..base.class_registry import register
 from ..base.content import dynamic, on_device
 from ..base.pattern import Part, Pattern
 from ..base.predicate import member
-from ..hints.bands import NO_KEY_AHEAD, Bands, nearby, same_keys
-from ..hints.lattice import Ends, Lattice
+from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, nearby, same_keys
 from .basic import always, residue_parts
 from .tokens import position_table, token_set
 

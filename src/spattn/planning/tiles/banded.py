@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...patterns.hints.bands import Bands
+from ...patterns.hints.closed_forms import Bands
 from ..contract.budget import Budget
 from ._lists import RunLists
 from ._sweep import sweep

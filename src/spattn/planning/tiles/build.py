@@ -14,7 +14,7 @@ from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets
 from ...patterns import Full, Pattern
 from ...patterns.base.check import integers
-from ...patterns.hints.lattice import Ends, Lattice
+from ...patterns.hints.closed_forms import Ends, Lattice
 from ..contract.budget import Budget
 from ..contract.types import COMPONENT, NO_ORDER, VIEW
 from ._lists import RunLists

@@ -13,7 +13,7 @@ from ..._util.index_checks import q_offset
 from ...patterns import Pattern
 from ...patterns.base.check import integer, integers
 from ...patterns.base.pattern import Part
-from ...patterns.hints.lattice import Ends, Lattice, Span, whole_lattices
+from ...patterns.hints.closed_forms import Ends, Lattice, Span, whole_lattices
 from ..contract.types import AXES, LARGEST
 from .query_boxes import in_boxes, moved
 

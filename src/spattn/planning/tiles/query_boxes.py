@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...patterns.hints.lattice import Lattice, Span
+from ...patterns.hints.closed_forms import Lattice, Span
 
 __all__ = ["Kind", "in_boxes", "kinds_along", "moved"]
 

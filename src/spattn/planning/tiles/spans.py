@@ -12,7 +12,7 @@ from ..._util.index_checks import check_runs, integer_array
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ...patterns import Pattern
-from ...patterns.hints.lattice import Lattice
+from ...patterns.hints.closed_forms import Lattice
 from ..contract.budget import Budget
 from ..contract.types import padding_kinds
 from ..symbolic.cells import distinct

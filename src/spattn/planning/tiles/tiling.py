@@ -12,8 +12,7 @@ from ..._util.imports import whole_imports
 from ..._util.ragged import ramp
 from ...patterns import Pattern
 from ...patterns.base.predicate import allowed as allowed_pairs
-from ...patterns.hints.bands import Bands
-from ...patterns.hints.lattice import Lattice
+from ...patterns.hints.closed_forms import Bands, Lattice
 from ..contract.budget import Budget
 from ..contract.types import SCATTERED_TILE, TILE, grid_of, padded_before, padding_kinds, positions
 from ._lists import RunLists

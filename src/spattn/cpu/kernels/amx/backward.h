@@ -1,9 +1,9 @@
-// AMX backward of a bfloat16 work item: the five products of backward/backward.h, by blocks of keys.
+// AMX backward of a bfloat16 work item: the five products of backward/backward.h, for blocks of keys.
 //
-// S' = K Q' and dP' = V dO' read K and V in place; P' and dS' come out as left operands of dV += P' dO and dK += dS' Q,
-// which accumulate in the unit's sums in place, and dS' also as the right operand of dQ' += K' dS'. Sequential as in
-// the forward: tile and vector instructions do not overlap. Interleaving the softmax of a block with the products of
-// its neighbours made the backward 2 to 3 % slower.
+// S' = K Q' and dP' = V dO' read K and V in place. The softmax writes P' and dS' as left operands of dV += P' dO and
+// dK += dS' Q, which accumulate directly in the unit's sums, and dS' also as the right operand of dQ' += K' dS'. There
+// is no software pipelining, because tile and vector instructions do not overlap: interleaving the softmax of a block
+// with the products of its neighbours made the backward 2 to 3 % slower.
 #pragma once
 #include "amx/backward_operands.h"
 #include "amx/tiles.h"
@@ -15,7 +15,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A key tile of the list.
 struct BackwardEntry {
   Tile place;
   Mask mask;
@@ -23,10 +22,10 @@ struct BackwardEntry {
   Operand<uint16_t> keys, values;
 
   int64_t rows() const { return blocks * kTileTerms; }
-  bool straight() const { return place.even() && place.cells() == rows(); }  // evenly spaced keys, no padding
+  bool straight() const { return place.even() && place.cells() == rows(); }  // true if evenly spaced, without padding
 };
 
-// A block of keys, and the range of vectors of queries that attend to any of them.
+// A block of keys, and the range [begin, end) of query vectors that attend to any of them.
 struct KeyBlock {
   int64_t index, begin, end;
 };
@@ -84,7 +83,7 @@ class TileItem {
     return block;
   }
 
-  // S' = K Q' and dP' = V dO'.
+  // Computes S' = K Q' and dP' = V dO' of a block.
   void multiply_keys(const BackwardEntry& entry, const KeyBlock& block) {
     const int64_t ld = 4 * s_.width.query, key = block.index * kTileTerms, column = block.begin * kTileColumns;
     const auto multiply = [&](Operand<uint16_t> rows, const uint32_t* columns, int64_t depth, float* to) {
@@ -96,7 +95,7 @@ class TileItem {
     multiply(entry.values, s_.dout_columns, s_.depth_value, s_.score_gradients);
   }
 
-  // P' and dS'.
+  // Computes P' and dS' of a block.
   void weigh(const BackwardEntry& entry, const KeyBlock& block) {
     const Mask& allowed = entry.mask;
     const Logits<float> logits(item_.call);
@@ -121,7 +120,7 @@ class TileItem {
     }
   }
 
-  // dV += P' dO and dK += dS' Q, over whole steps of queries.
+  // Computes dV += P' dO and dK += dS' Q, where the range of queries is rounded to multiples of kTileTerms.
   void add_to_keys(const BackwardEntry& entry, const KeyBlock& block) {
     const Tile& place = entry.place;
     const int64_t key = block.index * kTileTerms, step = block.begin / 2, steps = (block.end + 1) / 2 - step;
@@ -146,7 +145,7 @@ class TileItem {
     add_product(s_.gradients, s_.query_pairs, s_.width.key, sums_.dk, sums_.ld_dk);
   }
 
-  // dQ' += K' dS' of a key tile, over the blocks that each pair of vectors of queries attends to.
+  // Computes dQ' += K' dS' for each pair of query vectors and the blocks of the key tile to which they attend.
   void add_to_queries(const BackwardEntry& entry) {
     const int64_t ld = item_.call.plan.block_kv, ld_query = s_.width.query;
     const int64_t *first = s_.first_active, *last = s_.last_active;

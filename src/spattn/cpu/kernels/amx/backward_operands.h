@@ -1,5 +1,5 @@
-// Operands of the AMX backward: layout, packing of queries (once per item) and keys (once per tile), and conversion of
-// S' and dP' to P' and dS', rounded to bfloat16 in the operand formats of the next products.
+// Operands of the AMX backward: their layout, the packing of queries (once per item) and keys (once per tile), and the
+// conversion of S' and dP' to P' and dS', which are bfloat16 operands of the next products.
 #pragma once
 #include <immintrin.h>
 
@@ -18,28 +18,28 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Every product takes whole steps of kTileTerms terms, so operands are zero-padded to them. S', dP', P' and dS' have
-// one row per key. A block is kTileTerms keys, one step of dQ' = K' dS'. Two keys kTileRows apart in it form a pair.
+// Operands are zero-padded to multiples of kTileTerms in the dimension over which a product sums. S', dP', P' and dS'
+// have one row per key. A block has kTileTerms keys, and keys kTileRows apart in it form a pair in dQ' = K' dS'.
 struct TileBackwardScratch {
   Widths<float> width;
-  int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to whole steps
-  int64_t terms;                   // queries, likewise
-  int64_t blocks;                  // of a tile
+  int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to multiples of kTileTerms
+  int64_t terms;                   // width.query, rounded up to a multiple of kTileTerms
+  int64_t blocks;                  // blocks per tile
 
-  GradientRows<float> rows;                // dq is filled last
-  QueryRows<uint16_t> raw;                 // stored bits, `depth` features a row
+  GradientRows<float> rows;
+  QueryRows<uint16_t> raw;                 // bfloat16 rows of depth_key or depth_value features
   uint32_t *query_columns, *dout_columns;  // (depth / 2, width.query): pairs of features
   uint32_t *query_pairs, *dout_pairs;      // (terms / 2, width.key or width.value): pairs of queries
-  uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V not read in place
-  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block by pairs
+  uint16_t *key_rows, *value_rows;         // (block_kv, depth): copies of K and V that are not read in place
+  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a pair adjacent
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
-  float* derivatives;                      // (kTileTerms, width.query): of the score function
-  uint32_t* allowed;                       // (width.query): a block's bitmask
+  float* derivatives;                      // (kTileTerms, width.query): derivatives of the score function
+  uint32_t* allowed;                       // (width.query): mask of a block, one bit per key
   uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
   uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
-  int64_t *first_active, *last_active;     // (blocks): range of vectors of queries that attend to a block
+  int64_t *first_active, *last_active;     // (blocks): KeyBlock::begin and end of each block
   float* dq_columns;                       // (depth_key, width.query): dQ'
-  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block; O dO'
+  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block, or O dO'
 
   TileBackwardScratch(const Call& call, Arena& arena)
       : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
@@ -66,13 +66,13 @@ struct TileBackwardScratch {
     partial = arena.array<float>(kTileTerms * (width.key > width.value ? width.key : width.value));
   }
 
-  // dS' of a block as an operand of dQ', rows of width.query.
+  // Returns dS' of a block as the right operand of dQ' += K' dS'.
   uint32_t* pairs_of(int64_t block) const { return gradient_pairs + block * kTileTerms / 2 * width.query; }
 };
 
-constexpr int64_t kPairRows = kTileTerms / 2;  // rows of B in a step
+constexpr int64_t kPairRows = kTileTerms / 2;  // rows of a tile of B, each of which holds pairs of terms
 
-// Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1 of `from`; missing rows are zero.
+// Interleaves pairs of rows: row p of `to` holds, for each feature, rows 2 p and 2 p + 1 of `from`. Pads with zeros.
 inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32_t* to, int64_t ld, int64_t terms) {
   for (int64_t row = 0; row < rows; row += 2, from += 2 * depth, to += ld) {
     for (int64_t j = 0; j < ld; j += kLanes<float>) {
@@ -83,8 +83,8 @@ inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32
   clear(to, (terms - rows) / 2 * ld);
 }
 
-// Packs the rows of an item. delta, the diagonal of O dO', uses the instructions of dP' = V dO': a row with a single
-// key has O = V and dS = 0 exactly.
+// Packs the rows of an item and computes delta, the diagonal of O dO'. The same instructions compute dP' = V dO', so
+// that a row with a single key, where O = V, has dS = 0 exactly.
 inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch& s) {
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
@@ -105,8 +105,8 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   subtract_dlse(item, tile.cells(), 1.0f, s.rows);
 }
 
-// Computes s.key_columns = K' for the block of keys at `key`. The 16 by 16 transpose moves both keys of a pair as one
-// number.
+// Computes s.key_columns = K' for the block of keys from `key` on. Transposes 16 x 16 elements of 32 bits, each of
+// which holds one feature of both keys of a pair.
 inline void pack_key_columns(Operand<uint16_t> keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
@@ -127,22 +127,22 @@ inline void pack_key_columns(Operand<uint16_t> keys, int64_t key, int64_t ld, Ti
   }
 }
 
-// Stores sixteen bfloat16 to each of two rows.
+// Stores the halves of a register, sixteen bfloat16 each, to two rows.
 SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(both));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
 }
 
-constexpr int kStretch = 4;  // pairs of keys per iteration
+constexpr int kStretch = 4;  // pairs of keys per call of weigh_rows()
 
-// Softmax of the keys [row, row + kStretch), and those kTileRows after them, for the vector of queries at `column`. The
-// low parts of lse2 and of the factor are omitted: their error is that of rounding lse, below the rounding to bfloat16.
+// Computes P' and dS' for one vector of queries, and for the keys [row, row + kStretch) and the same range shifted by
+// kTileRows. Ignores the low parts of lse2 and the factor, which matter less than the rounding to bfloat16.
 template <bool kMasked, bool kScored>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
   const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
-  // K of skipped rows may be infinite, and 0 * inf is NaN.
+  // The weights of skipped rows may be NaN: an infinite K times their zero query.
   const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
   const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
   SPATTN_UNROLL
@@ -168,7 +168,7 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
   }
 }
 
-// Clears P' and dS' of a block, as operands of dV and dK, for a vector of queries.
+// Clears P' and dS' of a block, the left operands of dV and dK, for one vector of queries.
 inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   for (int64_t key = 0; key < kTileTerms; ++key) {
@@ -177,7 +177,7 @@ inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   }
 }
 
-// Clears dS' as an operand of dQ'.
+// Clears dS' of a block, the right operand of dQ', for one vector of queries.
 inline void clear_pairs(uint32_t* pairs, int64_t vector, const TileBackwardScratch& s) {
   for (int64_t row = 0; row < kTileRows; ++row) {
     store(pairs + row * s.width.query + vector * kLanes<float>, Vec<float>{});

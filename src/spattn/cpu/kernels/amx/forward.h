@@ -1,7 +1,7 @@
-// AMX forward of a work item: for each key tile and panel of queries S' = K Q', the softmax, then O' += V' P'.
+// AMX forward of a work item: for each key tile and panel of queries, S' = K Q', the softmax, then O' += V' P'.
 //
-// Sequential: tile and vector instructions do not overlap on the measured processors. Software pipelining over two or
-// three key tiles, so that no product reads fresh results, made a step a third slower (docs/decisions/007-amx.md).
+// There is no software pipelining, because tile and vector instructions do not overlap on the measured processors:
+// pipelining over two or three key tiles made an iteration a third slower (docs/decisions/007-amx.md).
 #pragma once
 #include "amx/pack.h"
 #include "amx/softmax.h"
@@ -14,13 +14,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The active part of a key tile and a panel of queries.
+// The queries and keys of a panel and a key tile that contain allowed pairs.
 struct Block {
-  int64_t first, columns;  // the first query's cell, vectors of queries
-  int64_t begin, end;      // the keys, in whole steps of products
+  int64_t first, columns;  // cell of the first query; number of tile columns, 16 queries each
+  int64_t begin, end;      // range of keys, rounded to multiples of kTileTerms
 };
 
-// The active columns from cell `first` on, at most a panel, and the key range of any of them; may have no columns.
+// Returns the block of the panel at cell `first` and a key tile of `rows` keys; it has no columns if no pair is
+// allowed.
 inline Block reached(const Mask& mask, int64_t first, int64_t cells, int64_t rows) {
   Block block = {first, 0, rows, 0};
   for (int64_t column = first; column < cells && column < first + kPanel; column += kTileColumns) {
@@ -52,7 +53,6 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
   multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
 }
 
-// Applies the score function to s.panel_scores.
 template <class Path>
 void score_block(const Tile& tile, const Block& block, const Score<float>& score, AmxScratch<Path>& s) {
   list_positions(tile, s.position.key);
@@ -60,7 +60,7 @@ void score_block(const Tile& tile, const Block& block, const Score<float>& score
                      block.columns * kTileColumns, s.panel_scores, kPanel);
 }
 
-// Computes s.weight_tiles = P', and rescales O' where the running maximum moves.
+// Computes s.weight_tiles = P', and rescales O' where the running maximum changes.
 template <class Path>
 void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, AmxScratch<Path>& s) {
   for (int64_t column = 0; column < block.columns; ++column) {
@@ -80,8 +80,8 @@ void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, Amx
   }
 }
 
-// O' += V' P' in the tile registers or, where the accuracy of O requires the products of a tile to be summed first,
-// through s.product: see output_block().
+// Computes O' += V' P'. Unless kAddsInPlace, sums the terms of a key tile in s.product first, for accuracy, as
+// output_block() does.
 template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
   values.data = values.at(0, block.begin / kTileTerms, 0);
   const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.weight_part()};
@@ -97,7 +97,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
   }
 }
 
-// Sends queries that may attend to keys that fail the check to the float64 fallback.
+// Sends the queries that may attend to a key with a failed check to the float64 fallback.
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
@@ -107,8 +107,8 @@ template <class Path> void leave_unfit(const Item& item, const Head& keys, int64
   });
 }
 
-// O', row_max and sums over the entries of the item. A cacheful of key tiles is processed panel by panel: the matrices
-// of a panel then stay in the L1 cache, and the key tiles stream through it.
+// Adds all key tiles of the item to O' and the row statistics. Processes as many key tiles as fit the tile cache panel
+// by panel: the matrices of a panel stay in the L1 cache while the key tiles stream through it.
 template <class Path>
 void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
@@ -141,7 +141,6 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   if (unfit) leave_unfit(item, keys, cells, s);
 }
 
-// Transposes the columns of O' to s.output = O.
 template <class Path> void transpose_output(int64_t cells, int64_t ld, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, ld, kTileColumns, 1.0f, s.output + first * ld, ld);

@@ -1,4 +1,4 @@
-// Backward of a work item: recomputes P = exp(scale * Q K' - lse) on the allowed pairs, tile by tile.
+// Backward of a work item, which recomputes P = exp(scale * Q K' - lse) of the allowed pairs, tile by tile.
 //
 //   delta = rowsum(dO o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q
 #pragma once
@@ -13,7 +13,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Adds the terms of a key tile to dq, dK and dV.
+// Adds the terms of a key tile to dQ, dK and dV.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
               BackwardScratch<T>& s) {
@@ -34,7 +34,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   add_query_gradients(tile, s);
 }
 
-// Epilogue of an item: runs the float64 fallback for the rows that need it, and writes dq to dQ or to a partial.
+// Epilogue of an item: runs the float64 fallback for rows that need it, and writes dQ to the result or to a partial.
 template <class E, class T = typename E::Compute>
 void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
   const Call& call = item.call;

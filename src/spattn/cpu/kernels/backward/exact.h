@@ -7,15 +7,16 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The value of a row in lse or dlse; 0 without data.
+// Returns the value of a row of lse or dlse, 0 if the array has no data.
 template <class T> T read_row_value(const Array& array, int64_t batch, int64_t head, int64_t position) {
   T value = 0;
   if (array.data) memcpy(&value, Head(array, batch, head).row(position), sizeof value);
   return value;
 }
 
-// The weight exp(score - lse) has the rounding error of lse. Up to 2^14 for float32 and 2^43 for float64, that is at
-// most 2^-11, less than the error of scores of that size; far above, no accuracy is left.
+// True if the rounding error of lse is too large for the weight exp(score - lse), which inherits it. Up to 2^14 for
+// float32 and 2^43 for float64, it is at most 2^-11, less than the error of scores of that size; far above, no accuracy
+// is left.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }
@@ -24,7 +25,7 @@ inline Normaliser& normaliser(const Call& call, int64_t batch, int64_t head, int
   return call.normalisers[(batch * call.heads_q + head) * call.q_len + position];
 }
 
-// Adds an item's keys to the softmax statistics of its far rows.
+// Adds the keys of an item to the softmax statistics of its rows with is_far().
 template <class E>
 void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -44,14 +45,14 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
   }
 }
 
-// Writes dQ of the row to `dq` and, if `sums` is set, adds the row's terms to dK and dV.
+// Writes dQ of a row to `dq` and, unless `sums` is null, adds the row's terms to dK and dV.
 template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums* sums, double* dq) {
   using T = typename E::Compute;
   const Call& call = row.item.call;
   const int64_t batch = row.item.batch, head = row.item.head;
   const FallbackVector<E> dout(Head(call.dout, batch, head), row.position);
   const T lse = read_row_value<T>(call.lse, batch, head, row.position);
-  double reference = 0, rest = double(lse), delta;  // lse = reference + rest, in natural units of a score
+  double reference = 0, rest = double(lse), delta;  // exponent: (score - reference) * |scale| - rest
   if (is_far(call, lse)) {
     const Normaliser& n = normaliser(call, batch, head, row.position);
     reference = n.largest, rest = ::log(n.total), delta = n.product / n.total;

@@ -15,7 +15,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Operands of a key tile.
 template <class T> struct KeyTile {
   Operand<T> keys, values;
   int64_t rows;   // key cells, rounded up to kKeyRows
@@ -23,7 +22,7 @@ template <class T> struct KeyTile {
   Mask mask;
 };
 
-// kKeyRows rows of P' and dS' by N vectors of queries.
+// Computes P' and dS' for kKeyRows keys by N vectors of queries.
 template <class T, int N, bool kMasked>
 void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, const Score<T>& score,
                   SplitLogits<T> logits, BackwardScratch<T>& s) {
@@ -62,7 +61,7 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   }
 }
 
-// Computes s.weights = P' and s.gradients = dS', the gradient of the scores that a score function gives.
+// Computes s.weights = P' and s.gradients = dS', the gradient with respect to the output of the score function.
 template <class T>
 void compute_weights(const Call& call, const KeyTile<T>& tile, const Score<T>& score, SplitLogits<T> logits,
                      BackwardScratch<T>& s) {
@@ -83,7 +82,7 @@ template <class T, class V, int N> SPATTN_INLINE void add_vectors(const V (&term
   for (int j = 0; j < N; ++j) store(to + j * kLanes<T>, load<V>(to + j * kLanes<T>) + terms[j]);
 }
 
-// Adds to rows [key, key + R) of dK and dV.
+// Adds the terms of a tile to rows [key, key + R) of dK and dV.
 template <class T, int R>
 void add_key_block(const KeyTile<T>& tile, int64_t key, const Sums& sums, const BackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
@@ -108,7 +107,7 @@ void add_key_block(const KeyTile<T>& tile, int64_t key, const Sums& sums, const 
   add(s.gradients, s.raw.query, s.width.key, sums.dk, sums.ld_dk);
 }
 
-// dV += P' dO and dK += dS' Q.
+// Computes dV += P' dO and dK += dS' Q.
 template <class T> void add_key_gradients(const KeyTile<T>& tile, const Sums& sums, const BackwardScratch<T>& s) {
   static_assert(kOutputRows == 6 && kKeyRows % 4 == 0, "the remainders below");
   int64_t key = 0;
@@ -117,7 +116,7 @@ template <class T> void add_key_gradients(const KeyTile<T>& tile, const Sums& su
   if (tile.rows - key == 2) add_key_block<T, 2>(tile, key, sums, s);
 }
 
-// Adds to rows [row, row + R) of dQ.
+// Adds the terms of a tile to rows [row, row + R) of dQ.
 template <class T, int R> void add_query_block(const KeyTile<T>& tile, int64_t row, BackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
   Keys keys = {0, tile.rows};
@@ -132,7 +131,7 @@ template <class T, int R> void add_query_block(const KeyTile<T>& tile, int64_t r
   });
 }
 
-// dQ += dS K, for the query cells and up to one more.
+// Computes dQ += dS K for rows [0, cells), and for one more row if `cells` is odd.
 template <class T> void add_query_gradients(const KeyTile<T>& tile, BackwardScratch<T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;

@@ -1,4 +1,4 @@
-// Query rows of a backward item, gathered once: Q and dO, also transposed; lse and delta.
+// Gathers the query rows of a backward item: Q and dO, which it also transposes, lse and delta.
 #pragma once
 #include <math.h>
 
@@ -16,7 +16,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// delta = rowsum(dO o O), summed in the same order as dP = dO V': a row with a single key has O = V and dS = 0 exactly.
+// Computes delta = rowsum(dO o O) in the same summation order as dP = dO V', so that a row with a single key, where
+// O = V, has dS = 0 exactly.
 template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   for (int64_t first = 0; first < rows; first += L) {
@@ -31,7 +32,7 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
   }
 }
 
-// Subtracts `factor` * dlse from delta; dO has the same factor. Rows without allowed keys have no lse to differentiate.
+// Subtracts dlse, scaled by the factor of dO, from delta. Skips rows without allowed keys, whose lse is constant.
 template <class T> void subtract_dlse(const Item& item, int64_t cells, T factor, const GradientRows<T>& rows) {
   if (!item.call.dlse.data) return;
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -46,7 +47,7 @@ template <class T> bool all_finite(const T* row, int64_t width) {
   return !any(strange);
 }
 
-// Whether all values, stored as bfloat16 bits, are finite.
+// True if all bfloat16 values of a row are finite.
 inline bool all_finite(const uint16_t* row, int64_t width) {
   uint16_t largest = 0;
   for (int64_t j = 0; j < width; ++j) {
@@ -56,8 +57,8 @@ inline bool all_finite(const uint16_t* row, int64_t width) {
   return largest < 0x7f80;
 }
 
-// Sets lse2 of a row. Removes from the tile the rows that would spread NaN to masked keys, rows with an lse too large
-// for exact weights, and rows already chosen for the float64 fallback.
+// Sets lse2 of a row, or zeroes the operands of a row that the tile kernel must skip: a row without allowed keys, and
+// rows for the float64 fallback, which are non-finite, is_far() or attend to a non-finite key.
 template <class T, class U>
 void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
   U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,
@@ -78,7 +79,7 @@ void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell,
   rows.lse2_low[cell] = lse2.low;
 }
 
-// Fills `raw` with the item's rows, read as element type E, and their entries of `rows`.
+// Gathers the item's rows as element type E to `raw`, and prepares their entries of `rows`.
 template <class E, class T>
 void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E::Compute>& raw,
                  const GradientRows<T>& rows) {

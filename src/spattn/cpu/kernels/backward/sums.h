@@ -1,4 +1,4 @@
-// Accumulation of gradients over work items: dQ of rows with several items, dK and dV over units.
+// Sums gradients: dQ over the items of a row, dK and dV over the units of a key-value head.
 #pragma once
 #include "finish/results.h"
 #include "simd/element.h"
@@ -12,7 +12,7 @@ template <class T> SPATTN_INLINE void add(T* to, const T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-// Sums the dQ partials of rows [begin, end) of the plan's merge_rows, in order.
+// Sums the dQ partials of rows [begin, end) of the plan's merge_rows, in a fixed order.
 template <class E>
 void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -28,7 +28,7 @@ void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int6
   }
 }
 
-// Sums dK and dV of the keys [begin, end) of a key-value head over its units, in order.
+// Sums rows [begin, end) of dK and dV of a key-value head over its units, in a fixed order.
 template <class E>
 void add_units(const Call& call, int64_t batch, int64_t head_kv, const Sums* units, int64_t count, int64_t begin,
                int64_t end, char* scratch) noexcept {

@@ -1,12 +1,11 @@
-// Decode kernel: work items of few query rows, bound by reading K and V once.
+// Decode kernel: computes work items with few query rows, for which the bandwidth of reading K and V is the limit.
 //
-// Vectors run along features and keys instead of queries, so that one row fills all lanes: S = Q K' by dot products
-// along the features, softmax along the keys, O += P V as a sum of scaled rows of V. K and V are read in place. The
-// query heads of a group are rows of one matrix and share each tile. A block of rows computes only the range of keys
-// that any of its rows attends to.
+// Lanes hold features or keys instead of queries, so that one row fills a vector: S = Q K' by dot products, O += P V as
+// a sum of scaled rows of V. The kernel reads K and V in place where it can. The query heads of a group are rows of one
+// matrix and share each tile: row = head * cells + cell of the query tile. A register block of rows computes only the
+// range of keys to which any of its rows attends.
 //
-//   rows of S, P, O: head by head of the task, within a head the cells of the query tile
-//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
+//   lower bound: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
 #include "decode/products.h"
 #include "decode/rows.h"
@@ -27,18 +26,18 @@ namespace SPATTN_ISA {
 
 template <class T> struct DecodeScratch {
   Widths<T> width;
-  int64_t ld;  // of scores
+  int64_t ld;  // leading dimension of scores
   Positions position;
-  RowStatistics<T> rows;  // padded by a vector: rows are accessed in whole vectors from any row on
+  RowStatistics<T> rows;  // padded by one vector: unaligned vector loads may start at any row
   FallbackRowBuffer exact;
   KeyStaging<T> staging;
-  Keys* reached;    // (width.query): by the first row of each block of rows
+  Keys* reached;    // (width.query): key range of a register block, at the index of its first row
   int64_t* listed;  // (block_kv + kSoon): positions of the keys of a tile
-  T* scores;        // (width.query, ld): S, then the weights
-  const T** query;  // (width.query): rows of Q, times the sign of the scale
-  T* queries;       // (width.query, width.key): the rows not read in place
-  T** output;       // (width.query): unnormalized rows of O, in place in the result where possible
-  T* outputs;       // (width.query, width.value): the rows not computed in place
+  T* scores;        // (width.query, ld): S, then P
+  const T** query;  // (width.query): pointers to the rows of sign(scale) * Q
+  T* queries;       // (width.query, width.key): copies of rows that are not read in place
+  T** output;       // (width.query): pointers to the unnormalized rows of O, in the result where possible
+  T* outputs;       // (width.query, width.value): rows that are not computed in place
 
   DecodeScratch(const Call& call, Arena& arena)
       : width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena), rows(width.query + kLanes<T>, arena),
@@ -49,10 +48,11 @@ template <class T> struct DecodeScratch {
         outputs(arena.array<T>(width.query * width.value)) {}
 };
 
-// Prefetch distance in bytes across tiles: K and V together fit the L1 cache.
+// Maximum prefetch distance in bytes, at which the prefetched K and V fit the L1 cache.
 constexpr int64_t kAhead = 8192;
 
-// Lists the positions of `count` keys of a tile and kSoon more. Padding repeats the last key; its weight will be 0.
+// Lists the positions of the first `count` keys of a tile, and of kSoon further keys for prefetches. Padding repeats
+// the previous key, and its weight will be 0.
 inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
   const int64_t cells = list_positions(tile, position);
   for (int64_t i = 1; i < count + kSoon; ++i) {
@@ -60,7 +60,7 @@ inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
   }
 }
 
-// Rows of the evenly spaced keys of a tile; prefetches the next tile if its rows follow.
+// Returns the rows of the evenly spaced keys of a tile, with the prefetch distance for the products.
 template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const Tile& next, int64_t width) {
   const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
   const int64_t ahead = onwards == tile.cells() * stride && onwards > kAhead ? kAhead : onwards;
@@ -68,8 +68,9 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.row(tile.start), stride, ahead, soon};
 }
 
-// Adds the `count` keys at `position`, padded to whole vectors and by kSoon, to O, row_max and row_sum of all rows;
-// `first` for the first keys of an item. K and V are read in lines where `keys_in_line` and `values_in_line` exist.
+// Adds the terms of `count` keys to O and the statistics of all rows; `first` marks the first keys of an item. The list
+// `position` is padded to the vector length plus kSoon. `keys_in_line` and `values_in_line` replace it if the rows are
+// evenly spaced; else they are null.
 template <class E, class T = typename E::Compute>
 void add_keys(const Item& item, const int64_t* position, int64_t count, const Rows* keys_in_line,
               const Rows* values_in_line, bool first, const Mask& mask, int64_t cells, int64_t rows, Logits<T> logits,
@@ -110,7 +111,7 @@ void add_keys(const Item& item, const int64_t* position, int64_t count, const Ro
              });
 }
 
-// Adds a key tile of the list, for all rows.
+// Adds the terms of a key tile to O and the statistics of all rows.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, int64_t cells, int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
   const Call& call = item.call;
@@ -128,8 +129,8 @@ void add_tile(const Item& item, const Listed& at, int64_t cells, int64_t rows, L
               at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
 }
 
-// Sets the rows of Q and O from `row` on to an item's cells at `position`, in place if they have the compute type;
-// prefetches those of Q. Padding gets zero queries.
+// Sets the pointers to Q and O for the rows of an item from `row` on. Rows are used in place if they have the compute
+// type, and then prefetched; otherwise Q is gathered. Padding gets zero queries.
 template <class E, class T = typename E::Compute>
 void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t row, Logits<T> logits,
                DecodeScratch<T>& s) {
@@ -160,8 +161,8 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
   }
 }
 
-// Processes the heads [item.head, end), which fit the rows. add_keys(item, rows, logits) adds the item's keys to O,
-// row_max and row_sum.
+// Computes the heads [item.head, end), whose rows must fit the scratch. add_keys(item, rows, logits) adds the terms of
+// the item's keys to O and the statistics.
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
   const Call& call = item.call;
@@ -180,7 +181,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   }
 }
 
-// Processes the query heads [item.head, end) of a group, as many at once as rows fit.
+// Computes the query heads [item.head, end) of a group, as many at once as fit the scratch.
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_item(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
   const int64_t heads = end - item.head, at_once = heads * cells <= s.width.query ? heads : s.width.query / cells;

@@ -1,5 +1,5 @@
-// The two products of the decode kernel, with vectors along features: S = Q K' by dot products, O += P V as a sum of
-// scaled rows of V. A source of rows supplies K and V.
+// The two products of the decode kernel, with features in the lanes: S = Q K' by dot products, O += P V as a sum of
+// scaled rows of V. A Source supplies the rows of K and V: rows.h.
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
@@ -10,7 +10,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// R rows of Q K' for some keys, in whole vectors. Reduces a vector of dot products at once.
+// Computes R rows of Q K' for the keys `some`, which are rounded to multiples of kLanes. Reduces kLanes dot products
+// across lanes at once.
 template <class Stored, int R, class Source, class T>
 void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
@@ -41,8 +42,8 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// N vectors of R rows of O, from `column` of V on: O = factor * O + P V by rows; without factors, for the first keys,
-// O = P V.
+// Computes O = factor * O + P V for R rows by the N vectors of features from `column` on, with one factor per row, or
+// O = P V if `factor` is null.
 template <class Stored, int R, int N, class Source, class T>
 __attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
                                                int64_t ld_weight, const T* factor, T* const* output) {
@@ -58,7 +59,7 @@ __attribute__((noinline)) void multiply_values(const Source& values, int64_t col
     Vec<T> right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + j * L * kSize);
-    if constexpr (kBytes <= 64) __builtin_prefetch(row + kBytes);  // a cache line of the next columns
+    if constexpr (kBytes <= 64) __builtin_prefetch(row + kBytes);  // the next features of the row
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       const Vec<T> left = splat(left_row[i][key]);

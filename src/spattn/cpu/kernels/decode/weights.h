@@ -1,4 +1,4 @@
-// Softmax of few rows with keys in the lanes: key ranges of blocks of rows, scores to weights.
+// Softmax of the decode kernel, with keys in the lanes.
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
@@ -10,10 +10,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The cell of a row, with `cells` rows per head.
+// Returns the query tile cell of a row; each head has `cells` rows.
 inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
 
-// Sets reached[row] for each block of rows: the range of the first `count` keys that any of them attends to.
+// Sets reached[row], at the first row of each register block, to the range of keys to which any row of it attends.
 template <class T>
 void find_reached(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Keys* reached) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
@@ -33,7 +33,7 @@ void find_reached(const Mask& mask, int64_t cells, int64_t count, int64_t rows, 
   });
 }
 
-// The lanes whose mask bits from bit `key` on are set, in the form that Logits::masked() takes.
+// Expands the mask bits from `key` on to lanes, in the form that Logits::masked() takes.
 #if defined(__AVX512F__)
 template <class T> SPATTN_INLINE auto lanes_of(const uint64_t* bits, int64_t key) {
   const uint64_t first = bits[key / 64] >> (key % 64);
@@ -48,7 +48,7 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
   BitsVec<T> lane;
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = Word<T>(1) << i;
 #if defined(__AVX2__)
-  if constexpr (kLanes<T> == 8) {  // a byte, which a load can broadcast
+  if constexpr (kLanes<T> == 8) {  // one load broadcasts a byte
     return (BitsVec<T>)_mm256_set1_epi8(reinterpret_cast<const char*>(bits)[key / 8]) & lane;
   }
 #endif
@@ -56,12 +56,12 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
 }
 #endif
 
-// The range rounded out to whole vectors.
+// Rounds a key range outward to multiples of kLanes.
 template <class T> Keys in_vectors(Keys keys) {
   return {keys.begin / kLanes<T> * kLanes<T>, round_up(keys.end, kLanes<T>)};
 }
 
-// Masks the scores, and writes the maximum of each row over its range of keys to tile_max; a head has `cells` rows.
+// Masks the scores, and writes the maximum of each row to tile_max.
 template <class T>
 void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -89,7 +89,7 @@ void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t 
   });
 }
 
-// Turns S into P, as exponentiate() does, and adds its sums, given the offsets of exponents.
+// Replaces S by P, and updates row_sum; exponentiate() is its counterpart with queries in the lanes.
 template <class T>
 void weigh_scores(const Keys* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -114,7 +114,7 @@ void weigh_scores(const Keys* reached, int64_t rows, Logits<T> logits, T* matrix
   });
 }
 
-// The whole softmax: keys of a row in the lanes, row statistics as in move_reference().
+// Runs the online softmax of a tile: replaces S by P, and updates the row statistics.
 template <class T>
 void weigh_rows(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, Logits<T> logits, T* matrix,
                 int64_t ld, const RowStatistics<T>& s) {

@@ -1,4 +1,4 @@
-// Output of results: the caller's arrays, or split-KV partials that are combined later.
+// Writes results to the caller's arrays or to split-KV partials, and combines the partials.
 #pragma once
 #include <math.h>
 
@@ -10,14 +10,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A row of the partials: the workspace has slots * block_q rows of `width` values for each (batch, head).
+// Returns a row of the partials: `width` values, slots * block_q rows per (batch, head).
 template <class T> T* partial_row(const Call& call, int64_t batch, int64_t head, int64_t row, int64_t width) {
   const int64_t rows = call.plan.slots * call.plan.block_q;
   return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * width;
 }
 
-// The normalized output of a query, head_dim_v values, and its log-sum-exp as a double, because partials of a row with
-// large scores may differ by less than float32 resolves.
+// Returns a row of the forward's partials: the normalized output, head_dim_v values, and its log-sum-exp as a double,
+// because float32 cannot resolve the differences between partials if scores are large.
 template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
   return partial_row<T>(call, batch, head, row, call.head_dim_v + sizeof(double) / sizeof(T));
 }
@@ -28,7 +28,7 @@ template <class T> double slot_lse(const Call& call, const T* slot) {
   return lse;
 }
 
-// Writes a row of `out`, which may have been computed in place, and its log-sum-exp.
+// Writes a row of `out`, unless it was computed in place, and its log-sum-exp.
 template <class E, class T = typename E::Compute>
 void write_result(const Call& call, int64_t batch, int64_t head, int64_t position, const T* from, T row_lse) {
   const Head out(call.out, batch, head);
@@ -37,7 +37,7 @@ void write_result(const Call& call, int64_t batch, int64_t head, int64_t positio
   memcpy(Head(call.lse, batch, head).row(position), &row_lse, sizeof row_lse);
 }
 
-// Combines the partials of the rows [begin, end) of the plan's merge_rows, in order, through their log-sum-exps.
+// Combines the partials of rows [begin, end) of the plan's merge_rows, weighted by exp(lse), in a fixed order.
 template <class E>
 void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -61,7 +61,7 @@ void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t
     });
     clear(sum, width);
     each_source([&](const T* source, double lse) {
-      if (lse == -kInfinity<double>) return;  // attends to nothing
+      if (lse == -kInfinity<double>) return;  // the partial has no allowed key
       const double weight = ::exp(lse - largest);
       for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
       total += weight;

@@ -1,4 +1,5 @@
-// Query-vectorized work item: O = softmax(scale * Q K' + mask) V for a query tile and a range of its key tile list.
+// Forward of a work item with one query per vector lane: O = softmax(scale * Q K' + mask) V of a query tile and a range
+// of its key tile list.
 #pragma once
 #include "finish/exact.h"
 #include "finish/finish.h"
@@ -15,7 +16,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Adds a key tile to O, row_max and row_sum.
+// Adds the terms of a key tile to O and updates the row statistics.
 template <class Path, class T = typename Path::T>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
               ForwardScratch<T>& s) {
@@ -39,7 +40,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
 }
 
-// Writes (sign * Q)' of the cells [0, cells) to s.query; the rest of the vectors in use is zero.
+// Writes (sign * Q)' of the cells [0, cells) to s.query, zero-padded to the vector length.
 template <class Path, class T = typename Path::T>
 void pack_query(const Item& item, int64_t cells, T sign, ForwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;

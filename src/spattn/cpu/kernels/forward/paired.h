@@ -1,5 +1,5 @@
-// bfloat16 path on `vdpbf16ps`, which multiplies two adjacent features or keys at once and flushes subnormals to 0.
-// Weights are rounded to bfloat16.
+// Path for bfloat16 with `vdpbf16ps`, which multiplies pairs of adjacent features or keys and flushes subnormals to 0.
+// It rounds the weights to bfloat16.
 #pragma once
 #if defined(__AVX512BF16__)
 #include "forward/scratch.h"
@@ -24,8 +24,8 @@ struct Paired {
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return multiply_pairs(sum, a, b); }
   static SPATTN_INLINE Vector times(Vector x, T sign) { return times_sign(x, sign); }
 
-  // Joins the weights of adjacent keys to one element; `total` sums the rounded weights, so that the output is an
-  // average of V with weights of sum 1.
+  // Rounds the weights of two adjacent keys and packs them into one element. Adds the rounded weights to `total`, the
+  // divisor of the output, so that its weights sum to 1.
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>& total) {
     const Vector joined = alternate(bit_cast<__m512i>(_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0])));
     total = add_pairs(total, joined);
@@ -39,7 +39,7 @@ struct Paired {
   }
   static bool values_in_place(const Head&, const Tile&, const Call&) { return false; }
 
-  // Rows of (head_dim + 1) / 2 pairs of features.
+  // Returns K of a tile: `rows` rows of (head_dim + 1) / 2 pairs of features.
   static Operand<Element> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
                                       const CachedTile<T>& cached, ForwardScratch<T>& s) {
     if (keys_in_place(head, tile, rows, call)) {
@@ -53,7 +53,7 @@ struct Paired {
     return {reinterpret_cast<Element*>(cached.keys), ld};
   }
 
-  // Row p holds, for every feature, the keys 2 p and 2 p + 1.
+  // Returns V of a tile: row p holds, for each feature, the pair of keys 2 p and 2 p + 1.
   static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call,
                                         const CachedTile<T>& cached, ForwardScratch<T>& s) {
     Element* const packed = reinterpret_cast<Element*>(cached.values);
@@ -72,7 +72,7 @@ struct Paired {
     }
   }
 
-  // A row of V as `ld` values: in place, copied to `staged`, or zeros for padding.
+  // Returns a row of V as `ld` values, in place or copied to `staged` and padded with zeros.
   static const char* value_row(const Head& head, int64_t position, const Call& call, int64_t ld, uint16_t* staged) {
     const char* row = head.row(position);
     const int64_t width = position == kPadding ? 0 : call.head_dim_v;

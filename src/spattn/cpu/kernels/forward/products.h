@@ -1,4 +1,4 @@
-// The two matrix products of a tile: S' = K Q' and O += P V. The path defines how elements multiply: plain.h.
+// The two matrix products of a tile, S' = K Q' and O += P V. The path defines how to multiply elements: plain.h.
 #pragma once
 #include "forward/scratch.h"
 #include "simd/native.h"
@@ -12,17 +12,17 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Whether the score product prefetches to the L1 cache: the keys two blocks ahead, and the values of the current block.
-// One cache line of each row per 2 kKeyRows features fits float32 with AVX-512; other types and narrower vectors have
-// too little time between loads.
+// True if the score product prefetches to the L1 cache: the keys two blocks ahead, and V of the current block. Each
+// iteration over a feature prefetches one cache line. This rate fits float32 with AVX-512, where a line holds 2
+// kKeyRows features; other types and narrower vectors have too little time between loads.
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 
-// Steps of the score product: multiplies, with prefetches.
+// Iterates over the features in the score product, and prefetches.
 template <class Path> struct FeatureSteps {
   using Element = typename Path::Element;
   int64_t width;
-  const Element *soon, *value;  // the rows to prefetch
+  const Element *soon, *value;  // rows of K and V to prefetch
   int64_t ld_key, ld_value;
 
   template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
@@ -37,8 +37,8 @@ template <class Path> struct FeatureSteps {
   }
 };
 
-// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`. Never
-// inlined: the loop needs all registers.
+// Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. Not inlined,
+// because the loop needs all registers.
 template <class Path, int N, bool kMasked, class T = typename Path::T, class Element = typename Path::Element>
 __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Element> values, int64_t head_dim,
                                            int64_t key, int64_t column, const Score<T>& score, ForwardScratch<T>& s) {
@@ -63,8 +63,8 @@ __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Elemen
   }
 }
 
-// Computes s.scores = S' and s.rows.tile_max, the largest allowed score of each query, for the first `vectors` vectors
-// of queries and whole blocks of keys. Without a mask every pair is allowed.
+// Computes s.scores = S' and s.rows.tile_max, the maximum allowed score of each query, for the first `vectors` vectors
+// of queries and the keys `blocks`, which are rounded to multiples of kKeyRows.
 template <class Path, class T = typename Path::T>
 void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
                     int64_t head_dim, int64_t vectors, bool mask, const Score<T>& score, ForwardScratch<T>& s) {
@@ -80,7 +80,7 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
   });
 }
 
-// The keys that any of the `count` rows from `row` on attends to; the other weights are 0.
+// Iterates over the keys to which any of rows [row, row + count) attends. All other weights are 0.
 struct AllowedKeys {
   Keys keys;
   const Mask& mask;
@@ -96,8 +96,8 @@ struct AllowedKeys {
   }
 };
 
-// R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
-// summed before they are added to O, which keeps the rounding error of long lists small.
+// Computes O = rescale * O + P V for R rows by N vectors of features, or O = P V if `rescale` is null. Sums the terms
+// of a tile before adding them to O, which keeps the rounding error of long key tile lists small.
 template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
 SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
                                 const T* rescale, T* output, int64_t ld_output) {
@@ -115,7 +115,7 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
   }
 }
 
-// Rows [row, row + R) of the N vectors of O from `column` on.
+// Calls output_block() for the rows [row, row + R) and the N vectors of features from `column` on.
 template <class Path, int R, int N>
 SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
                                int64_t column, bool first, ForwardScratch<typename Path::T>& s) {
@@ -131,7 +131,7 @@ SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys
   }
 }
 
-// N vectors of O, for the query cells [0, cells) and up to one more.
+// Updates rows [0, cells) of O, and one more if `cells` is odd, in the N vectors of features from `column` on.
 template <class Path, int N>
 void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
                     bool first, ForwardScratch<typename Path::T>& s) {
@@ -141,7 +141,7 @@ void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t c
   for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
 }
 
-// O = rescale * O + P V, or P V for the first tile.
+// Computes O = rescale * O + P V, or O = P V for the first tile of an item.
 template <class Path>
 void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, bool first,
                        ForwardScratch<typename Path::T>& s) {

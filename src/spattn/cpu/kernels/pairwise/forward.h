@@ -1,10 +1,10 @@
 // Pairwise forward of work items with one-query tiles, for patterns too sparse for blocks of pairs.
 //
-// As in decoding, vectors run along features and keys, and the query heads of a group are rows of one matrix. A tile is
-// only a list of keys: a chunk holds the keys of several tiles, and the products gather their rows of K and V. Only
-// allowed pairs are computed, except for padding of a chunk's last vector.
+// As in the decode kernel, lanes hold features or keys, and the query heads of a group are rows of one matrix. A chunk
+// holds the allowed keys of several tiles, and the products gather their rows of K and V. Except for the padding of a
+// chunk to the vector length, the kernel computes only allowed pairs.
 //
-//   floor: bytes of the pairs' rows of K and V / L2 bandwidth; measured by benchmarks/kernels/pairwise_cpu.py
+//   lower bound: bytes of K and V per pair / L2 bandwidth; measured by benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"
@@ -20,7 +20,7 @@ template <class T> struct PairwiseScratch {
   PairwiseScratch(const Call& call, Arena& arena) : rows(call, arena), chunk(call, rows.position.key, arena) {}
 };
 
-// An item of the query heads [item.head, end) of a group.
+// Computes an item for the query heads [item.head, end) of a group.
 template <class E> void pairwise(const Item& item, int64_t end, PairwiseScratch<typename E::Compute>& s) {
   constexpr int64_t L = kLanes<typename E::Compute>;
   list_positions(item.query_tile(), s.rows.position.query);

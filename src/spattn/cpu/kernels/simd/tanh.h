@@ -1,5 +1,5 @@
-// tanh(x): an odd polynomial or rational function of small arguments (Cephes), else 1 - 2 E / (1 + E) with
-// E = exp(-2 |x|). Within 2 ulp; NaN stays NaN.
+// tanh(x), within 2 ulp; NaN stays NaN. Uses the polynomial or rational function of Cephes for small |x|, else
+// 1 - 2 E / (1 + E) with E = exp(-2 |x|) and the sign of x.
 #pragma once
 #include <math.h>
 
@@ -9,7 +9,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// tanh(x) = x + x z P(z) / Q(z), z = x^2, for |x| < 0.625. Coefficients from the highest power.
+// Coefficients of tanh(x) = x + x z P(z) / Q(z), z = x^2, |x| < 0.625; the highest power comes first.
 template <class T> struct Tanh;
 
 template <> struct Tanh<float> {

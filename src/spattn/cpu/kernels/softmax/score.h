@@ -1,9 +1,9 @@
-// Score functions of scores/*.h on tiles of S: a pass between the score product and the softmax.
+// Applies the score functions of scores/*.h to tiles of S, between the score product and the softmax.
 //
-// A score function is a property of the call and has a parameter per query head. The identity has no pass: the softmax
-// takes unscaled scores (logits.h). Otherwise the pass replaces the products q.k by f(scale * q.k), which the softmax
-// takes with scale 1. Masks and maxima come after the pass, so f may give anything at a masked pair. A NaN becomes
-// +inf, which sends its row to the float64 fallback in every path; masks make it -inf.
+// A call has one score function, with a parameter per query head. The identity is skipped: the softmax reads unscaled
+// scores (logits.h). Other functions replace q.k by f(scale * q.k), which the softmax reads with scale 1. The kernels
+// mask the results, so f may return anything for a masked pair. A NaN becomes +inf, which sends its row to the float64
+// fallback in every kernel unless the pair is masked.
 #pragma once
 #include <math.h>
 
@@ -14,7 +14,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// What scores/*.h need, for numbers and for vectors.
+// Names that scores/*.h use, defined for scalars and for vectors.
 #define SPATTN_SCORE SPATTN_INLINE
 inline double score_tanh(double x) { return ::tanh(x); }
 SPATTN_INLINE Vec<float> score_tanh(Vec<float> x) { return tanh<float>(x); }
@@ -34,7 +34,7 @@ template <class T, class P> SPATTN_INLINE T score_number(P position) {
 template <class T> struct Score {
   int function;
   T scale, parameter;
-  int64_t offset;  // position of the first query
+  int64_t offset;  // key position that aligns with the first query
 
   Score(const Call& call, int64_t head)
       : function(call.score), scale(T(call.scale)), parameter(call.score ? T(call.score_values[head]) : T(0)),
@@ -42,13 +42,13 @@ template <class T> struct Score {
 
   explicit operator bool() const { return function != kIdentity; }
 
-  // Calls visit(f) with an instance of the function's type.
+  // Calls visit(f) with the score function; does not call it for the identity.
   template <class Visit> void select(const Visit& visit) const {
     if (function == kSoftcap) visit(Softcap{});
     if (function == kAlibi) visit(Alibi{});
   }
 
-  // The score of one pair and, unless null, its derivative.
+  // Returns the score of one pair and writes its derivative to `derivative` unless null.
   double of_pair(double product, int64_t query, int64_t key, double* derivative) const {
     double value = 0;
     select([&](auto f) {
@@ -59,15 +59,16 @@ template <class T> struct Score {
   }
 };
 
-// Positions of the lanes of a vector.
+// Loads a vector of positions and adds `offset`.
 template <class T> SPATTN_INLINE IntVec<T> lane_positions(const int64_t* from, int64_t offset) {
   IntVec<T> found;
   for (int i = 0; i < kLanes<T>; ++i) found[i] = decltype(found[0] + 0)(from[i] + offset);
   return found;
 }
 
-// Replaces products by scores, and writes the derivatives, unless null, in the same layout. `rows` and `lanes` are the
-// positions of the rows and of the columns, in whole vectors, of `scores`; rows are keys or, if kKeysInLanes, queries.
+// Replaces the products in `scores` by scores and writes derivatives in the same layout unless null. `rows` and `lanes`
+// are the positions along the rows and columns of `scores`. Rows are keys or, if kKeysInLanes, queries; `columns` is a
+// multiple of kLanes.
 template <bool kKeysInLanes, class T>
 __attribute__((noinline)) void apply_score(const Score<T>& score, const int64_t* rows, int64_t count,
                                            const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
@@ -90,8 +91,7 @@ __attribute__((noinline)) void apply_score(const Score<T>& score, const int64_t*
   });
 }
 
-// Applies the score function to a block of products in registers: kKeyRows keys by N vectors of queries. `scores` holds
-// them for the time of the call.
+// Applies the score function to a register block of R keys by N vectors of queries; uses `scores` as a buffer.
 template <int R, int N, class T>
 SPATTN_INLINE void apply_to_block(const Score<T>& score, const int64_t* keys, const int64_t* queries, T* scores,
                                   int64_t ld, Vec<T> (&block)[R][N], T* derivatives = nullptr) {
@@ -103,7 +103,8 @@ SPATTN_INLINE void apply_to_block(const Score<T>& score, const int64_t* keys, co
   for (int i = 0; i < R * N; ++i) block[i / N][i % N] = load<Vec<T>>(scores + i / N * ld + i % N * L);
 }
 
-// dS of the products, given that of the scores; 0 for weight 0, where the derivative may be NaN.
+// Multiplies dS by the derivatives of the score function, in place; writes 0 where the weight is 0, as the derivative
+// may be NaN there.
 template <class T>
 void multiply_derivatives(const T* weights, const T* derivatives, int64_t count, T* gradients) {
   for (int64_t i = 0; i < count; i += kLanes<T>) {

@@ -1,4 +1,4 @@
-// Operands of the matrix products: read in place if the strides allow, else gathered, converted and padded.
+// Operands of the matrix products: read in place if the strides permit, else gathered, converted and padded.
 #pragma once
 #include "simd/element.h"
 #include "kernels.h"
@@ -7,7 +7,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One head of an array, indexed by (position, feature).
+// One head of an array, (position, feature).
 struct Head {
   char* data;
   int64_t position, feature;  // strides in bytes
@@ -21,14 +21,14 @@ struct Head {
 
 template <class T> struct Operand {
   const T* data;
-  int64_t ld;  // elements from row to row
+  int64_t ld;  // in elements
 };
 
 template <class T> SPATTN_INLINE void clear(T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) from[i] = T(0);
 }
 
-// Gathers rows by position, converts them, and pads them with zeros to (rows, ld).
+// Gathers and converts the rows at `position`; pads them with zeros to (rows, ld).
 template <class E>
 void gather_positions(const Head& head, const int64_t* position, int64_t cells, int64_t rows, int64_t width, int64_t ld,
                       typename E::Compute* out) {
@@ -43,14 +43,14 @@ void gather_positions(const Head& head, const int64_t* position, int64_t cells, 
   clear(out + cells * ld, (rows - cells) * ld);
 }
 
-// Gathers the rows of a key tile.
+// As gather_positions() for the cells of a tile; writes their positions to `position`.
 template <class E>
 void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld, int64_t* position,
                  typename E::Compute* out) {
   gather_positions<E>(head, position, list_positions(tile, position), rows, width, ld, out);
 }
 
-// Gathers `rows` queries from `first`, as rows of `ld`, zero beyond the real ones.
+// Gathers `rows` queries from cell `first` on, padded with zeros to (rows, ld).
 template <class E>
 void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells, int64_t width, int64_t ld,
                     const int64_t* position, typename E::Compute* out) {
@@ -62,7 +62,7 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
   }
 }
 
-// Prefetches rows to the L1 cache, if their features are contiguous.
+// Prefetches the rows of a tile to the L1 cache if they are evenly spaced and their features contiguous.
 inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   if (!tile.even() || head.feature < 0 || head.feature > 8) return;
   const char* row = head.row(tile.start);
@@ -71,7 +71,7 @@ inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   }
 }
 
-// Whether the head's rows in memory have the layout of E::Compute.
+// True if the rows of the head are contiguous, aligned and stored as E::Compute.
 template <class E> bool as_computed(const Head& head) {
   using T = typename E::Compute;
   constexpr int64_t size = sizeof(T);
@@ -79,7 +79,7 @@ template <class E> bool as_computed(const Head& head) {
          reinterpret_cast<uintptr_t>(head.data) % size == 0;
 }
 
-// Whether the cells of `tile` can be read in place as rows of E::Compute.
+// True if the kernels can read the cells of `tile` in place.
 template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
   return as_computed<E>(head) && tile.even();
 }
@@ -89,8 +89,8 @@ template <class E> Operand<typename E::Compute> in_place(const Head& head, const
   return {reinterpret_cast<const T*>(head.row(tile.start)), tile.stride[2] * head.position / int64_t(sizeof(T))};
 }
 
-// K or V of a key tile: `rows` rows of `width` elements, in place if they are whole vectors and, if `adjacent`, adjacent;
-// else gathered to (rows, ld) in `buffer`.
+// Returns K or V of a key tile as `rows` rows: in place if they need neither conversion nor padding and, with
+// `adjacent`, have leading dimension `ld`; else gathered to `buffer`, (rows, ld).
 template <class E>
 Operand<typename E::Compute> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
                                        bool adjacent, int64_t* position, typename E::Compute* buffer) {

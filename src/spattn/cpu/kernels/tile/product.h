@@ -1,4 +1,4 @@
-// Register-blocked micro-kernel of the matrix products of a tile, and the transposition of their operands.
+// Register-blocked micro-kernel of the matrix products, and transposition of their operands.
 #pragma once
 #include "simd/vec.h"
 #include "tile/operand.h"
@@ -6,7 +6,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// sum[i][j] += left[i * row + n * step] * (vector j of row n of `right`), over the terms n that `terms` visits.
+// Adds left[i * row + n * step] * right[n][j] to sum[i][j] for every n that `terms` visits; j counts vectors.
 template <class Path, int R, int N, class Terms>
 SPATTN_INLINE void multiply(const typename Path::Element* left, int64_t row, int64_t step,
                             Operand<typename Path::Element> right, const Terms& terms,
@@ -25,7 +25,7 @@ SPATTN_INLINE void multiply(const typename Path::Element* left, int64_t row, int
   });
 }
 
-// Transposes L rows by L columns at `from`, times `factor`.
+// Loads a block of kLanes x kLanes elements, multiplies it by `factor` and transposes it.
 template <class Path, class T = typename Path::T>
 SPATTN_INLINE void transpose_block(const typename Path::Element* from, int64_t ld, T factor,
                                    Vec<T> (&block)[kLanes<T>]) {
@@ -35,7 +35,7 @@ SPATTN_INLINE void transpose_block(const typename Path::Element* from, int64_t l
   transpose<T>(block);
 }
 
-// to = (factor * from)': `width` rows of `rows` elements, both padded to whole vectors in `from`.
+// Writes the transpose of factor * from to `to`, (width, rows). `from` is padded to multiples of kLanes.
 template <class Path, class U, class T = typename Path::T>
 void transpose_rows(const typename Path::Element* from, int64_t ld_from, int64_t rows, int64_t width, T factor, U* to,
                     int64_t ld_to) {

@@ -1,7 +1,7 @@
 """Backward kernels for compute capability 8.0 and later.
 
-``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and float64. A
-dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 16 tokens.
+They use ``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and
+float64. A dK/dV kernel and a dQ kernel execute any plan whose query tiles are a multiple of 16 tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def backward(call: BackwardPass) -> None:
         params = pack_backward(call, own, statistics, scores, values)
         if not keyed:
             ready = load_common(call.device, "backward/statistics", call.dtype)
-            ready.launch(-(-batch * heads_q * q_len // (ready.threads // 32)), params, call.stream)  # a warp per row
+            ready.launch(-(-batch * heads_q * q_len // (ready.threads // 32)), params, call.stream)  # one warp per row
         if own.tasks:
             for ready, rows in backward_kernels(call, bool(keyed)):
                 blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
@@ -49,7 +49,7 @@ def backward(call: BackwardPass) -> None:
 
 
 def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
-    """The dK/dV or dQ kernels for a call's dtype, head dimensions, alignment and score function, with their rows per
-    CTA."""
+    """Return the dK/dV or dQ kernels, with their rows per CTA, for a call's types, sizes, alignment and score
+    function."""
     problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
     return load(call.device, call.score, backward_variants, *problem)

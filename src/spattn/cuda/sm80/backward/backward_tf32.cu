@@ -5,11 +5,11 @@
 // Target     compute capability 8.0 and later: mma.sync m16n8k8 tf32, cp.async.
 // Types      float32; accumulation, statistics and workspace in float32.
 // Warps      SPATTN_ROWS / 16, 16 rows each for the whole item; all load.
-// Shared     the rows of two operands and SPATTN_STAGES stages of SPATTN_COLUMNS columns of two others: 98 KiB at
+// Shared     rows of two operands, and SPATTN_STAGES stages of SPATTN_COLUMNS columns of the two others: 98 KiB at
 //            head_dim 128 with one stage of 32, 66 KiB at 64 with one of 64.
 // Registers  179 to 255 per thread; no spills except a few words in dK/dV at head_dim 128 (tests/cuda/test_compile.py).
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 //
 // Macros     those of backward_mma.cu; SPATTN_ATOMS is 1.
 #include "sm80/backward/mma_backward.cuh"
@@ -18,10 +18,10 @@ namespace spattn::sm80_backward {
 
 static_assert(kAtoms == 1 && kDim % 32 == 0 && kDimV % 32 == 0, "tile shape");
 
-// A product may permute its K index if both operands agree. As in the forward (sm80/forward/attention_tf32.cu), every
-// fragment is a whole 16-byte chunk: lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns;
-// k = t and t + 4 of P C are columns 2 t and 2 t + 1, matching P's layout in the accumulators; quad g reads chunk g of
-// 32 features, whose element j is column g of tile j.
+// A product may permute its K index if both operands agree. As in sm80/forward/attention_tf32.cu, every fragment is a
+// whole 16-byte chunk. For R C', lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns. For
+// P C, k = t and t + 4 are columns 2 t and 2 t + 1, as in P's accumulator layout; quad g reads chunk g of 32 features,
+// and element j of the chunk is column g of tile j.
 struct Products {
   static constexpr bool kRounds = true;
 

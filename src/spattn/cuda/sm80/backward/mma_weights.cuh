@@ -1,16 +1,16 @@
-// Weights, and dS, of the allowed pairs of an iteration.
+// P and dS of the allowed pairs of an iteration.
 #pragma once
 #include "sm80/scores.cuh"
 #include "sm80/backward/mma_steps.cuh"
 
 namespace spattn::sm80_backward {
 
-// For each row of a thread, a bitmask of the columns that it may pair with.
+// Bitmask of allowed columns for each row of a thread.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile; returns whether to mask any.
-// Bits of padding queries are undefined: such rows are not written, such columns are cleared. In a full tile padding
-// columns are zeros, which is harmless unless a score function makes something of them.
+// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile on; returns true if any pair must be
+// masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In a
+// full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
   const unsigned* words = shared.real[place];
@@ -21,14 +21,14 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   for (int number = 0; number < 2 * kAtoms; ++number) {
     const int row = min(first + own_row(number / 2, number % 2), pass.subtile_rows - 1);
     const long long word = static_cast<long long>(step.mask) * pass.subtile_rows + row;
-    // Branch-free: the loads are issued early, and the products hide their latency.
+    // Branch-free, so that the loads are issued early and the products hide their latency.
     allowed[number / 2][number % 2] = masked ? real & pass.bits[word] >> step.first : real;
   }
   return kScored || masked;
 }
 
-// S becomes P, and D becomes dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both results
-// are 0 for masked pairs, whatever the column and the score function give.
+// Replaces S by P, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both
+// results are 0 for masked pairs, whatever the columns hold and the score function returns.
 __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const float2 (&own)[kAtoms][2],
                                       const float2* columns, const Allowed& allowed, bool masked,
                                       const sm80::HeadScore<float>& score, const Shared& shared, int place) {

@@ -1,4 +1,4 @@
-// Formula    lse, +inf for empty rows; delta = rowsum(dout o out) - dlse.
+// Formula    lse, or +inf for empty rows; delta = rowsum(dout o out) - dlse.
 // Grid       one warp per query row, flat.
 // Target     compute capability 8.0 and later.
 // Types      any; sums in float32, float64 for float64.
@@ -12,7 +12,6 @@ namespace spattn::sm80_backward {
 
 constexpr int kThreads = 256;
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_constant__ Params p) {

@@ -1,7 +1,7 @@
 """Forward kernels for compute capability 8.0 and later.
 
-``mma.sync`` for 16-bit types and, as TF32 products, for float32; fused multiply-adds for float64. They execute any plan
-with query tiles of a multiple of 16 tokens.
+They use ``mma.sync`` for 16-bit types and, as TF32 products, for float32; fused multiply-adds for float64. They execute
+any plan whose query tiles are a multiple of 16 tokens.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ LARGEST_GRID = 2**31 - 1
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """Tile shape (block_q, block_kv) for a head dimension (the larger of q's and v's)."""
+    """Return the tile shape (block_q, block_kv) for a head dimension (the larger of q's and v's)."""
     return tile_within(device.shared_bytes, dtype, head_dim)
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
-    """Whether the kernels can execute plans with this tile shape."""
+    """True if the kernels execute plans with this tile shape."""
     return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % KEYS == 0
 
 
 def forward(call: ForwardPass) -> None:
-    """Enqueue the attention kernel and, for plans with split-KV partials, the combine kernel; the context must be
-    current."""
+    """Enqueue the attention kernel, then the combine kernel if the plan has partials; the context must be current."""
     batch, heads_q = call.q.shape[:2]
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
     partial, partial_lse = call.workspace()
@@ -49,14 +48,14 @@ def forward(call: ForwardPass) -> None:
 def launch_all(
     call: ForwardPass, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int
 ) -> None:
-    """Launch a kernel over a flat list of CTAs, in as many grids as necessary."""
+    """Launch a kernel over a flat list of CTAs, in as many grids as needed."""
     for first in range(0, blocks, LARGEST_GRID):
         params = pack(call, plan, partial, partial_lse, first)
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
 
 
 def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int]:
-    """The kernel for a call's dtype, head dimensions, tiles, alignment and score function, and its rows per CTA."""
+    """Return the kernel, with its rows per CTA, for a call's types, sizes, tiles, alignment and score function."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
     key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score
     found = plan.kernels.get(key)

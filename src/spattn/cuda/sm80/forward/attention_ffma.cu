@@ -6,8 +6,7 @@
 // dtypes    float64
 // warps     8; thread (x, y) of 16 × 16 owns query rows y + 16 i, key columns x + 16 j and one 16-byte chunk of each
 //           slice of the output. All warps load
-// shared    Q, a ring of two slices (64 keys × 32 columns) that K and V stream through, P: 137 KiB at 64 queries,
-//           head_dim 128
+// shared    Q, P, and a ring of two slices (64 keys × 32 features) for K and V: 137 KiB at 64 queries, head_dim 128
 // registers 128 per thread with two CTAs per SM; no spills (tests/cuda/test_compile.py checks)
 // test      tests/cuda/sm80/test_mma_forward.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
@@ -20,12 +19,12 @@
 namespace spattn::sm80 {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;
-constexpr int kChunks = kSide, kSlice = kChunks * kVector;  // of a slice of columns
+constexpr int kChunks = kSide, kSlice = kChunks * kVector;  // chunks per row, and features, of a slice
 constexpr int kSlices = kDim / kSlice, kSlicesV = kDimV / kSlice;
-constexpr int kOwn = kRows / kSide, kColumns = kKeys / kSide;  // of S, per thread
-// CTAs per SM: two if the accumulators leave room, so that one's products hide the other's barriers and softmax.
+constexpr int kOwn = kRows / kSide, kColumns = kKeys / kSide;  // rows and columns of S per thread
+// CTAs per SM: two if the accumulators leave enough registers, so that one multiplies while the other waits.
 constexpr int kBlocks = kOwn * (kSlicesV * kVector + kColumns) <= 24 ? 2 : 1, kUnroll = kBlocks == 2 ? 1 : 2;
-// Pads rows of P so that two rows written at once by a warp fall into different halves of the banks.
+// Pads rows of P so that the two rows that a warp writes at once fall into different halves of the banks.
 constexpr int kWeightStride = kKeys + kSide;
 static_assert(kDim % kSlice == 0 && kDimV % kSlice == 0 && kRows % kSide == 0, "tile shape");
 
@@ -41,8 +40,7 @@ __device__ __forceinline__ double2 read_chunk(const Element* tile, int row, int 
   return *reinterpret_cast<const double2*>(tile + chunk_at<kChunks>(row, chunk) * kVector);
 }
 
-// The slices of K, then those of V, of each iteration. One loads while the previous one is multiplied, with one barrier
-// per slice.
+// Streams the slices of K, then of V: one loads while the previous one is multiplied, with one barrier per slice.
 struct Stream {
   const Params& params;
   Shared& shared;
@@ -55,7 +53,7 @@ struct Stream {
                                                   position, (value ? slice - kSlices : slice) * kSlice,
                                                   value ? params.head_dim_v : params.head_dim);
   }
-  // Waits for the last slice loaded and returns it; the other buffer is free afterwards.
+  // Waits for the last loaded slice and returns it; the other buffer is then free.
   __device__ const Element* arrive() {
     copies_wait();
     __syncthreads();
@@ -70,7 +68,7 @@ __device__ __forceinline__ Sum across_row(Sum value, Combine combine) {
   return value;
 }
 
-// One CTA's rows.
+// Attention of one CTA's rows.
 struct Block {
   const Params& params;
   Shared& shared;
@@ -78,7 +76,7 @@ struct Block {
   Sum o[kOwn][kSlicesV][kVector] = {};
   Softmax<Sum> state[kOwn];
 
-  // S += Q Kᵀ over one slice of columns
+  // S += Q Kᵀ over one slice of features
   __device__ __forceinline__ void multiply_query_key(Sum (&s)[kOwn][kColumns], const Element* q, const Element* k) {
 #pragma unroll kUnroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -94,7 +92,7 @@ struct Block {
     }
   }
 
-  // From products of q and k to the softmax's input: the score function, then the mask.
+  // Turns products q · k into the softmax's input: applies the score function, then the mask.
   __device__ __forceinline__ void score_and_mask(Sum (&s)[kOwn][kColumns], const HeadScore<Sum>& score,
                                                  const Step& step, const int* key_position) const {
     if constexpr (kScored) {
@@ -117,7 +115,7 @@ struct Block {
     }
   }
 
-  // P = exp2(S · scale_log2 − row_max) into shared memory; rescales O and the row sums for a new maximum.
+  // Writes P = exp2(S · scale_log2 − row_max) to shared memory; rescales O and the row sums for a new maximum.
   __device__ __forceinline__ void softmax(Sum (&s)[kOwn][kColumns]) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -137,7 +135,7 @@ struct Block {
     }
   }
 
-  // O += P V for one slice of output columns
+  // O += P V for one slice of output features
   __device__ __forceinline__ void multiply_weight_value(int slice, const Element* v) {
 #pragma unroll kUnroll
     for (int key = 0; key < kKeys; key += 2) {
@@ -152,7 +150,7 @@ struct Block {
     }
   }
 
-  // Writes a thread's part of row `i`, normalised; returns whether it is final: finite, with scores in range.
+  // Writes a thread's part of row `i`, normalised; returns true if the row is final: finite, with scores in range.
   __device__ __forceinline__ bool finish_row(int i, const Work& work, int batch_head, Element* head) {
     const int row = y + kSide * i, position = shared.query_position[row];
     const RowTarget target = row_target<kBlockQ>(params, work, batch_head, first_row + row, position);

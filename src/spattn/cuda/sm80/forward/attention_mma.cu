@@ -5,7 +5,7 @@
 // dtypes    float16, bfloat16; accumulation, softmax statistics and the workspace are float32
 // warps     SPATTN_ROWS / (16 · SPATTN_ATOMS), 16 · SPATTN_ATOMS query rows each for the whole item; all load
 // shared    Q + one K + one V tile of 64 keys (65 KiB at 128 queries, head_dim 128; 97 KiB at 64 queries, head_dim 256)
-// registers 240 to 255 per thread at 32 rows per warp; no spills (tests/cuda/test_compile.py checks) except the row
+// registers 240 to 255 per thread at 32 rows per warp; no spills (tests/cuda/test_compile.py checks) except of the row
 //           sums at head_dim 128 on sm_90
 // test      tests/cuda/sm80/test_mma_forward.py
 // benchmark benchmarks/peers/peers_cuda.py
@@ -19,7 +19,7 @@
 
 namespace spattn::sm80 {
 
-// Keeps Q fragments in registers if 32 suffice; otherwise reloads them from shared memory for every tile.
+// Keeps the fragments of Q in 32 registers if they fit; otherwise reloads them from shared memory for every tile.
 constexpr bool kKeepQuery = kAtoms * kDim <= 128;
 
 using QueryFragments = unsigned[kKeepQuery ? kDim / 16 : 1][kAtoms][4];

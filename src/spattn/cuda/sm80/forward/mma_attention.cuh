@@ -6,12 +6,12 @@
 //     load_query(Query&, const Shared&)
 //     multiply_query_key(Scores&, const Shared&, Query&)                   S = Q Kᵀ
 //     multiply_weight_value(Output&, const Scores&, const Shared&)    O += P V
-//     column(n, i)                                    output column of accumulator i < 2 of o[atom][n]
-//     narrow2(Element* tile, row, n, x, y)            writes both to the shared output tile
+//     column(n, i)                                    output feature of accumulator i < 2 of o[atom][n]
+//     narrow2(Element* tile, row, n, x, y)            writes both accumulators to the shared output tile
 //     landed<rows, chunks>(Element* tile)             post-processes the chunks that a thread has loaded
 //   };
 //
-// S has mma.m16n8's accumulator layout, described in scores.cuh; so has O, except for column().
+// S and O use mma.m16n8's accumulator layout (scores.cuh). The output feature is column(n, i), not the layout's column.
 // source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
 // registers: FlashAttention-2, Dao, arXiv:2307.08691
 #pragma once
@@ -26,7 +26,7 @@ constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
 static_assert(kRows % kRowsPerWarp == 0, "tile shape");
 
 struct Shared {
-  alignas(128) Element q[kRows * (kDim > kDimV ? kDim : kDimV)];  // later the output, before its vectorized stores
+  alignas(128) Element q[kRows * (kDim > kDimV ? kDim : kDimV)];  // also stages the output for vectorized stores
   alignas(128) Element k[kKeys * kDim];
   alignas(128) Element v[kKeys * kDimV];
   int key_position[2][kKeys];
@@ -36,7 +36,7 @@ struct Shared {
 using Scores = float[kAtoms][kKeys / 8][4];
 using Output = float[kAtoms][kDimV / 8][4];
 
-// From products of q and k to the softmax's input: the score function, then the mask.
+// Turns products q · k into the softmax's input: applies the score function, then the mask.
 __device__ __forceinline__ void score_and_mask(Scores& s, const HeadScore<float>& score, const Params& params,
                                                const Shared& shared, const Step& step, const int* key_position,
                                                int first_row) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void score_and_mask(Scores& s, const HeadScore<float>
   }
 }
 
-// P = exp2(S · scale_log2 − row_max); rescales O and the row sums for a new maximum.
+// Computes P = exp2(S · scale_log2 − row_max); rescales O and the row sums for a new maximum.
 __device__ __forceinline__ void softmax(Scores& s, Output& o, Softmax<float> (&state)[kAtoms][2], float scale_log2) {
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, Softmax<float> (&s
   }
 }
 
-// Writes one row of a thread's accumulators, normalised: to the workspace, or narrowed into the shared tile of
-// store_output(). Returns for the whole quad whether the row is final: finite, with scores in range.
+// Normalises one row of a thread's accumulators and writes it to the workspace, or narrowed to the shared tile of
+// store_output(). Returns true on the whole quad if the row is final: finite, with scores in range.
 template <typename Products>
 __device__ __forceinline__ bool finish_row(const Output& o, Softmax<float> state, int atom, int half,
                                            const Params& params, Shared& shared, const RowTarget& target, int row) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void store_output(const Params& params, const Shared&
   }
 }
 
-// Normalises and writes this warp's rows, then recomputes the non-finite ones.
+// Normalises and writes this warp's rows, then recomputes rows that are not final.
 template <typename Products>
 __device__ __forceinline__ void finish(const Output& o, const Softmax<float> (&state)[kAtoms][2], const Params& params,
                                        Shared& shared, const Work& work, int batch_head, int first_row) {
@@ -159,7 +159,6 @@ __device__ __forceinline__ void finish(const Output& o, const Softmax<float> (&s
   }
 }
 
-// The kernel body.
 template <typename Products>
 __device__ __forceinline__ void attend(const Params& params) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -199,7 +198,7 @@ __device__ __forceinline__ void attend(const Params& params) {
   Output o = {};
   Softmax<float> state[kAtoms][2];
   for (int buffer = 0; now.exists(); buffer ^= 1) {
-    // K has landed; all threads are done with V.
+    // K has landed; no thread reads V any more.
     load_rows<kKeys, kChunksV, kThreads, kAligned>(shared.v, v, params.v, shared.key_position[buffer], 0,
                                                    params.head_dim_v);
     next.write_positions<kThreads>(shared.key_position[buffer ^ 1], params);
@@ -209,7 +208,7 @@ __device__ __forceinline__ void attend(const Params& params) {
     copies_wait();
     Products::template landed<kKeys, kChunksV>(shared.v);
     __syncthreads();
-    // V and the next positions have landed; all threads are done with K.
+    // V and the next positions have landed; no thread reads K any more.
     if (next.exists()) {
       load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[buffer ^ 1], 0,
                                                     params.head_dim);

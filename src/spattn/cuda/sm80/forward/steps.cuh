@@ -1,4 +1,4 @@
-// The rows of a CTA, and its iterations over a work item.
+// A CTA's rows of a query tile, and its iterations over a work item.
 #pragma once
 #include "sm80/params.cuh"
 
@@ -6,23 +6,22 @@ namespace spattn::sm80 {
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kBlockQ = SPATTN_BLOCK_Q, kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kRows = SPATTN_ROWS, kParts = kBlockQ / kRows;             // of a query tile, per CTA
+constexpr int kRows = SPATTN_ROWS, kParts = kBlockQ / kRows;             // query rows per CTA, CTAs per query tile
 constexpr int kKeys = SPATTN_KEYS;                                       // per iteration; a wider tile takes several
-constexpr int kStepsPerTile = kBlockKV / kKeys, kWords = kBlockKV / 64;  // words of a row of a bitmask
+constexpr int kStepsPerTile = kBlockKV / kKeys, kWords = kBlockKV / 64;  // 64-bit words per bitmask row
 constexpr bool kAligned = SPATTN_ALIGNED;
 static_assert(kBlockQ % kRows == 0 && kBlockKV % 64 == 0 && 64 % kKeys == 0, "tile shape");
 
-// The task of this CTA.
 __device__ __forceinline__ Task own_task(const Params& params) {
   return find_task(params.items, (params.first_block + blockIdx.x) / kParts);
 }
 
-// Its first row of the query tile.
+// Returns this CTA's first row of the query tile.
 __device__ __forceinline__ int own_first_row(const Params& params) {
   return static_cast<int>((params.first_block + blockIdx.x) % kParts) * kRows;
 }
 
-// An iteration: kKeys keys of a tile list entry; `view` is -1 after the last.
+// One iteration: kKeys keys of a tile list entry; `view` is -1 after the last iteration.
 struct Step {
   int view, tile, mask, sub;
 
@@ -34,14 +33,14 @@ struct Step {
       position[key] = position_of(params.views[view], tile, sub * kKeys + key);
     }
   }
-  // The words of the bitmask for the query cells, kWords apart, if there is one; its keys start at bit first_bit().
+  // Returns the bitmask's rows, kWords words apart; the iteration's keys start at bit first_bit(). Requires mask >= 0.
   __device__ const unsigned long long* words(const Params& params) const {
     return params.masks + static_cast<long long>(mask) * kBlockQ * kWords + sub * kKeys / 64;
   }
   __device__ int first_bit() const { return sub * kKeys % 64; }
 };
 
-// The iterations of a work item, in order. fetch() runs well before its result is used, to hide its three loads.
+// Iterates over a work item. Call fetch() well before its result is used, to hide the latency of its three loads.
 struct Steps {
   const Params& params;
   int first_view, entry, end, sub = 0;

@@ -1,7 +1,7 @@
-// Float64 fallback: one row, column by column.
+// Float64 fallback: recomputes one row, column by column.
 //
-// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row that
-// came out non-finite here, from its allowed pairs only, in the plan's order.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row with
+// a non-finite result from its allowed pairs only, in the plan's order.
 #pragma once
 
 #include "common/element.cuh"
@@ -10,7 +10,7 @@
 
 namespace spattn::sm90_backward {
 
-// Lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
+// Sums of a row: lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
 struct FallbackSums {
   double scores[kDim / 32], values[kDim / 32];
 };
@@ -32,13 +32,13 @@ struct FallbackRow {
     return sum;
   }
 
-  // Position of this row; false for padding.
+  // Finds the position of this row; returns false for padding.
   __device__ __forceinline__ bool position(int64_t& found) const {
     const int* at = assigned.work.subtile[row / kSubtile];
     return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSubtile, found);
   }
 
-  // Position of a column that this row may pair with, else -1.
+  // Returns the position of a column that this row may pair with, else -1.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
     if (!mask_allows(p.masks, entry.masks[row / kSubtile], row % kSubtile, column)) return -1;
     int64_t found;

@@ -92,7 +92,7 @@ pack_rows, pack_sum, pack_converted = packer(ROWS).pack, packer(SUM).pack, packe
 
 @functools.cache
 def params_dtype(room: int) -> np.dtype:
-    """The struct Params for `room` tensor maps."""
+    """Return the dtype of Params for `room` tensor maps."""
     members: list[tuple[Any, ...]] = [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
@@ -102,7 +102,7 @@ def params_dtype(room: int) -> np.dtype:
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh for `room` tensor maps."""
+    """Return the dtypes of the structs of params.cuh for `room` tensor maps."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -118,8 +118,7 @@ def structs(room: int) -> Mapping[str, np.dtype]:
 
 
 class PassParams(NamedTuple):
-    """Per-launch parameters of backward.cu: addresses of its tables, its size, and whether it waits for the preceding
-    launch."""
+    """Parameters of one launch of backward.cu; `waits` is True if it waits for the preceding launch before starting."""
 
     at: dict[str, int]  # device addresses of the tables
     tasks: int
@@ -178,7 +177,7 @@ class Template:
         self._call_at, self._scale_at = (at[name] - head_bytes for name in ("q", "scale_log2"))
 
     def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
-        """The bytes of ``Params`` for a launch."""
+        """Pack ``Params`` of a launch."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
@@ -186,13 +185,13 @@ class Template:
 
 
 def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:
-    """The operands in the order of Addresses; statistics are encoded at q's address."""
+    """Return the operands in the order of Addresses; statistics are encoded at q's address."""
     shape = (*call.q.shape[:3], STATISTIC_FLOATS)
     statistics = Operand(call.q.pointer, shape, row_major(shape))
     return call.q, call.k, call.v, call.dout, call.dq, call.dk, call.dv, statistics
 
 
 def maps_needed(views: Views, call: BackwardPass) -> int:
-    """Number of tensor maps of a call."""
+    """Return the number of tensor maps of a call."""
     joint = all(map(joint_heads, mapped_operands(call)))
     return views.maps * (1 if joint else call.q.shape[0])

@@ -1,5 +1,5 @@
-// dQ in fused mode. Each iteration's dS goes through shared memory, and each warpgroup computes half of the features of
-// dQ = dS K from the dS of all 128 keys.
+// dQ in fused mode. The warpgroups exchange each iteration's dS through shared memory; each computes half of the
+// features of dQ = dS K, from the dS of all 128 keys.
 #pragma once
 
 #include "sm90/backward/warpgroup.cuh"
@@ -12,13 +12,13 @@ constexpr int kQueryProducts = QueryProduct::kCount;
 struct QueryProducts {
   uint32_t steps = 0;
 
-  // Waits until the previous item's results have left the memory of dS and the sums.
+  // Waits until TMA has read the results of the previous item, staged in the memory of dS and the sums.
   __device__ __forceinline__ static void begin(const Warpgroup& own) {
     static_assert(kTasks == 2);  // so the stage index is the parity of its item
     barrier_wait(shared_address(&own.shared.queries.left), own.tasks.stage ^ 1);
   }
 
-  // Writes dS. Its buffer is free: dQ of the iteration before last is complete.
+  // Writes dS. Its buffer is free: dQ of the iteration before the previous one is complete.
   __device__ __forceinline__ void write(const Warpgroup& own, const uint32_t (&gradients)[kWeights]) const {
     QuerySums& sums = own.shared.queries;
 #pragma unroll
@@ -60,12 +60,12 @@ struct QueryProducts {
     ++steps;
   }
 
-  // Waits until the previous half that this warpgroup handed over has left.
+  // Waits until the writer has read the half that this warpgroup handed over before.
   __device__ __forceinline__ void wait_left(const Warpgroup& own) const {
     barrier_wait(shared_address(&own.shared.queries.empty[own.number]), steps % 2 ^ 1);
   }
 
-  // Waits until both warpgroups are done with dS and the sums of an item.
+  // Waits until both warpgroups no longer use the memory of dS and the sums of an item.
   __device__ __forceinline__ void end(const Warpgroup& own) const {
     wait_left(own);
     named_sync(kBoth, 128 * kWarpgroups);

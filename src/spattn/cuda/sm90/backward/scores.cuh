@@ -1,4 +1,4 @@
-// Score modification in the backward: from dot products of q and k to weights, and to what dS is a multiple of.
+// Score modification in the backward: turns dot products of q and k into weights and into factors of dS.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace spattn::sm90_backward {
 
-// Without a score function.
+// Scores without a score function.
 struct PlainScores {
   struct Pairs {};
 
@@ -19,24 +19,24 @@ struct PlainScores {
   __device__ __forceinline__ Pairs locate(const Warpgroup&, int, StepMask<kTiles>&) const { return {}; }
 };
 
-// With a score function: scaled scores, at the positions of their query and key. In the dK/dV kernel rows are keys and
-// columns queries.
+// Scores with a score function of the scaled score and the positions of query and key. In the dK/dV kernel, rows are
+// keys and columns queries.
 struct ModifiedScores {
   int row[2];       // positions of the thread's two rows
   float parameter;  // of the rows' query head (dQ kernel)
 
-  // Weight of a pair, and its product with the function's derivative, which dS is a multiple of.
+  // Weight of a pair, and its product with the function's derivative, a factor of dS.
   struct Weighed {
     float weight, gradient;
   };
 
-  // The pairs of an iteration.
+  // Pairs of an iteration.
   struct Pairs {
     int row[2];
     float parameter;
     TilePositions columns[kTiles];
 
-    // For accumulator `n`, a dot product. Pairs that are masked or removed contribute 0, whatever the function gives.
+    // Computes the weight of accumulator `n`; zeros if the mask or the score function removes the pair.
     __device__ __forceinline__ Weighed weigh(const Params& p, const StepMask<kTiles>& mask, int n, float product,
                                              float lse) const {
       const int column = columns[n / 32].of(n % 32 / 4 * 8 + threadIdx.x % 4 * 2 + n % 2), other = row[n / 2 % 2];
@@ -49,7 +49,7 @@ struct ModifiedScores {
   };
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
 
-  // Looks up what the rows of the next item have in common.
+  // Looks up what the rows of the next item share.
   __device__ __forceinline__ void open(const Warpgroup& own) {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();
@@ -58,14 +58,14 @@ struct ModifiedScores {
     for (int h = 0; h < 2; ++h) {
       int64_t position;
       const int cell = own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
-      cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], cell, position);  // anything for padding
+      cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], cell, position);  // arbitrary for padding
       row[h] = int(position) + (kByKeys ? 0 : p.q_offset);
     }
     parameter = p.score_values[assigned.task.head_q];
   }
 
-  // Looks up the columns of an iteration, `left` from the item's end, and masks padding queries: the plan's bitmasks
-  // leave them undefined, and the function may give anything there.
+  // Looks up the columns of an iteration, `left` from the item's end. Masks padding queries: the plan's bitmasks leave
+  // them undefined, and the function's result is arbitrary.
   __device__ __forceinline__ Pairs locate(const Warpgroup& own, int left, StepMask<kTiles>& mask) const {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();

@@ -42,7 +42,7 @@ class Views:
     Attributes
     ----------
     query_specs, key_specs : tuple of MapSpec
-        Spec ``s`` is maps ``4 s`` to ``4 s + 3`` of a batch entry; query specs come first.
+        Spec ``s`` is encoded in maps ``4 s`` to ``4 s + 3`` of a batch entry; query specs come first.
     query_records, key_records : arrays of VIEW
     parts : (views, 2, AXES) int64 array
         Offsets of the two sub-tiles in a query tile, in lattice coordinates.
@@ -64,7 +64,7 @@ class Views:
 
 
 def lay_out_views(plan: Plan) -> Views:
-    """Views of a plan with two query sub-tiles and one key sub-tile per tile."""
+    """Lay out the views of a plan with two query sub-tiles and one key sub-tile per tile."""
     query_ids, key_ids, _ = roles(plan)
     subtiles, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
     orders: dict[tuple[int, ...], int] = {}  # index of each distinct box
@@ -84,7 +84,7 @@ def lay_out_views(plan: Plan) -> Views:
 
 
 def _longest_even(box: tuple[int, ...]) -> int:
-    """Axis along which a box is halved: compact sub-tiles intersect fewer others."""
+    """Return the axis along which to halve a box: compact sub-tiles intersect fewer others."""
     even = [axis for axis in range(AXES) if box[axis] % 2 == 0]
     if not even:
         raise ValueError(f"plan: cannot split a query box {list(box)} in two")
@@ -92,13 +92,14 @@ def _longest_even(box: tuple[int, ...]) -> int:
 
 
 def _halves(box: tuple[int, ...]) -> np.ndarray:
-    """Cells of a box, one half after the other."""
+    """Return the cells of a box, one half after the other."""
     cells = np.arange(int(np.prod(box))).reshape(box)
     return np.concatenate([half.ravel() for half in np.split(cells, 2, _longest_even(box))])
 
 
 def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
-    """(n, 128) uint32: bitmasks of pairs of sub-tiles in accumulator order; rows are queries, or keys if `by_keys`."""
+    """Return (n, 128) uint32 bitmasks of sub-tile pairs in accumulator order; rows are queries, or keys if
+    `by_keys`."""
     bits = subtile_masks(plan, cut).bits
     bits = bits.swapaxes(1, 2) if by_keys else bits
     words = np.packbits(np.ascontiguousarray(bits), axis=2, bitorder="little").view("<u8").astype(np.uint64)
@@ -106,7 +107,7 @@ def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
 
 
 def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bool) -> dict[str, np.ndarray]:
-    """Work items and entries of the dK/dV or dQ kernel; `slots` mark in-kernel reductions."""
+    """Lay out work items and entries of the dK/dV or dQ kernel; `slots` mark in-kernel reductions."""
     work = np.zeros(len(made.work), WORK)
     for name in ("view", "begin", "end", "columns", "heads"):
         work[name] = made.work[name]
@@ -124,7 +125,7 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
     entries = np.zeros(len(made.entries), ENTRY)
     for name in ("view", "head"):
         entries[name] = made.entries[name]
-    # Entries of the dQ kernel name views relative to their item's.
+    # Entries of the dQ kernel count views from their item's first.
     view = made.entries["view"] + _first_views(plan, made)
     at = first_coordinates(plan.views[view], made.entries["tile"])
     if by_keys:
@@ -135,7 +136,7 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
 
 
 class QuerySubtiles(NamedTuple):
-    """The query sub-tiles of a plan with one query view, for the dQ sums of a fused backward.
+    """Query sub-tiles of a plan with one query view, for the dQ sums of a fused backward.
 
     Attributes
     ----------
@@ -143,7 +144,7 @@ class QuerySubtiles(NamedTuple):
     coordinates : (subtiles, AXES) int32 array
         Lattice coordinates of the origin: axis 2, 1, 0.
     of_entry : (entries,) int32 array
-        The sub-tile of each entry.
+        Sub-tile of each entry.
     """
 
     view: int
@@ -152,7 +153,7 @@ class QuerySubtiles(NamedTuple):
 
 
 def query_subtiles(plan: Plan, views: Views, keys: Pass) -> QuerySubtiles | None:
-    """The query sub-tiles, or None if heads have different patterns or the queries several views."""
+    """Return the query sub-tiles, or None if heads have different patterns or queries have several views."""
     used = np.unique(keys.entries["view"])
     if len(used) != 1 or len(keys.work_indptr) != 2:
         return None
@@ -165,7 +166,7 @@ def query_subtiles(plan: Plan, views: Views, keys: Pass) -> QuerySubtiles | None
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:
-    """For each entry, `columns` of any item with it: tiles of a family's views have the same coordinates."""
+    """Return for each entry the `columns` of one item that contains it; all such items' tiles share coordinates."""
     length = made.work["end"] - made.work["begin"]
     entry = np.repeat(made.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
     first = np.zeros(len(made.entries), np.int64)

@@ -20,7 +20,7 @@ struct Warpgroup {
 
   __device__ __forceinline__ const Assignment& assigned() const { return shared.assigned[tasks.stage]; }
 
-  // One arrival per warp, at a barrier that counts warps.
+  // Arrives once per warp, at a barrier that counts warps.
   __device__ __forceinline__ void arrive(uint64_t& barrier) const {
     if (thread % 32 == 0) barrier_arrive(shared_address(&barrier));
   }

@@ -1,6 +1,6 @@
 """Dynamic masks: kernels select the tiles that the attention kernel then computes.
 
-Nothing here synchronizes with the device. The host only needs upper bounds of the numbers of tiles and bitmasks, which
+The host never synchronizes with the device: it only needs upper bounds of the numbers of tiles and bitmasks, which
 follow from the plan and the form of the mask.
 """
 
@@ -34,11 +34,11 @@ from ..maps import ELEMENT_BYTES
 __all__ = ["JOB", "SELECT", "TABLE", "forward", "items_of", "room"]
 
 _FORMS = ("blocks", "lengths", "documents", "lines")
-_TOKENS = 1024  # per CTA of table.cu
+_TOKENS = 1024  # tokens per CTA of table.cu
 _MASK_BLOCKS = 8  # CTAs of masks.cu per SM
-_MASK_BYTES = 512  # per 64 queries
+_MASK_BYTES = 512  # per bitmask and 64 queries
 _WORD_BYTES = 4
-_ALIGNMENT = 256  # of tables
+_ALIGNMENT = 256  # of the tables, in bytes
 
 TABLE = np.dtype(
     [
@@ -70,8 +70,8 @@ _pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
 
 
 def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:
-    """New work items for `heads` heads of `q_len` queries; a row of the plan may stand for several heads. Raises
-    ValueError for 2³¹ tiles or more."""
+    """Return the new work items for `heads` heads of `q_len` queries; raise ValueError for 2³¹ tiles or more. One row
+    of the plan may hold the queries of several heads."""
     variant = np.broadcast_to(plan.variant, (batch, heads)).astype(np.int64)
     entry, head = np.arange(batch)[:, None] % form.batch, np.arange(heads)[None] // (heads // form.heads)
     selection = np.broadcast_to(entry * form.heads + head, (batch, heads))
@@ -89,7 +89,7 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
     work = np.zeros(len(items), [("begin", "i8"), ("end", "i8")])
     work["end"] = tiles
     indptr = offsets(last - first)
-    masks = np.diff(offsets(most.masks[items])[indptr])  # per pair
+    masks = np.diff(offsets(most.masks[items])[indptr])  # per pair of variant and mask
     found = Items(
         work,
         indptr.astype(np.int32),
@@ -105,8 +105,8 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
 
 
 class Room(NamedTuple):
-    """Upper bounds of the tiles and bitmasks per work item of a plan, for any mask of a form; `all_masks` bounds those
-    of all items of a variant together."""
+    """Upper bounds, for any mask of one form: tiles and bitmasks per work item, and in `all_masks` the bitmasks of all
+    items of a variant together."""
 
     tiles: np.ndarray
     masks: np.ndarray
@@ -114,7 +114,7 @@ class Room(NamedTuple):
 
 
 def room(plan: Plan, form: Form, q_len: int) -> Room:
-    """Upper bounds for a plan and form: the plan's own tiles, or fewer if key tiles are contiguous."""
+    """Return the upper bounds for a plan and form: the plan's own tiles, or fewer if key tiles are contiguous."""
     tiles = (plan.work["end"] - plan.work["begin"]).astype(np.int64)
     views, query_ids, key_ids = plan.views, *roles(plan)[:2]
     several = _key_views(plan)
@@ -122,8 +122,8 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
         return Room(tiles, tiles, int(tiles.sum()))
     given, rows = _masked(plan), min(_span(views[query_ids]), q_len)
     in_step = not (views["offset"][key_ids] % plan.block_kv).any()
-    more = 0 if in_step else several - 1  # key tiles that a run of them gains at a boundary of views
-    if form.name == "lengths":  # one end of the keys splits a tile
+    more = 0 if in_step else several - 1  # tiles that a contiguous run of keys gains at boundaries of views
+    if form.name == "lengths":  # one end of the allowed keys splits a tile
         return Room(tiles, np.minimum(tiles, given + 1), int(tiles.sum()))
     if form.name == "lines":
         each = (rows + plan.block_kv - 2) // plan.block_kv + 1 + more  # tiles that a diagonal intersects
@@ -132,9 +132,9 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
     if form.name == "documents":
         if rows > plan.block_q or len(plan.components) > plan.variants:
             return Room(tiles, tiles, int(tiles.sum()))
-        # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and it has
-        # keys of their documents: of the last one, whose first token they hold, of the first one, whose last token they
-        # hold (`cut` counts both over all query tiles), or of one in between (`own`).
+        # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and some
+        # of its keys are in their documents. That can be the last document, whose first token is among the queries, or
+        # the first document, whose last token is (`cut` counts both over all query tiles), or one in between (`own`).
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)
@@ -148,7 +148,7 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
 
 
 def _key_views(plan: Plan) -> int | None:
-    """Most key views of a component, if all have contiguous key tiles without overlaps; else None."""
+    """Return the maximum of key views per component, or None unless all key tiles are contiguous and disjoint."""
     most = 0
     for component in plan.components:
         own = plan.views[key_views_of(plan, component)]
@@ -163,12 +163,12 @@ def _key_views(plan: Plan) -> int | None:
 
 
 def _span(views: np.ndarray) -> int:
-    """Largest number of positions between the ends of a tile."""
+    """Return the maximum number of positions that a tile spans."""
     return int(((views["box"] - 1) * np.abs(views["stride"])).sum(axis=1).max(initial=0)) + 1
 
 
 def _masked(plan: Plan) -> np.ndarray:
-    """(items,) int64: upper bound of the tiles with a bitmask per work item."""
+    """Return an upper bound of the tiles with a bitmask in each work item: (items,) int64."""
     before = offsets(np.diff(plan.tile_indptr) * (plan.mask >= 0))
     first = np.searchsorted(plan.tile_indptr, plan.work["begin"], "right") - 1
     last = np.searchsorted(plan.tile_indptr, plan.work["end"], "left")
@@ -176,14 +176,14 @@ def _masked(plan: Plan) -> np.ndarray:
 
 
 class MaskedPlan(HopperPlan):
-    """A plan on one device for fixed batch and heads, and dynamic masks of one form."""
+    """A plan on one device, for a fixed batch size and number of heads, and for dynamic masks of one form."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int):
         self.items = items = items_of(plan, form, batch, heads_q, q_len)
         super().__init__(plan, device, batch, heads_q, heads_kv, False, items)
         self.form, self._places = form, (q_len, plan.kv_len - q_len)
         limit = -(-plan.kv_len // form.block_kv) if form.name == "blocks" else plan.kv_len
-        words = {"lengths": 2, "documents": plan.kv_len}.get(form.name, -(-limit // 32))  # per row
+        words = {"lengths": 2, "documents": plan.kv_len}.get(form.name, -(-limit // 32))  # per table row
         rows = -(-plan.kv_len // _TOKENS) if form.name == "documents" else form.rows
         self._limit, self._words, self._stride = limit, words, words * form.rows * len(form.counts)
         self._fill_blocks = form.batch * form.heads * rows
@@ -229,7 +229,7 @@ class MaskedPlan(HopperPlan):
 def masked_plan(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int
 ) -> MaskedPlan:
-    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
+    """Return the device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return MaskedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
 
 
@@ -246,7 +246,7 @@ class _Tables(NamedTuple):
 
 
 def forward(call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
-    """Enqueue a call with a dynamic mask; the context must be current. Raises ValueError if TMA cannot address the
+    """Enqueue a call with a dynamic mask; the context must be current. Raise ValueError if TMA cannot address the
     arrays, or for 2³¹ tiles or more."""
     q_len = call.q.shape[2]
     if call.k.shape[1] % form.heads == 0:
@@ -261,8 +261,7 @@ def forward(call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> N
 
 @functools.cache
 def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
-    """The selection kernels, which depend on no size and share the attention kernel's structs; the context must be
-    current."""
+    """Return the selection kernels, which depend on no size; the context must be current."""
     defines = variant(build(block_q, 1), dtype, MAPS[0])
     own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}
     names = "table", "tiles", "masks"

@@ -1,4 +1,4 @@
-// Dynamic masks: classification of tiles and lookup of pairs.
+// Dynamic masks: classify tiles and look up pairs.
 #pragma once
 
 #include "sm90/dynamic_masks/params.cuh"
@@ -7,11 +7,12 @@ namespace spattn::sm90 {
 
 constexpr uint32_t kAll = 0xffffffff;
 
+// Range of positions.
 struct Reach {
   int first, last;  // positions fit 31 bits
 };
 
-// Smallest and largest position in a tile.
+// Returns the smallest and largest position in a tile.
 __device__ __forceinline__ Reach reach_of(const View& view, int x, int y, int z) {
   const int at[3] = {z, y, x};
   int64_t first = view.offset, last = view.offset;
@@ -26,7 +27,7 @@ __device__ __forceinline__ Reach reach_of(const View& view, int x, int y, int z)
 
 enum class TileKind { kEmpty, kPartial, kFull };
 
-// The table of one mask.
+// A dynamic mask's lookup table.
 struct Allowed {
   const Select& s;
   const uint32_t* table;
@@ -35,7 +36,7 @@ struct Allowed {
     return table[int64_t(row) * s.words + column / 32] >> (column % 32) & 1;
   }
 
-  // 64 bits of a row from bit `first` on; zeros past the last word.
+  // Returns 64 bits of a row from bit `first` on; zeros past the last word.
   __device__ __forceinline__ uint64_t bits_from(int row, int first) const {
     uint32_t found[3];
 #pragma unroll
@@ -52,7 +53,7 @@ struct Allowed {
 
   __device__ __forceinline__ static bool is_document(int number) { return number >= 0 && number != kNowhere; }
 
-  // Whether any, and whether all, bits [first, last] of a row are set.
+  // Sets `any` if any, and clears `every` unless all, of the bits [first, last] of a row are set.
   __device__ void test_bits(int row, int first, int last, bool& any, bool& every) const {
     for (int word = first / 32; word <= last / 32; ++word) {
       const int low = max(first - word * 32, 0), high = min(last - word * 32, 31);
@@ -90,7 +91,7 @@ struct Allowed {
     return !any ? TileKind::kEmpty : every && given.first >= 0 ? TileKind::kFull : TileKind::kPartial;
   }
 
-  // Lookup key of a position; a negative one is allowed nothing.
+  // Returns the lookup key of a position; a negative one matches nothing.
   __device__ __forceinline__ int query_code(int position) const {
     if (s.form == kBlocks) return position / s.block_q;
     return s.form == kDocuments ? document(position) : position;
@@ -101,14 +102,14 @@ struct Allowed {
     return s.form == kDocuments ? document(position) : position;
   }
 
-  // Whether any query may attend to the key with code `k`; later_queries: whether all queries not before it may.
+  // True if any query may attend to the key with code `k`; later_queries: if all queries from it on may.
   __device__ __forceinline__ bool some_queries(int k) const {
     return k >= 0 && (s.form != kLengths || (k >= int(table[0]) && k < int(table[1])));
   }
 
   __device__ __forceinline__ bool later_queries(int k) const { return s.form == kLines && bit(0, k); }
 
-  // Whether a pair is allowed, given that some query may attend to its key.
+  // True if a pair is allowed, given that some query may attend to its key.
   __device__ __forceinline__ bool pair(int q, int k, bool later) const {
     if (s.form == kBlocks) return bit(q, k);
     if (s.form == kLengths) return true;
@@ -117,7 +118,7 @@ struct Allowed {
   }
 };
 
-// The plan's work item behind a new one, with the table of its mask.
+// The plan's work item from which a new one is selected, with the table of its mask.
 struct NewItem {
   const Work work;
   const Allowed allowed;

@@ -1,4 +1,4 @@
-// Formula    bitmasks of the tiles that tiles.cu lists: the plan's bitmask and the dynamic mask.
+// Formula    bitmasks of the tiles that tiles.cu lists: the plan's bitmask and the dynamic mask, intersected.
 // Grid       a few CTAs per SM; each warp loops over tiles.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
@@ -11,12 +11,13 @@ namespace spattn::sm90 {
 constexpr int kMaskThreads = 128;
 constexpr int kMaskWarps = kMaskThreads / 32;
 constexpr int kWords = 128;   // per bitmask of 64 rows
-constexpr int kColumns = 16;  // per lane and row: n is column 8 (n / 2) + 2 (lane % 4) + n % 2 ...
+constexpr int kColumns = 16;  // keys per lane and row
 
-// ... and bit 4 (n / 2) + n % 2 of a lane's word, two bits higher for the lower eight rows.
+// Returns the bit of a lane's key n, column 8 (n / 2) + 2 (lane % 4) + n % 2 of the tile; bits of rows 8 to 15 of 16
+// are two higher.
 __device__ __forceinline__ uint32_t bit_of(int n) { return 1u << (n / 2 * 4 + n % 2); }
 
-// The lane's bits of a row of 64.
+// Extracts the lane's bits from a row of 64.
 __device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
   uint64_t bits = row >> (lane % 4 * 2) & 0x0303030303030303;
   bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
@@ -24,14 +25,14 @@ __device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
   return bits | bits >> 16;
 }
 
-// The keys of a tile: the lane's own, and for 64 contiguous keys one word per row.
+// Keys of a tile: the codes of the lane's keys and, if all 64 are contiguous, the first one's position.
 struct Columns {
   const Allowed& allowed;
   const int lane;
   int codes[kColumns];
-  uint32_t real = 0;   // the lane's keys that some query may see
-  uint32_t later = 0;  // those that all queries not before them may see
-  int first = -1;      // first of contiguous keys (kLines only)
+  uint32_t real = 0;   // the lane's keys that some query may attend to
+  uint32_t later = 0;  // those that all queries from the key on may attend to
+  int first = -1;      // position of the first of 64 contiguous keys (kLines only), else -1
   uint64_t chosen = 0;
 
   __device__ __forceinline__ Columns(const Allowed& allowed, const View& view, const Entry& entry, int lane)
@@ -51,7 +52,7 @@ struct Columns {
     }
   }
 
-  // The lane's keys that a query may see.
+  // Returns the lane's keys that a query may attend to.
   __device__ __forceinline__ uint32_t seen_by(int position) const {
     if (allowed.s.form == kLengths) return real;
     if (position < 0) return 0;
@@ -66,7 +67,7 @@ struct Columns {
     return found;
   }
 
-  // All 64 contiguous keys, for a query `far` behind the first one.
+  // Returns which of 64 contiguous keys a query may attend to, `far` positions after the first key.
   __device__ __forceinline__ uint64_t seen_side_by_side(int far) const {
     if (far < 0) return 0;
     const uint64_t apart = far < 63 ? allowed.bits_from(1, 0) << (63 - far) : allowed.bits_from(1, far - 63);
@@ -77,14 +78,14 @@ struct Columns {
 
 constexpr int kNoQuery = INT32_MIN;
 
-// Position of a row, of any head; kNoQuery for padding.
+// Returns the position of a row's query, for any head; kNoQuery for padding.
 __device__ __forceinline__ int query_position(const Select& s, const Work& work, int row) {
   int64_t at;
   if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return kNoQuery;
   return s.q_offset + (at < s.q_len ? int(at) : int(at) % s.q_len);
 }
 
-// Writes the bitmask of a tile in accumulator order (mask.cuh); one warp.
+// Writes a tile's bitmask in accumulator order (mask.cuh), with one warp.
 __device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
   const int lane = threadIdx.x % 32;
   const NewItem item = new_item(s, job.item);
@@ -103,7 +104,6 @@ __device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
   }
 }
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kMaskThreads, 0, sizeof(Select)};
 
 extern "C" __global__ void __launch_bounds__(kMaskThreads) hopper_select_masks(const __grid_constant__ Select s) {

@@ -1,8 +1,8 @@
-// Parameters of the kernels that apply a dynamic mask, given by device-side indices. __init__.py fills them; each
-// compilation asserts that both agree.
+// Parameters of the kernels that apply a dynamic mask, given by device-side indices. __init__.py fills these structs;
+// static assertions check that both agree.
 //
-// table.cu turns the mask's device indices into a table with constant-time lookup of a pair, tiles.cu
-// keeps the plan's tiles that hold an allowed pair, and masks.cu writes the bitmasks of the partial ones.
+// table.cu turns the indices into a table that looks up a pair in constant time, tiles.cu selects the plan's tiles that
+// hold an allowed pair, and masks.cu writes the bitmasks of the partial ones.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 namespace spattn::sm90 {
 
 enum Form : int32_t {
-  kBlocks,     // table: a bit per key block for each query block
-  kLengths,    // table: the first key and one past the last
+  kBlocks,     // table: per query block, a bit per key block
+  kLengths,    // table: the first allowed key, and one past the last
   kDocuments,  // table: the document of each token, -1 before the first and kNowhere after the last
   kLines       // table: a bit per column, then one per diagonal
 };
 
 constexpr int32_t kNowhere = INT32_MAX;
 
-// An index array and the rows of the table that it fills, for all masks one after the other.
+// An index array and the table that it fills, one mask after the other.
 struct Table {
   const void* source;
   int64_t batch_stride, head_stride, row_stride, stride;  // of `source`, in elements
   uint32_t* target;
   int64_t target_stride;              // words per mask
-  int32_t form, wide;                 // wide: int64 indices
-  int32_t heads, rows, count, limit;  // limit: indices from here on are ignored
+  int32_t form, wide;                 // wide: indices are int64
+  int32_t heads, rows, count, limit;  // limit: larger indices are ignored
   int32_t words, left;
   int32_t* masks_taken;  // reset to 0 for tiles.cu
 };
@@ -37,6 +37,7 @@ struct Job {
   int32_t item, entry, mask;
 };
 
+// Parameters of tiles.cu and masks.cu: the plan, and the new tables with prefix new_.
 struct Select {
   const Work* work;
   const Entry* entries;
@@ -44,9 +45,9 @@ struct Select {
   const uint32_t* masks;
   const View* query_views;
   const View* key_views;
-  const int32_t* items;       // the plan's work item, and
-  const int32_t* selections;  // the mask, of each new work item
-  const int64_t* starts;      // first entry of each new work item
+  const int32_t* items;       // per new work item: the plan's work item
+  const int32_t* selections;  // per new work item: the mask
+  const int64_t* starts;      // per new work item: its first entry
   Work* new_work;
   Entry* new_entries;
   int32_t* new_entry_masks;

@@ -10,9 +10,10 @@ namespace spattn::sm90 {
 constexpr int kTableThreads = 128;
 constexpr int kTokens = 1024;
 
+// A row of a mask's table.
 struct Row {
   const Table& t;
-  const int64_t first;  // element of `source` at which the row starts
+  const int64_t first;  // index in `source` at which the row starts
   uint32_t* const target;
 
   __device__ __forceinline__ int64_t number(int n) const {
@@ -36,7 +37,7 @@ struct Row {
     target[1] = t.left ? t.limit : length;
   }
 
-  // A token's document is the last one that starts at or before it; -1 before the first.
+  // Writes the document of each token of a block: the last one that starts at or before it; -1 before the first.
   __device__ void number_tokens(int block) const {
     for (int token = block * kTokens + threadIdx.x; token < min((block + 1) * kTokens, t.limit);
          token += kTableThreads) {
@@ -51,7 +52,6 @@ struct Row {
   }
 };
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kTableThreads, 0, sizeof(Table)};
 
 extern "C" __global__ void __launch_bounds__(kTableThreads) hopper_select_table(const __grid_constant__ Table t) {

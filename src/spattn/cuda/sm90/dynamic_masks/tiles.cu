@@ -1,8 +1,8 @@
-// Formula    new tile lists with the plan's tiles that hold a pair allowed by a dynamic mask, and the jobs of
-//            masks.cu: the bitmasks of tiles with a pair that is not allowed.
-// Grid       one CTA per new work item: a work item of the plan for each mask of its heads.
+// Formula    new tile lists, with the plan's tiles that hold a pair allowed by a dynamic mask, and the jobs of
+//            masks.cu: bitmasks of the tiles that also hold a masked pair.
+// Grid       one CTA per new work item (a work item of the plan and a mask of its heads).
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
-// Order      new lists keep the plan's order; the index of a bitmask varies between runs, its bits do not.
+// Order      new lists keep the plan's order. The index of a bitmask varies between runs, its bits do not.
 // Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 // Source     Plan contract: planning/contract/types.py.
 
@@ -14,7 +14,7 @@ namespace spattn::sm90 {
 constexpr int kSelectThreads = 128;
 constexpr int kSelectWarps = kSelectThreads / 32;
 
-// Exclusive prefix count and total of a predicate over the CTA; all threads take part.
+// How many threads of the CTA before this one, and how many in all, satisfy a predicate.
 struct Rank {
   int before, all;
 };
@@ -33,7 +33,6 @@ __device__ __forceinline__ Rank rank_of(bool yes, int (&counts)[kSelectWarps]) {
   return found;
 }
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kSelectThreads, 0, sizeof(Select)};
 
 extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles(const __grid_constant__ Select s) {
@@ -41,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
   const NewItem item = new_item(s, blockIdx.x);
   const Work& work = item.work;
   const Reach rows = reach_of(s.query_views[work.query_view], work.x, work.y, work.z);
-  Reach queries = {s.q_offset, s.q_offset + s.q_len - 1};  // all of them if a tile holds several heads' queries
+  Reach queries = {s.q_offset, s.q_offset + s.q_len - 1};  // all of them if a tile holds queries of several heads
   if (rows.last < s.q_len) queries = {s.q_offset + rows.first, s.q_offset + rows.last};
   const int64_t start = s.starts[blockIdx.x], room = s.starts[blockIdx.x + 1] - start;
   int kept = 0;
@@ -74,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
     __syncthreads();  // before the next iteration overwrites the counts
   }
   if (threadIdx.x > 0) return;
-  if (kept == 0) {  // a work item has at least one tile: this one allows nothing
+  if (kept == 0) {  // a work item needs at least one tile: this one allows no pair
     s.new_entries[start] = s.entries[work.begin];
     s.new_entry_masks[start] = kNoTile;
     kept = 1;

@@ -1,4 +1,4 @@
-// Consumer warpgroups: products on the tensor cores with online softmax in between.
+// Consumer warpgroups: products on the tensor cores, with online softmax in between.
 #pragma once
 
 #include "sm90/isa/barrier.cuh"
@@ -19,10 +19,10 @@ struct Consumer {
   RingPosition<kQueries> query;
   Softmax softmax;
   int problem = 0;  // index of the problem of the next softmax
-  Scores scores;    // of the next softmax
+  Scores scores;    // modifies the scores of the next softmax
 
-  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
-  // before issuing those of masks.
+  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
+  // this function before loading mask words.
   template <int kCount>
   __device__ __forceinline__ void wait_stages() const {
     RingPosition<kStages> next = ring;
@@ -34,7 +34,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  // Shared address of a stage, and of this warpgroup's rows of a query tile.
+  // Returns the shared-memory address of a stage, or of this warpgroup's rows of a query tile.
   __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
     return uniform(shared_address(shared.ring[stage]));
   }
@@ -47,7 +47,7 @@ struct Consumer {
     if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
   }
 
-  // s = q k^T of the query rows and the keys at these addresses; asynchronous.
+  // Starts s = q k^T for the query rows and the keys at these addresses.
   __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
     pin(s);
@@ -61,7 +61,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites; asynchronous.
+  // Starts o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
                                                   uint32_t values, bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
@@ -85,7 +85,7 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
-  // Mask indices of a stage, held by lane 0, which also releases the stage.
+  // Mask indices of a stage, read by lane 0, which also releases the stage.
   struct MaskNumbers {
     int of[kTiles];
   };
@@ -97,7 +97,7 @@ struct Consumer {
     return found;
   }
 
-  // Mask words of an iteration, loaded early to hide their latency behind the product.
+  // Loads the mask words of an iteration, early, so that the product hides their latency.
   __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
     StepMask<kTiles> mask;
     mask.partial = false;
@@ -149,7 +149,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
-      // skip padding rows: most rows of a decoding tile
+      // skip padding rows, which are most rows of a decoding tile
       if (!query_position(p, assigned, row, position)) continue;
       float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
 #pragma unroll
@@ -162,7 +162,7 @@ struct Consumer {
     }
   }
 
-  // Normalises the rows and combines them with the partial in the workspace.
+  // Normalises the rows and combines them with the partials in the workspace.
   __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
                                              const float (&inverse)[2]) {
     const int lane = thread % 32;
@@ -211,13 +211,13 @@ struct Consumer {
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
-    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup are done with the query tile
+    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);
     named_arrive(kDone + query.stage, kDoneThreads);
   }
 
-  // Waits for a query tile and returns the iterations of its work item; 0 ends the kernel.
+  // Waits for a query tile and returns the number of iterations of its work item; 0 ends the kernel.
   __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
     if constexpr (kGathers) fence_async_proxy();
@@ -227,8 +227,7 @@ struct Consumer {
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
-  // Software pipeline over all tasks of this CTA: the PV product of an iteration overlaps the softmax of the next one,
-  // across task boundaries.
+  // Software pipeline over all tasks of this CTA: a PV product overlaps the next softmax, across task boundaries.
   __device__ void run() {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
@@ -242,7 +241,7 @@ struct Consumer {
     weigh_first(s, rescale);
     narrow_weights(s, weights);
     bool last = steps == 1, first = true;
-    RingPosition<kQueries> ahead = query;  // the task of the next iteration
+    RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
     uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
     while (true) {
@@ -260,7 +259,7 @@ struct Consumer {
       multiply_values(o, weights, stage_address(ring.stage), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed during this one
+      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed early
       const bool finished = last;
       ring.advance();
       keys = stage_address(ring.stage);
@@ -297,7 +296,7 @@ struct Consumer {
     finish_all(query);
   }
 
-  // Softmax of the very first iteration, which no product overlaps.
+  // Computes the softmax of the first iteration of all, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     const Scores::Keys key_positions = scores.next(p);
@@ -308,7 +307,7 @@ struct Consumer {
     weigh(s, mask, key_positions, rescale);
   }
 
-  // Forwards the end marker to the writer.
+  // Tells the writer that there are no more tasks.
   __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
     named_arrive(kDone + end.stage, kDoneThreads);
   }

@@ -1,8 +1,7 @@
-// Float64 fallback: one row, key by key.
+// Float64 fallback: recomputes one row, key by key.
 //
-// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. A row that came out non-finite,
-// or whose scores are too large for float32, is recomputed here by one warp, from its allowed keys only, in the plan's
-// order.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row with
+// a non-finite result, or with scores too large for float32, from its allowed keys only, in the plan's order.
 #pragma once
 
 #include "common/element.cuh"
@@ -12,7 +11,7 @@
 
 namespace spattn::sm90 {
 
-// Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
+// Computes attention of row `row` (position `query`) of a task; lane l gets features l, l + 32, ... of the result.
 __device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
                                     float (&result)[kDim / 32], float& lse) {
   const Work& work = assigned.work;

@@ -1,4 +1,4 @@
-"""Grouped launches: problems that may share one, and their device tables."""
+"""Grouped launches: assign problems to launches, and build their device tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views"
 
 
 def part_of(call: ForwardPass) -> Part | None:
-    """The call as a part of a group, or None if TMA cannot address its arrays."""
+    """Return the call as a part of a group, or None if TMA cannot address its arrays."""
     if call.plan.ordered:
         raise ValueError("plan: grouped launches do not permute or gather tokens")
     call = with_packed_heads(call)
@@ -37,13 +37,13 @@ def part_of(call: ForwardPass) -> Part | None:
 
 
 def group_key(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]:
-    """Key under which calls can share a group."""
+    """Return the key of calls that can share a group."""
     return dtype, build(TILE[0], max(head_dim, head_dim_v)).head_dim
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:
-    """Assign parts to launches: one specialization each, within the capacity of the parameters. Larger tiles, which
-    have the longer items, launch first."""
+    """Assign parts to launches, each with one specialization and within the capacity of the parameters. Larger tiles,
+    which have the longer items, launch first."""
     launches: list[list[int]] = []
     kinds = [(rows_of(call.plan.block_q), _score_name(call)) for _, call in parts]
     for number in sorted(range(len(parts)), key=lambda n: (-kinds[n][0], kinds[n][1])):
@@ -58,20 +58,20 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
 
 
 def _score_name(call: ForwardPass) -> str:
-    """Name of the score function; empty for the identity. Its values may differ within a launch."""
+    """Return the name of the score function, empty for the identity; its values may differ within a launch."""
     return "" if call.score is None else call.score.name
 
 
 def group(calls: Mapping[int, ForwardPass]) -> list[tuple[list[int], Launches]]:
-    """Launches of calls, each with the numbers of its calls, without the calls whose arrays TMA cannot address; the
-    device's context must be current."""
+    """Return launches with their call indices, without calls whose arrays TMA cannot address; the context must be
+    current."""
     parts = {number: part for number, call in calls.items() if (part := part_of(call)) is not None}
     numbers, members = list(parts), list(parts.values())
     return [([numbers[n] for n in own], prepare([members[n] for n in own])) for own in cut(members)]
 
 
 def prepare(parts: Sequence[Part]) -> Launches:
-    """The launches of parts that :func:`cut` put together; the device's context must be current."""
+    """Return the launches of parts that :func:`cut` assigned together; the device's context must be current."""
     first, maps = parts[0].call, [part.maps for part in parts]
     joined = join([part.layout for part in parts], offsets(maps)[:-1].tolist())
     length = joined.work["end"] - joined.work["begin"]
@@ -91,7 +91,7 @@ def prepare(parts: Sequence[Part]) -> Launches:
 
 
 def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing: bool) -> np.ndarray:
-    """Tasks of all parts in launch order, either the in-kernel reductions or all others."""
+    """Return the tasks of all parts in launch order, either the in-kernel reductions or all others."""
     found = []
     for (layout, call), first in zip(parts, joined.items, strict=True):
         chosen = layout.reduces if finishing else ~layout.reduces

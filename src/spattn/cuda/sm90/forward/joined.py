@@ -15,7 +15,7 @@ __all__ = ["Joined", "join"]
 
 
 class Joined(NamedTuple):
-    """The concatenated tables of all problems.
+    """Concatenated tables of all problems.
 
     Attributes
     ----------

@@ -20,10 +20,10 @@ from .tables import PlanLayout
 
 __all__ = ["COUNTERS", "MERGE_TABLES", "Launches", "Part", "Tables", "counters", "launch_ranges"]
 
-COUNTERS = 1024  # concurrent calls of a plan on different streams
+COUNTERS = 1024  # at most this many calls of a plan run at once on different streams
 MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
-_ROWS_PER_BLOCK = 32  # of merge.cu
-_ALIGNMENT = 256  # of the partials of a problem
+_ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
+_ALIGNMENT = 256  # of a problem's partials, in bytes
 
 
 class Part(NamedTuple):
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
     @property
     def maps(self) -> int:
-        """Number of its tensor maps."""
+        """Number of tensor maps."""
         return maps_needed(self.layout, self.call)
 
 
@@ -54,7 +54,7 @@ class Tables(NamedTuple):
     counter : callable
         Returns the address of a task counter that no launch in flight uses.
     buffers : tuple of Buffer
-        Own the tables.
+        Buffers that own the tables.
     """
 
     at: dict[str, int]
@@ -66,7 +66,7 @@ class Tables(NamedTuple):
 
 
 class Merging(NamedTuple):
-    """The combine launch of a problem."""
+    """Combine launch of a problem."""
 
     kernel: Kernel
     blocks: int
@@ -74,13 +74,13 @@ class Merging(NamedTuple):
     tail: tuple[int, ...]  # trailing fields: sizes
 
     def params(self, to: Addresses) -> bytes:
-        """The bytes of ``Merge``."""
+        """Pack ``Merge``."""
         return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, *self.tail)
 
 
 class Launches:
-    """A :class:`~spattn.cuda.host.family.ForwardLaunches` of `parts`; `room` and `problems` are the capacity of the
-    kernel's parameters. The device's context must be current."""
+    """:class:`~spattn.cuda.host.family.ForwardLaunches` of `parts`; `room` and `problems` are how many tensor maps and
+    problems the kernel's parameters hold. The device's context must be current."""
 
     def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
         call = parts[0].call
@@ -108,7 +108,7 @@ class Launches:
         moved: int = 0,
         tables: Mapping[str, int] | None = None,
     ) -> list[Launch]:
-        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides addresses of tables."""
+        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
         template, to, launches = self.template, [], []
         for (q, k, v, out, lse, scale), (partial, partial_lse) in zip(problems, self._partials, strict=True):
             to.append(Addresses(q, k, v, out, lse, workspace + partial, workspace + partial_lse, scale, moved))
@@ -122,28 +122,27 @@ class Launches:
         return launches
 
     def run(self, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
-        """Enqueue a call, the only problem."""
+        """Enqueue a call, the only problem of the launches."""
         workspace = call.allocate(self.workspace_bytes) if self.workspace_bytes else 0
         problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse, call.scale
         start(self.write([problem], workspace, call.stream, tables=tables), self.counter)
 
 
 def launch_ranges(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """(first task, number of tasks) of each launch, for the concatenated tasks of the phases."""
+    """Return (first task, number of tasks) of each launch, for the concatenated tasks of the phases."""
     starts = itertools.accumulate(map(len, phases[:-1]), initial=0)
     return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
 
 
 def counters(at: int) -> Callable[[], int]:
-    """Return a function that cycles through COUNTERS task counters at an address; none is reused by a call in
-    flight."""
+    """Return a function that cycles through the task counters at an address: calls in flight use different ones."""
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
 def load(
     name: str, row: Specialization, call: ForwardPass, room: int, problems: int = 1, gathers: bool = False
 ) -> Kernel:
-    """The kernel `name` for `problems` problems like a call: room for `room` tensor maps, KV gathered or not."""
+    """Return the kernel `name` for `problems` problems and `room` tensor maps, with KV gathered or not."""
     defines = variant(row, call.dtype, room, problems, gathers)
     if name == "attention":
         defines |= score_macros(call.score)
@@ -152,12 +151,12 @@ def load(
 
 
 def merge_blocks(merges: Merges) -> int:
-    """CTAs of merge.cu per head."""
+    """Return the CTAs of merge.cu per head."""
     return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
 
 
 def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...]) -> Merging | None:
-    """The combine launch of a problem, whose tables are at addresses `at`; None if nothing is combined."""
+    """Return the combine launch of a problem, whose tables are at addresses `at`; None if it combines nothing."""
     blocks = merge_blocks(layout.merges)
     if not blocks:
         return None

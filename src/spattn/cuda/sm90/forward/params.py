@@ -1,7 +1,7 @@
 """Parameters of attention.cu and merge.cu.
 
 Tensor maps are part of the parameters, so that a launch needs no copy and can be captured in a graph. Shapes and
-strides are encoded once; a call at other addresses only replaces those.
+strides are encoded once; a call at other addresses only replaces addresses.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...host.score import score_values
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .tables import ENTRY, WORK, PlanLayout
 
-GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps of all of them) in a grouped launch's parameters
+GROUPS = ((16, 96), (32, 192))  # grouped launches hold at most (problems, tensor maps in all)
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
-_ROWS = ("query_rows", "key_rows")  # of ordered and gathered plans
+_ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
@@ -58,7 +58,7 @@ pack_merge = packer(MERGE).pack
 
 
 def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
-    """A parameter struct that begins with `room` tensor maps and whose size is a multiple of their alignment."""
+    """Return the dtype of a parameter struct: `room` tensor maps, then `members`, padded to the maps' alignment."""
     plain = np.dtype([("maps", "u1", (room, MAP_BYTES)), *members])
     inner, offsets = zip(*fields(plain).values(), strict=True)
     return np.dtype(
@@ -73,7 +73,7 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 
 @functools.cache
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
-    """The struct Params for `room` tensor maps and `problems` problems."""
+    """Return the dtype of Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
     members += [("task_count", "i4"), ("unused", "i4")]
@@ -81,7 +81,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
 
 
 def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh for `room` tensor maps and `problems` problems."""
+    """Return the dtypes of the structs of params.cuh for `room` tensor maps and `problems` problems."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -95,7 +95,7 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's."""
+    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's kv_len."""
 
     q: int
     k: int
@@ -116,11 +116,11 @@ class Template:
     parts : sequence of (PlanLayout, ForwardPass)
         The problems of a launch: one, or those of a group.
     plan_at : dict
-        Device addresses of their tables.
+        Device addresses of the problems' tables.
     launches : list of (int, int)
         First task and number of tasks of each launch.
     room, problems : int
-        Capacity of the kernel's parameters: tensor maps and problems.
+        How many tensor maps and problems the kernel's parameters hold.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Template:
         self.counter_at, self._moves = at["counter"], any(layout.moves for layout, _ in parts)
 
     def fill(self, launch: int, to: Sequence[Addresses], tables: Mapping[str, int] | None = None) -> bytes:
-        """The bytes of ``Params`` for a launch, without task counter; `tables` overrides addresses of tables."""
+        """Pack ``Params`` of a launch, without task counter; `tables` overrides table addresses."""
         tail = bytearray(self._tails[launch])
         for name, elsewhere in (tables or {}).items():
             _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, elsewhere)
@@ -169,7 +169,7 @@ class Template:
         return self._maps.at(tuple(pointers)) + tail
 
     def moving(self, to: Addresses) -> Moving | None:
-        """The parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
+        """Return the parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
         if not self._moves:
             return None
         pointers = to[:4]
@@ -183,7 +183,7 @@ class Template:
 
 
 def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:
-    """Fill in the sizes and strides of a problem."""
+    """Fill in a problem's sizes and strides."""
     for name in ("q", "k", "v", "out"):
         problem[f"{name}_stride"] = getattr(call, name).strides[:3]
     problem["partial_rows"], problem["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
@@ -197,6 +197,6 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:
-    """Number of tensor maps of a call."""
+    """Return the number of tensor maps of a call."""
     joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
     return layout.maps * (1 if joint else call.q.shape[0])

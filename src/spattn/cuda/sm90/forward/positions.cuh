@@ -7,11 +7,11 @@
 
 namespace spattn::sm90 {
 
-// Positions of the cells of a box of at most 64 cells, modulo 2^32 for padding. A row is the box along axis 2, a plane
-// along axes 1 and 2.
+// Positions of the cells of a box of at most 64 cells; arbitrary for padding. A row of the box runs along axis 2, a
+// plane along axes 1 and 2.
 struct TilePositions {
-  uint32_t first, step;              // position of cell 0, and from one cell of a row to the next
-  uint32_t next_row, next_plane;     // what a new row and a new plane add to that
+  uint32_t first, step;              // position of cell 0, and increment per cell of a row
+  uint32_t next_row, next_plane;     // additional increment per row and per plane
   uint32_t per_cell, plane_per_row;  // rows per cell and planes per row, times 2^12
 
   __device__ __forceinline__ int of(int cell) const {
@@ -20,13 +20,13 @@ struct TilePositions {
   }
 };
 
-// 2^12 / size, such that multiplying an index below 64 and dropping 12 bits divides it by `size` <= 64: the quotient
-// below is off by less than one downwards, and exact for powers of two or one too small, which is 2^12 / size then.
+// Returns 2^12 / size + 1, rounded down: multiplying an index below 64 by it and dropping 12 bits divides the index by
+// `size` <= 64. __fdividef may round 2^12 / size down by less than one, which the added 1 makes up for.
 __device__ __forceinline__ uint32_t reciprocal_of(int size) {
   return static_cast<uint32_t>(__fdividef(4096.0f, static_cast<float>(size))) + 1;
 }
 
-// Positions of the box that starts at (x, y, z) of a view, shifted by `shift`.
+// Returns the positions of the box that starts at (x, y, z) of a view, shifted by `shift`.
 __device__ __forceinline__ TilePositions tile_positions(const View& view, int x, int y, int z, int shift) {
   const uint32_t step[3] = {uint32_t(view.stride[0]), uint32_t(view.stride[1]), uint32_t(view.stride[2])};
   return {uint32_t(view.offset) + z * step[0] + y * step[1] + x * step[2] + shift,
@@ -37,8 +37,7 @@ __device__ __forceinline__ TilePositions tile_positions(const View& view, int x,
           reciprocal_of(view.box[1])};
 }
 
-// Bits of the columns of a box that are padding, in a mask word of `thread` (mask.cuh); 0 without branching per column
-// for boxes without padding.
+// Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh); without padding 0, loop-free.
 __device__ __forceinline__ uint32_t padding_columns(const View& view, int x, int y, int z, int thread) {
   if (x + view.box[2] <= view.extent[2] && y + view.box[1] <= view.extent[1] && z + view.box[0] <= view.extent[0]) {
     return 0;

@@ -1,4 +1,4 @@
-"""Device tables of a plan, and the cached launches of calls of given shapes and strides."""
+"""Cached device plans, and kernels and parameters per shape and stride."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READY_KEPT = 32
 
 
 def prepare(call: ForwardPass) -> Launches | None:
-    """The cached launches of calls of these shapes and strides, or None if TMA cannot address them."""
+    """Return cached launches for calls of these shapes and strides, or None if TMA cannot address the arrays."""
     moves = validated(call.plan).slides
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
@@ -34,7 +34,7 @@ def prepare(call: ForwardPass) -> Launches | None:
 
 
 class HopperPlan:
-    """A plan on one device for fixed batch and heads; `new` replaces its work items for a dynamic mask."""
+    """A plan on one device, for fixed batch and heads; `new` replaces its work items for a dynamic mask."""
 
     def __init__(
         self,
@@ -66,8 +66,7 @@ class HopperPlan:
         self._launches = BoundedCache(_READY_KEPT)
 
     def launches(self, call: ForwardPass) -> Launches | None:
-        """The cached launches of calls of these strides and shapes, for any kv_len, or None if TMA cannot address
-        them."""
+        """Return cached launches for these shapes and strides and any kv_len, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.out
         key = (call.dtype, call.score, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._launches.get(key, self)
@@ -86,13 +85,13 @@ class HopperPlan:
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool) -> HopperPlan:
-    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
+    """Return the device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return HopperPlan(plan, device, batch, heads_q, heads_kv, moves)
 
 
 @kept_with_plan
 def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[PlanLayout, Buffer, dict[str, int]]:
-    """(layout, buffer, addresses) of the tables that do not depend on batch and heads."""
+    """Lay out and upload the tables that do not depend on batch and heads; return (layout, buffer, addresses)."""
     layout = make_layout(plan, moves)
     views = "query_views", "key_views"
     names = "work", "entries", "entry_masks", "masks", *views, "priors", "query_rows", "key_rows"

@@ -1,4 +1,4 @@
-// Score modification: from dot products of q and k to the softmax's input.
+// Score modification: turns dot products of q and k into the softmax's input.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace spattn::sm90 {
 
-// Without a score function. The scale's magnitude is folded into the softmax's exponent, its sign is applied here.
+// Scores without a score function. The exponent includes the scale's magnitude; apply() multiplies by its sign.
 struct PlainScores {
   struct Keys {};
 
@@ -28,11 +28,11 @@ struct PlainScores {
   __device__ __forceinline__ static float scale_log2(const Problem& own) { return own.scale_log2; }
 };
 
-// With a score function: scaled scores, at the positions of their query and key.
+// Scores with a score function of the scaled score and the positions of query and key.
 struct ModifiedScores {
   int query[2];     // positions of the thread's two rows
-  int entry, last;  // of the next iteration, and of the task
-  int key_view;     // of the task's entries: see Work
+  int entry, last;  // indices: the next iteration's first entry, the task's last entry
+  int key_view;     // view to which the entries' views are relative: see Work
   float parameter;  // of the query head
 
   struct GatheredPositions {
@@ -56,7 +56,7 @@ struct ModifiedScores {
     tile = tile_positions(view, entry.x, entry.y, entry.z, view.offset > 0 ? int(problem_of(p, view).moved) : 0);
   }
 
-  // Looks up what the next task's rows have in common; `row` is the first one of the thread.
+  // Looks up what the rows of the next task share; `row` is the thread's first row.
   __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
     const Problem& own = problem_of(p, assigned);
     entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
@@ -64,17 +64,17 @@ struct ModifiedScores {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int64_t position;
-      query_position(p, assigned, row + 8 * h, position);  // anything for padding
+      query_position(p, assigned, row + 8 * h, position);  // arbitrary for padding
       query[h] = int(position) + query_offset(own);
     }
   }
 
-  // Looks up the key positions of the task's next iteration; loads early, like those of masks.
+  // Looks up the key positions of the task's next iteration; loads early, like masks.
   __device__ __forceinline__ Keys next(const Params& p) {
     Keys found;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const Entry& own = p.entries[min(entry + t, last)];  // anything for the missing tile of the last iteration
+      const Entry& own = p.entries[min(entry + t, last)];  // arbitrary for the missing tile of the last iteration
       find(p, p.key_views[key_view + own.view], own, found.tile[t]);
     }
     entry += kTiles;
@@ -84,7 +84,7 @@ struct ModifiedScores {
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
     const float scale = own.sign * own.scale_log2 * kLn2<float>;
 #pragma unroll
-    for (int column = 0; column < kStepKV / 4; ++column) {  // of this thread
+    for (int column = 0; column < kStepKV / 4; ++column) {  // a column of this thread
       const int at = column / 2 * 8 + column % 2;
       const int key = keys.tile[at / kBlockKV].of(at % kBlockKV + threadIdx.x % 4 * 2);
 #pragma unroll

@@ -16,9 +16,9 @@ from ....schedule.tensor_maps import MapSpec, halve, mapped
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 
-_TILES_AT_ONCE = 1 << 14  # resolved per pass, at 17 bytes per cell
+_TILES_AT_ONCE = 1 << 14  # tiles resolved at once, at 17 bytes per cell
 
-_MASKS_AT_ONCE = 256  # per pass, to stay in cache
+_MASKS_AT_ONCE = 256  # masks converted at once, to stay in cache
 _LOW_PAIRS = np.uint64(0x0303030303030303)
 # Shift-and-mask steps that compact the low nibble of each byte into eight adjacent nibbles.
 _NARROWED = [
@@ -36,14 +36,14 @@ class Items(NamedTuple):
     work : (n,) array of begin and end
         Upper bounds of the tile lists.
     work_indptr : (pairs + 1,) int32 array
-        First item of each pair of a variant and a mask.
+        First item of each (variant, mask) pair.
     variant : (batch, heads) int32 array
-        The pair of each head.
+        Index of each head's (variant, mask) pair.
     kv_len : int
     items, selections : (n,) int32 arrays
-        The plan's item and the mask behind each item.
+        The plan's work item, and the mask, of each item.
     starts : (n + 1,) int64 array
-        Start of the space reserved for each list.
+        Start of the space reserved for each tile list.
     masks : int
         Upper bound of the number of bitmasks.
     """
@@ -60,9 +60,9 @@ class Items(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanLayout:
-    """Device arrays of a plan and the tensor maps they refer to.
+    """Device arrays of a plan, and the tensor maps that they refer to.
 
-    Spec ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+    Spec ``s`` is encoded in maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
 
     Attributes
     ----------
@@ -78,11 +78,11 @@ class PlanLayout:
     reduces : (items,) bool array
     merges : Merges
     moves : bool
-        Whether the plan is length-polymorphic: the maps and views of the last keys (offset > 0) move.
+        True if the plan is length-polymorphic: the maps and views of the last keys (offset > 0) move.
     query_rows : (query tiles, block_q) int32 array
         Row of each query of every tile, -1 for padding; empty if TMA reads the queries.
     key_rows : (key tiles, block_kv) int32 array
-        The same for keys. Either all views of a side are gathered or none.
+        Position of each key of every tile likewise. Either all views of a side are gathered or none.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -102,7 +102,7 @@ class PlanLayout:
 
     @property
     def gathers(self) -> bool:
-        """Whether the plan needs gathered KV."""
+        """True if the plan needs gathered KV."""
         return bool(len(self.key_rows))
 
     @property
@@ -112,7 +112,7 @@ class PlanLayout:
 
 
 def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
-    """Device form of a plan. If length-polymorphic, views that move share no map with others."""
+    """Build the device form of a plan. If it is length-polymorphic, views that move share no map with others."""
     query_ids, key_ids, row_component = roles(plan)
     (query_specs, query_views), (key_specs, key_views) = mapped(plan, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
@@ -159,8 +159,8 @@ def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
 def _rows(
     plan: Plan, ids: np.ndarray, variants: np.ndarray, order: np.ndarray, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row or key index of each cell of all tiles of the views `ids`, -1 for padding; and the first tile of each view in
-    it."""
+    """Return the row or key index of each cell of all tiles of the views `ids`, -1 for padding; and each view's first
+    tile."""
     views = plan.views[ids]
     first = offsets(views["tiles"])
     found = np.empty((int(first[-1]), block), np.int32)
@@ -175,7 +175,7 @@ def _rows(
 
 
 def _variants(plan: Plan) -> np.ndarray:
-    """Variant of each view, -1 for unused ones."""
+    """Return the variant of each view, -1 for unused ones."""
     found = np.full(len(plan.views), -1)
     for component in plan.components:
         own = np.append(key_views_of(plan, component), component["query_view"])
@@ -186,7 +186,7 @@ def _variants(plan: Plan) -> np.ndarray:
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:
-    """Bitmasks of tiles of 64 keys in WGMMA accumulator order: (n, warpgroups, 128 threads) uint32.
+    """Convert bitmasks of tiles of 64 keys to WGMMA accumulator order: (n, warpgroups, 128 threads) uint32.
 
     Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
     """
@@ -195,7 +195,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     found = np.empty((count, warpgroups, 4, 8, 4), np.uint32)  # mask, warpgroup, w, g, t
     for first in range(0, count, _MASKS_AT_ONCE):
         some = masks[first : first + _MASKS_AT_ONCE, :, 0]
-        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # padding rows see no key
+        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # padding rows attend to no key
         rows = some.reshape(-1, warpgroups, 4, 2, 8)  # mask, warpgroup, w, h, g
         for t in range(4):
             columns = rows >> np.uint64(2 * t) & _LOW_PAIRS

@@ -1,8 +1,8 @@
 // Warpgroup matrix products (WGMMA) and their fences. One PTX instruction per function.
 //
 // D (64 x N, float32, registers) += A (64 x 16) B (16 x N) for the element type SPATTN_PTX_TYPE (bf16 or f16).
-// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. As an A operand
-// in registers, four 32-bit pairs in the same order cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
+// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. An A operand in
+// registers has the same order: four 32-bit pairs cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace spattn::sm90 {
 
-// Shared-memory operand in the 128-byte swizzle. Both strides are in bytes; the tile is aligned to 1024 bytes.
-//   K-major, 64 elements of K contiguous:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
-//   M- or N-major, 64 elements of it contiguous:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
+// Describes a shared-memory operand in the 128-byte swizzle. Strides are in bytes; the tile is aligned to 1024 bytes.
+//   K-major, 64 contiguous elements of K:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
+//   M- or N-major, 64 contiguous elements of it:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
 __device__ __forceinline__ uint64_t operand_descriptor(uint32_t address, uint32_t panel, uint32_t eight) {
   constexpr uint64_t kSwizzle128 = 1;
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(panel >> 4) << 16 |
@@ -36,7 +36,7 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements from accumulator order to the lanes' shared rows (stmatrix).
+// Stores four 8 x 8 matrices of 16-bit elements, in accumulator order, to the lanes' shared rows (stmatrix).
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)

@@ -13,7 +13,7 @@
 
 namespace spattn {
 
-// The arrays of a conjunct, as defined in spattn/patterns/hints/bands.py.
+// The arrays of a conjunct, as defined in spattn/patterns/hints/closed_forms.py.
 struct ConjunctArrays {
   const int64_t* start;
   const int64_t* indptr;
