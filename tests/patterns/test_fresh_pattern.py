@@ -21,7 +21,7 @@ import numpy as np
 from .base.check import Range
 from .base.pattern import Pattern
 from .base.predicate import member
-from .base.registry import register
+from .base.class_registry import register
 
 
 @register("log_sparse")
