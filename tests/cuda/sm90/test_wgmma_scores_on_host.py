@@ -24,7 +24,7 @@ from spattn.planning.contract.validated import validated
 from spattn.request.score import KINDS, Score
 from spattn.schedule.tensor_maps import MAPS
 
-from .test_scores import SCORES, kernels
+from .test_wgmma_scores import SCORES, kernels
 
 pytestmark = pytest.mark.family("sm90")
 
