@@ -28,8 +28,10 @@ def chosen_kernels() -> str:
 
 
 class Workspace:
-    """Allocates device memory that lives as long as this object; `own`, the caller's allocator, maps bytes to (address,
-    owner), with the owner None if it cannot allocate."""
+    """Allocates device memory that lives as long as this object.
+
+    `own`, the caller's allocator, takes a number of bytes and returns (address, owner); owner is None if it fails.
+    """
 
     def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):
         self._device, self._own = device, own

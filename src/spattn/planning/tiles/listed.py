@@ -69,7 +69,8 @@ def gathered_tiles(
 ) -> tuple[int, np.ndarray]:
     """Append the tiles of listed pairs with gathered keys; return (number of pairs, key at each index).
 
-    Each query tile's keys are sorted, unique, and padded to whole tiles with the last key, whose further bits are zero.
+    Each query tile's keys are sorted and unique; copies of the last key, which bitmasks exclude, pad them
+    to whole tiles.
     """
     budget.need(_PLACE_BYTES * kv_len)
     gathered, found, places = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)], 0

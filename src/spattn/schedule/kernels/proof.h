@@ -78,8 +78,8 @@ class RowProof {
     int64_t real[3];
   };
 
-  // One tile of a partial. If its cells lie on one axis, cell c < real is position base + c * step; else real < 0, and
-  // `base` is the tile's index in boxes_. If real is 0, no item has this partial. The sources from this tile's cells on
+  // One tile of a partial. If its cells lie on one axis, there are `real` of them, and cell c is at position base + c *
+  // step; else real < 0, and `base` is the tile's index in boxes_. If real is 0, no item has this partial. The sources from this tile's cells on
   // have rows one step apart, up to source `end` (exclusive).
   struct Partial {
     int32_t base, step, real, end;

@@ -133,8 +133,8 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
         if rows > plan.block_q or len(plan.components) > plan.variants:
             return Room(tiles, tiles, int(tiles.sum()))
         # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and some
-        # of its keys are in their documents. That can be the last document, whose first token is among the queries, or
-        # the first document, whose last token is (`cut` counts both over all query tiles), or one in between (`own`).
+        # of its keys are in their documents. Such a document begins among the queries of the tile, or ends among them
+        # (`cut` counts both over all query tiles), or does both (`own`).
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)

@@ -58,7 +58,7 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
 
 
 def _score_name(call: ForwardPass) -> str:
-    """Return the name of the score function, empty for the identity; its values may differ within a launch."""
+    """Return the name of the score function, empty for the identity. Calls of a launch share it, not the values."""
     return "" if call.score is None else call.score.name
 
 
