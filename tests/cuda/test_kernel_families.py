@@ -66,4 +66,5 @@ def test_families_of_plans():
 def test_blackwell_is_told_what_runs():
     said = "no kernels for compute capability 10.x yet: the portable kernels run"
     assert [families.note(Gpu(*own)) for own in ((8, 0), (9, 0), (10, 0), (10, 3))] == [None, None, said, said]
+    assert families.note(Gpu(12, 0)) == said.replace("10", "12")
     assert FAMILIES[-1].launcher is None

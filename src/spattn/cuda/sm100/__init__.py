@@ -1,4 +1,4 @@
-"""Compute capability 10.x, which runs the portable kernels.
+"""Compute capability 10.0 and later, which run the portable kernels.
 
 Kernels for tcgen05 are to be a :class:`~spattn.cuda.host.family.Family` here, with an entry in
 :mod:`spattn.cuda.families`.
@@ -12,7 +12,6 @@ __all__ = ["missing"]
 
 
 def missing(device: Device) -> str | None:
-    """Return which kernels a device of this generation lacks; None for other devices."""
-    if device.capability[0] != 10:
-        return None
-    return "no kernels for compute capability 10.x yet: the portable kernels run"
+    """Return which kernels a device of these generations lacks; None for other devices."""
+    major = device.capability[0]
+    return f"no kernels for compute capability {major}.x yet: the portable kernels run" if major >= 10 else None
