@@ -12,9 +12,6 @@ Decides whether kernels for small boxes earn their place: docs/decisions/035. Wr
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 import torch
 from torch import nn
-from turns import rounds
+from turns import compare_builds
 
 import spattn
 from spattn import patterns as sp
 
+NOTES = "One image of 224 x 224, float32, one thread, CPU time of a forward of all blocks; builds in turns."
 SIDES = 56, 28, 14, 7
 # (dims, heads, depths, hidden dims per dim)
 MODELS = {
@@ -106,28 +104,5 @@ def times() -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="a folder with spattn")
-    parser.add_argument("--rounds", type=int, default=5, help="processes per build")
-    parser.add_argument("--times", action="store_true", help="print this process's times as JSON")
-    args = parser.parse_args()
-    if args.times:
-        print(json.dumps(times()))
-        return
-    import record
-
-    builds: dict[str, Path | str] = dict(build.split("=", 1) for build in args.build)
-    if not builds:
-        parser.error("expected at least one --build NAME=FOLDER")
-    measured, rows = list(rounds(builds, args.rounds, "--times")), []
-    for problem in measured[0][next(iter(builds))]:
-        own = {build: statistics.median(each[build][problem] for each in measured) for build in builds}
-        rows.append({"problem": problem, **{f"{build}_ms": round(ms, 2) for build, ms in own.items()}})
-        print(rows[-1], flush=True)
-    notes = "One image of 224 x 224, float32, one thread, CPU time of a forward of all blocks; builds in turns."
-    record.write("image_model", rows, notes=notes, rounds=args.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    compare_builds("image_model", __doc__, NOTES, times)
