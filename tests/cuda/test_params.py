@@ -9,6 +9,7 @@ import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand
+from spattn.cuda.host import score as scores
 from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80 import backward as portable_backward
@@ -92,7 +93,7 @@ def backward_of(call):
 @pytest.mark.parametrize(("q_len", "score"), [(400, None), (400, ALIBI), (399, ALIBI)])
 def test_portable_score(call, monkeypatch, q_len, score):
     """Scores are scaled before the function, and the exponent by log2(e) alone; the last query is at the last key."""
-    monkeypatch.setattr(params, "score_values", lambda device, score: 77 if score else 0)
+    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
     call = dataclasses.replace(call, score=score, q=call.q._replace(shape=(2, 4, q_len, 64)))
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
@@ -108,7 +109,7 @@ def test_portable_score(call, monkeypatch, q_len, score):
 
 def test_portable_score_is_checked(call, monkeypatch):
     """Kernels read a parameter for each query head; a named identity folds the scale as no function does."""
-    monkeypatch.setattr(params, "score_values", lambda device, score: 77)
+    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     for wrong in (Score("alibi", (1.0, 2.0)), Score("cube", (1.0,) * 4)):
         call.score = wrong
@@ -116,6 +117,8 @@ def test_portable_score_is_checked(call, monkeypatch):
             ValueError, match=f"expected one of identity, softcap, alibi with 4 values, got .*{wrong.name}"
         ):
             params.pack(call, on_device, 111, 222)
+        with pytest.raises(ValueError, match=f"with 4 values, got .*{wrong.name}"):
+            scores.score_values(GPU, wrong, 4)  # which the Hopper kernels call
     call.score = Score("identity", (0.0,) * 4)
     (found,) = np.frombuffer(params.pack(call, on_device, 111, 222), params.PARAMS)
     assert found["scale_log2"] == pytest.approx(0.5 * np.log2(np.e)) and found["sign"] == -1

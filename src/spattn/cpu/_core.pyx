@@ -16,7 +16,7 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
-from ..request.score import KINDS
+from ..request.score import KINDS, Score, check_score
 from . import _workspace
 
 cnp.import_array()
@@ -231,11 +231,10 @@ cdef class Prepared:
 
     cdef describe_score(self, call):
         """Set the score function and return its parameters, which must outlive the kernels."""
-        name, values = call.score or (KINDS[0], (0.0,) * call.heads_q)
-        if name not in KINDS or len(values) != call.heads_q:
-            raise ValueError(f"score: expected one of {', '.join(KINDS)} with {call.heads_q} values, got {call.score}")
-        kept = np.array(values, np.float64)
-        self.call.score = KINDS.index(name)
+        score = call.score or Score(KINDS[0], (0.0,) * call.heads_q)
+        check_score(score, call.heads_q)
+        kept = np.array(score.values, np.float64)
+        self.call.score = KINDS.index(score.name)
         self.call.score_values = <const double*>cnp.PyArray_DATA(kept)
         return kept
 

@@ -123,7 +123,7 @@ def tensors(torch):
 def launcher(kernel, gpu):
     """The stand-in for a family's launcher."""
     launches = Launches(kernel, gpu)
-    return SimpleNamespace(prepare=lambda run: launches, launches=launches)
+    return SimpleNamespace(prepare=lambda run: launches, launches=launches, alignment=16)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def gradients(torch, tensors, kernel, gpu, monkeypatch):
         return [Launch(kernel, 5, params + WORD.pack(0), call.stream, counter_at) for counter_at in (None, 64)]
 
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
-    launcher = SimpleNamespace(prepare_backward=lambda call: ready)
+    launcher = SimpleNamespace(prepare_backward=lambda call: ready, alignment=16)
     family = SimpleNamespace(backward=lambda call: None, launcher=launcher)
     made = repeat.backward(Call.of(*tensors), None, gpu, lambda: family)
     made.written = written

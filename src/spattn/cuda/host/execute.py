@@ -30,7 +30,8 @@ def chosen_kernels() -> str:
 class Workspace:
     """Allocates device memory that lives as long as this object.
 
-    `own`, the caller's allocator, takes a number of bytes and returns (address, owner); owner is None if it fails.
+    `own`, the caller's allocator, takes a number of bytes and returns (address, owner); owner is None if the array
+    library has no allocator.
     """
 
     def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):

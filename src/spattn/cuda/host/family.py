@@ -69,7 +69,15 @@ class GradientLaunches(Protocol):
 
 class Launcher(Protocol):
     """Prepares launches that PyTorch calls cache by address, grouped launches, and dynamic masks; the device's context
-    is current."""
+    is current.
+
+    Attributes
+    ----------
+    alignment : int
+        Bytes of which the addresses of all arrays must be multiples.
+    """
+
+    alignment: int
 
     def prepare(self, call: ForwardPass) -> ForwardLaunches | None:
         """Return launches for forwards of these shapes and strides, for any kv_len if the plan is length-polymorphic;

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Group", "OneLaunch", "say_alone", "why_alone"]
 
 _SUBSETS_KEPT = 8  # subsets of calls with addresses that TMA can read
-_ALIGNMENT = 16  # bytes, required by TMA
 _log = logging.getLogger("spattn.cuda")
 
 Computed = list[tuple[Any, Any] | None]
@@ -121,10 +120,11 @@ class Group:
         results: Computed = [None] * len(operands)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto":
             return results
+        alignment = self._launcher.alignment
         odd = [
             number
             for number, (q, k, v) in enumerate(operands)
-            if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT or q.is_neg() or k.is_neg() or v.is_neg()
+            if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % alignment or q.is_neg() or k.is_neg() or v.is_neg()
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHES_KEPT", "Repeated", "RepeatedBackward", "Results", "backward", "forward", "pass_of"]
 
 LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
-_ALIGNMENT = 16  # bytes, required by TMA
 
 
 class Results(NamedTuple):
@@ -54,7 +53,7 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
 
 
 class Repeated:
-    """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses TMA cannot read."""
+    """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses are not aligned."""
 
     def __init__(
         self, general: Forward, run: ForwardPass, results: Results, launcher: Launcher, launches: ForwardLaunches
@@ -101,9 +100,9 @@ class Repeated:
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
-        """Return launches for these addresses and any `kv_len`, without task counters; None if TMA cannot read them."""
+        """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
         *problem, workspace, stream, _ = key
-        if any(address % _ALIGNMENT for address in problem[:4]):
+        if any(address % self._launcher.alignment for address in problem[:4]):
             return None
         with self.device.made_current():
             launches = self._launches_for(k, v)
@@ -114,7 +113,7 @@ class Repeated:
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
-        """Return kernels and parameters for these strides of k and v; None if TMA cannot read them."""
+        """Return kernels and parameters for these strides of k and v; None if the kernels cannot address them."""
         if not self._moves:
             return self._first
         strides = k.stride(), v.stride()
@@ -127,7 +126,7 @@ class Repeated:
 
 class RepeatedBackward:
     """Runs PyTorch gradients of fixed shapes and strides with launches cached by address; `general` runs the first
-    call, and calls whose addresses TMA cannot read."""
+    call, and calls whose addresses are not aligned."""
 
     def __init__(self, general: Backward):
         self._general, self.device, self.plan = general, general.device, general.plan
@@ -135,6 +134,7 @@ class RepeatedBackward:
         self._types, self._stream, self._index = torch.module, torch.raw_stream, self.device.ordinal
         self._empty_like, self._bytes, self._operand = self._types.empty_like, self._types.uint8, torch.operand
         self._ready: GradientLaunches | None = None
+        self._alignment = 1
         self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: its input's
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
@@ -164,7 +164,7 @@ class RepeatedBackward:
         key = *addresses, scale, self._stream(self._index)
         launches = self._launches.get(key)
         if launches is None:
-            if any(address % _ALIGNMENT for address in addresses[:5]):
+            if any(address % self._alignment for address in addresses[:5]):
                 return self._general(dout, q, k, v, out, lse, dlse, scale)
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
@@ -181,6 +181,7 @@ class RepeatedBackward:
         if launcher is None:
             return
         operands = list(map(self._operand, (*arrays, *results)))
+        self._alignment = launcher.alignment
         with self.device:
             self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory))
         self._laid_out = [

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from ...request.score import KINDS, Score
+from ...request.score import KINDS, Score, check_score
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 
@@ -19,10 +19,13 @@ def score_macros(score: Score | None) -> dict[str, object]:
     return {"SPATTN_SCORE_KIND": kind} if kind else {}
 
 
-def score_values(device: Device, score: Score | None) -> int:
+def score_values(device: Device, score: Score | None, heads_q: int) -> int:
     """Return the address of the function's parameters, (heads_q,) float32, kept until the process ends; 0 for the
     identity. The device's context must be current."""
-    return 0 if score is None else _on_device(device, score.values)[1]["values"]
+    if score is None:
+        return 0
+    check_score(score, heads_q)
+    return _on_device(device, score.values)[1]["values"]
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import numpy as np
 from ...arrays.operand import Operand
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import COMPONENT, VIEW, Plan, tile_lists
-from ...request.score import check_score
 from ...schedule.subtiles import KEYS, SUBTILE_ENTRY, SUBTILE_WORK, Cut, Pass, by_keys, by_queries, subtile_masks
 from ...schedule.tasks import TASK, launch_lists, merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
@@ -218,8 +217,7 @@ def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
     """Return the fields of ``ScoreParams``; for the identity no kernel reads them."""
     if call.score is None:
         return 0, 0.0, 0
-    check_score(call.score, call.q.shape[1])
-    return score_values(call.device, call.score), call.scale, call.k.shape[2] - call.q.shape[2]
+    return score_values(call.device, call.score, call.q.shape[1]), call.scale, call.k.shape[2] - call.q.shape[2]
 
 
 class PassOnDevice:

@@ -29,7 +29,7 @@ from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
-from .maps import readable
+from .maps import ADDRESS_ALIGNMENT, readable
 
 __all__ = ["Hopper"]
 
@@ -74,7 +74,7 @@ class Hopper:
     def forward(self, call: ForwardPass) -> None:
         launches = forwards.prepare(call)
         addresses = call.q.pointer | call.k.pointer | call.v.pointer | call.out.pointer
-        if launches is not None and addresses % 16 == 0:
+        if launches is not None and addresses % ADDRESS_ALIGNMENT == 0:
             launches.run(call)
             return
         if _log.isEnabledFor(logging.DEBUG):
@@ -105,7 +105,8 @@ class Hopper:
         )
         self._fallback.backward(call)
 
-    # Methods of Launcher:
+    # Members of Launcher:
+    alignment = ADDRESS_ALIGNMENT
     prepare = staticmethod(forwards.prepare)
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
@@ -120,8 +121,8 @@ def why_not(call: ForwardPass) -> str:
     """Return why TMA cannot address the arrays of a call."""
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)
-        if operand.pointer % 16:
-            return f"{name} starts at {operand.pointer:#x}, which is not 16-byte aligned"
+        if operand.pointer % ADDRESS_ALIGNMENT:
+            return f"{name} starts at {operand.pointer:#x}, which is not {ADDRESS_ALIGNMENT}-byte aligned"
         if not readable(operand):
             return (
                 f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "

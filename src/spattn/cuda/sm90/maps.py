@@ -16,6 +16,7 @@ from ..driver.device import library
 from ..driver.errors import CudaError
 
 MAP_BYTES = 128
+ADDRESS_ALIGNMENT = 16  # bytes; also of rows and strides
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
 PANEL = 64  # elements per 128-byte swizzled row
@@ -37,8 +38,8 @@ def readable(operand: Operand) -> bool:
     steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
         (feature == 1 or operand.shape[3] == 1)
-        and operand.shape[3] * ELEMENT_BYTES % 16 == 0
-        and all(0 < step < _LARGEST_STRIDE and step % 16 == 0 for step in steps)
+        and operand.shape[3] * ELEMENT_BYTES % ADDRESS_ALIGNMENT == 0
+        and all(0 < step < _LARGEST_STRIDE and step % ADDRESS_ALIGNMENT == 0 for step in steps)
     )
 
 

@@ -16,15 +16,13 @@ from ..variants import backward_variants
 
 __all__ = ["backward"]
 
-_ITEMSIZE = {"float64": 8}
-
 
 def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
     batch, heads_q, q_len, _ = call.q.shape
     heads_kv = call.k.shape[1]
     plan = passes_on_device(call.plan, call.device, batch, heads_q, heads_kv)
-    itemsize = _ITEMSIZE.get(call.dtype, 4)
+    itemsize = 8 if call.dtype == "float64" else 4  # of sums
     results = (0, call.dq), (1, call.dk), (1, call.dv)
     sizes = [batch * x.shape[1] * plan[keyed].partial_rows * x.shape[3] * itemsize for keyed, x in results]
     starts = list(itertools.accumulate([2 * batch * heads_q * q_len * itemsize, *sizes], initial=0))

@@ -164,7 +164,7 @@ class Template:
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
         params["q_offset"] = call.plan.kv_len - call.plan.q_len
-        params["score_values"] = score_values(call.device, call.score)
+        params["score_values"] = score_values(call.device, call.score, call.q.shape[1])
         head_bytes, self._tails = self._maps.bytes, []
         for launch in launches:
             for name in _PASS_POINTERS:

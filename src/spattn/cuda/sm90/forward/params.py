@@ -193,7 +193,7 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
     problem["q_offset"] = call.plan.kv_len - call.plan.q_len
-    problem["score_values"] = score_values(call.device, call.score)
+    problem["score_values"] = score_values(call.device, call.score, call.q.shape[1])
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:
