@@ -13,7 +13,7 @@ from types import ModuleType
 
 from child import child
 
-__all__ = ["Build", "builds_on_a_gpu", "calls_in_turns", "rounds"]
+__all__ = ["Build", "calls_in_turns", "compare_builds", "rounds"]
 
 
 def rounds(builds: dict[str, Path | str], count: int, *arguments: str) -> Iterator[dict[str, dict[str, float]]]:
@@ -33,14 +33,18 @@ def rounds(builds: dict[str, Path | str], count: int, *arguments: str) -> Iterat
         yield {name: child(*arguments, package=builds[name]) for name in order}
 
 
-def builds_on_a_gpu(name: str, description: str, notes: str, times: Callable[[], dict[str, float]]) -> None:
-    """Main program of a benchmark that compares builds on a GPU and writes its results under `name`.
+def compare_builds(
+    name: str, description: str, notes: str, times: Callable[[], dict[str, float]], gpu: bool = False
+) -> None:
+    """Main program of a benchmark that compares builds and writes its results under `name`.
 
     Parameters
     ----------
     name, description, notes : str
     times : callable
         Measures in this process: milliseconds of each problem.
+    gpu : bool, optional
+        Whether the results are from a GPU.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="a folder with spattn")
@@ -51,7 +55,6 @@ def builds_on_a_gpu(name: str, description: str, notes: str, times: Callable[[],
         print(json.dumps(times()))
         return
     import record
-    import torch
 
     builds: dict[str, Path | str] = dict(build.split("=", 1) for build in args.build)
     if not builds:
@@ -62,7 +65,12 @@ def builds_on_a_gpu(name: str, description: str, notes: str, times: Callable[[],
         ratios = {f"{build}_ratio": round(own[build] / own[last], 3) for build in builds if build != last}
         rows.append({"problem": problem, **{f"{build}_ms": round(ms, 4) for build, ms in own.items()}, **ratios})
         print(rows[-1], flush=True)
-    record.write(name, rows, notes=notes, rounds=args.rounds, gpu=torch.cuda.get_device_name())
+    device = None
+    if gpu:
+        import torch
+
+        device = torch.cuda.get_device_name()
+    record.write(name, rows, notes=notes, rounds=args.rounds, gpu=device)
 
 
 class Build:

@@ -94,7 +94,7 @@ ODD_TENSORS = {
         r"got a quantized .*\.dequantize\(\)",
     ),
 }
-OF_BOOLS = ("meta", "coordinates", "rows", "nested", "jagged", "fake")
+OF_BOOLS = ("meta", "nested", "jagged", "fake")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,7 +5,7 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns.base import registry as _registry
+from spattn.patterns.base import class_registry as _registry
 from spattn.testing import inputs
 
 torch = pytest.importorskip("torch")

@@ -106,6 +106,17 @@ def test_script(path):
     assert "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))" in text
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_what_a_script_imports_exists(path):
+    """Scripts for a GPU run rarely: a module or function of spattn that is renamed or removed must not break them."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level and f"{node.module}.".startswith("spattn."):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                own = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or importlib.util.find_spec(own) is not None, own
+
+
 @pytest.mark.parametrize("name", re.findall(r"`([a-z]+/\w+\.py)", README))
 def test_listed_script_exists(name):
     assert (FOLDER / name).is_file() or (ROOT / name).is_file()

@@ -12,7 +12,7 @@ import spattn
 from spattn import cpu, dispatch
 from spattn import patterns as p
 from spattn.arrays import cache_key
-from spattn.patterns.base import registry as _registry
+from spattn.patterns.base import class_registry as _registry
 from spattn.planning.contract import cache as _cache
 from spattn.request.call import Call
 

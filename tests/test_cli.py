@@ -9,7 +9,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.cli import main
-from spattn.patterns.show.expression import parse
+from spattn.patterns.registry import parse
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 
@@ -117,7 +117,7 @@ def test_draw_without_a_pattern_lists_them(capsys):
     assert code == 0
     lines = out.splitlines()
     assert [line.partition("(")[0] for line in lines[::2]] == spattn.patterns.registry.names()
-    assert "sliding_window(left, right='left')" in lines and "causal()" in lines
+    assert "sliding_window(left, right=None)" in lines and "causal()" in lines
     assert all(line.startswith("    ") and line.strip() for line in lines[1::2])
 
 
@@ -126,7 +126,7 @@ def test_draw_without_a_pattern_lists_them(capsys):
     [
         ("causal", p.Causal()),
         (" sliding_window(255, 0) ", p.SlidingWindow(255, 0)),
-        ("causal & sliding_window(255, right=None)", p.Causal() & p.SlidingWindow(255, None)),
+        ("causal & sliding_window(255, right=-1)", p.Causal() & p.SlidingWindow(255, -1)),
         ("(sinks(4) | ~block_local(8)) - causal()", (p.Sinks(4) | ~p.BlockLocal(8)) - p.Causal()),
         ("neighborhood((8, 8), [3, 5])", p.Neighborhood((8, 8), (3, 5))),
         ("axial((2, 3), -1)", p.axial((2, 3), -1)),
@@ -148,7 +148,7 @@ def test_descriptions(text, pattern):
         ),
         (
             "sliding_window",
-            r"pattern: expected sliding_window\(left, right='left'\), got missing a required .*: 'left'",
+            r"pattern: expected sliding_window\(left, right=None\), got missing a required .*: 'left'",
         ),
         ("sinks(4, width=3)", r"pattern: expected sinks\(count\), got an unexpected keyword argument 'width'"),
         ("sinks(2 + 3)", "pattern: expected a description like .*, got '2 \\+ 3'"),

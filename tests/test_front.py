@@ -1,6 +1,8 @@
 """README, CONTRIBUTING, CHANGELOG, CITATION and workflows agree with the repository."""
 
+import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -8,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from spattn._util import renamed
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
@@ -87,6 +91,49 @@ def test_continuous_integration_has_every_python():
     matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
     names = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
     assert matrix["python"] == names
+
+
+def removed_names():
+    """The names of modules in the left column of the changelog's table, ``patterns.Strided``; in a row, bare names
+    follow the first one's module. Calls of names that still exist have changed arguments."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## Renamed")[2]
+    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
+        module = None
+        for dotted, call in re.findall(r"`([\w.]+)(\([^`]*)?`", row):
+            prefix, _, name = dotted.rpartition(".")
+            module = prefix or module
+            if module == "selections":
+                yield "selections"
+            elif module in ("spattn", "patterns", "patterns.deepspeed", "testing"):
+                found = f"{module}.{name}".removeprefix("spattn.")
+                if not (call and exists(found)):
+                    yield found
+
+
+def exists(dotted):
+    try:
+        pkgutil.resolve_name(f"spattn.{dotted}")
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def test_a_removed_name_has_a_hint():
+    """Each name in the changelog's table, and no other; the successors exist."""
+    assert set(removed_names()) == set(renamed._RENAMED) and len(renamed._RENAMED) > 35
+    for old, new in renamed._RENAMED.items():
+        module, _, name = f"spattn.{old}".rpartition(".")
+        with pytest.raises(AttributeError, match=re.escape(f"{module} has no '{name}'; use {new}")):
+            getattr(importlib.import_module(module), name)
+        successors = re.findall(r"patterns\.[\w.]+|testing\.\w+|\w+Error", new)
+        assert all(map(exists, successors)) and (successors or (ROOT / new).is_dir()), new
+
+
+@pytest.mark.parametrize("module", ["", ".patterns", ".patterns.deepspeed", ".testing"])
+@pytest.mark.parametrize("name", ["strided_", "__wrapped__"])
+def test_an_unknown_name_has_the_usual_error(module, name):
+    with pytest.raises(AttributeError, match=f"^module 'spattn{module}' has no attribute '{name}'$"):
+        getattr(importlib.import_module(f"spattn{module}"), name)
 
 
 def test_version_is_the_same_everywhere():

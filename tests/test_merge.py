@@ -78,7 +78,7 @@ def test_keywords_of_other_functions_get_a_hint():
         spattn.attention(OUT, OUT, OUT, is_causal=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'patern'$"):
         spattn.attention(OUT, OUT, OUT, patern=p.Causal())
-    with pytest.raises(TypeError, match="got the function strided: call it"):
+    with pytest.raises(TypeError, match="got strided itself; call it"):
         spattn.attention(OUT, OUT, OUT, p.strided)
     with pytest.raises(TypeError, match=r"^plan: expected a Plan"):
         spattn.explain("causal")

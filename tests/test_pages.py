@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spattn.patterns import deepspeed
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 from spattn.patterns.registry import names
 
 ROOT = Path(__file__).parents[1]

@@ -75,7 +75,7 @@ def flex_masks():
     yield (
         "per_head",
         lambda b, h, i, j: torch.where(h == 0, i >= j, i <= j),
-        (p.PerHead((p.Causal(), p.SlidingWindow(0, None)))),
+        (p.PerHead((p.Causal(), p.SlidingWindow(0, -1)))),
     )
 
 

@@ -120,5 +120,5 @@ def test_example_of_pattern_keeps_every_promise(name):
 def test_picture(name):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pattern, q_len, kv_len = patterns.registry.example(name)
-    check.check_picture(pattern, q_len, kv_len)
+    assert patterns.show.draw(pattern, q_len, kv_len).images
     pyplot.close("all")

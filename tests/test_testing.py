@@ -258,7 +258,7 @@ def test_pattern_that_forgets_a_field_is_noticed():
             check_pattern(Forgetful(3), 30)
         check.check_index_set(Forgetful(3), 1, 1, 30, 30)
     finally:
-        del p.base.registry._REGISTRY["forgetful"]
+        del p.base.class_registry._REGISTRY["forgetful"]
 
 
 def test_leak_of_unseen_keys_is_noticed():
@@ -277,7 +277,7 @@ def registered(name, cls):
         made = cls if "__dataclass_fields__" in vars(cls) else dataclasses.dataclass(frozen=True)(cls)
         yield p.authoring.register(name)(made)
     finally:
-        del p.base.registry._REGISTRY[name]
+        del p.base.class_registry._REGISTRY[name]
 
 
 @dataclasses.dataclass(frozen=True)

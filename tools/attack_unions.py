@@ -435,7 +435,7 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
 
     from spattn.choose import specializations as builds
     from spattn.cuda import prebuild
-    from spattn.cuda.sm90 import select
+    from spattn.cuda.sm90 import dynamic_masks
     from spattn.cuda.sm90.backward import params as backward_params
     from spattn.cuda.sm90.backward import specializations as backward_builds
     from spattn.cuda.sm90.forward import params
@@ -461,10 +461,15 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
         merge = builds.variant(builds.build(builds.TILE[0], dim), dtype, MAPS[0])
         yield "sm90/forward/merge.cu", arch, merge, params.structs(MAPS[0])
         for rows in (builds.ROWS, builds.TILE[0]):
-            own = {**params.structs(MAPS[0]), "Table": select.TABLE, "Job": select.JOB, "Select": select.SELECT}
+            own = {
+                **params.structs(MAPS[0]),
+                "Table": dynamic_masks.TABLE,
+                "Job": dynamic_masks.JOB,
+                "Select": dynamic_masks.SELECT,
+            }
             for name in ("table", "tiles", "masks"):
                 macros = builds.variant(builds.build(rows, 1), dtype, MAPS[0])
-                yield f"sm90/select/{name}.cu", arch, macros, own
+                yield f"sm90/dynamic_masks/{name}.cu", arch, macros, own
         for one_pass in (False, True):
             table = backward_builds.builds(dim, one_pass)
             for room in backward_params.MAPS:

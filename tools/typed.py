@@ -35,7 +35,7 @@ def compose() -> patterns.Pattern:
     grids = patterns.windowed((8, 8), 4, 2) | patterns.Neighborhood(64, 5, causal=True) & ~patterns.axial((8, 8), 0)
     named = patterns.a_shape(1, 1) | patterns.tri_shape(1, 1, 3, 8) | patterns.chunked_causal(4)
     known = patterns.registry.get("causal") | patterns.from_json("{}") | patterns.shared_prefix(3, (4, 5))
-    simple = patterns.SlidingWindow(None, 3) | patterns.DilatedWindow(3, dilation=2) | patterns.Stride(4, 1)
+    simple = patterns.SlidingWindow(-1, 3) | patterns.DilatedWindow(3, dilation=2) | patterns.Stride(4, 1)
     tokens = patterns.GlobalTokens((1, 2)) | patterns.longformer(8, global_tokens=2) | patterns.Prefix(simple, 3)
     tokens = tokens | patterns.Documents((3, 4))
     arrays = patterns.Mask(np.ones((3, 3), bool)) | patterns.KeyBlocks(np.zeros((1, 1), int), 4, 4)

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Compare float32 methods on one GPU: 3×TF32, FMA, TF32 and PyTorch.
+"""Compare float32 methods on one GPU: 3×TF32, TF32 and PyTorch.
 
     python benchmarks/kernels/fp32_cuda.py       # half a minute on an H200; needs torch
 
-Forward, batch 1, 8 heads: three TF32 products, plain multiply-adds, one TF32 product, and PyTorch's dense float32.
+Forward, batch 1, 8 heads: three TF32 products, one TF32 product, and PyTorch's dense float32.
 Results are checked against float64 on sampled rows before timing. Writes ``fp32_cuda``.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import sys
 from pathlib import Path
@@ -35,19 +34,14 @@ def contenders(pattern, sets) -> dict:
 
     import spattn
     from spattn import cuda, patterns
-    from spattn.cuda.sm80.forward import variants
 
     q, k, v = sets[0]
     scale, made = q.shape[3] ** -0.5, spattn.plan_for(pattern, q, k, v, backend="cuda")
-    plain = dataclasses.replace(made)  # a plan caches its kernel
 
-    def ours(plan, precision=None):
-        return lambda i: cuda.forward(*sets[i], plan, scale, precision=precision)[0]
+    def ours(precision):
+        return lambda i: cuda.forward(*sets[i], made, scale, precision=precision)[0]
 
-    calls = {"three TF32 products": ours(made), "tf32": ours(made, "tf32"), "multiply-adds": ours(plain)}
-    largest, variants.LARGEST_TF32_BLOCK_Q = variants.LARGEST_TF32_BLOCK_Q, 0
-    calls["multiply-adds"](0)
-    variants.LARGEST_TF32_BLOCK_Q = largest
+    calls = {"three TF32 products": ours(None), "tf32": ours("tf32")}
     causal = pattern == patterns.Causal()
     if causal or pattern == patterns.Full():
         calls["torch SDPA"] = lambda i: scaled_dot_product_attention(*sets[i], is_causal=causal)

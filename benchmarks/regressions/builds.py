@@ -33,6 +33,8 @@ TOKENS = {"cpu": 4096, "cuda": 16384}
 
 def problems(tokens: int) -> dict:
     """(pattern, q_len) by name; at least one for every kernel family."""
+    from compat import pattern as named
+
     from spattn import patterns as sp
 
     side = int(tokens**0.5)
@@ -40,9 +42,9 @@ def problems(tokens: int) -> dict:
         "dense": (sp.Full(), tokens),
         "causal": (sp.Causal(), tokens),
         "window ±256": (sp.SlidingWindow(256), tokens),
-        "Longformer ±256 + 16": (sp.longformer(512, global_tokens=16), tokens),
-        "strided 128": (sp.strided(128), tokens),
-        "fixed 128, 8": (sp.fixed(128, 8), tokens),
+        "Longformer ±256 + 16": (named("longformer", 512, global_tokens=16), tokens),
+        "strided 128": (named("strided", 128), tokens),
+        "fixed 128, 8": (named("fixed", 128, 8), tokens),
         "dilated ±256, d=4": (sp.DilatedWindow(256, 256, 4), tokens),
         "neighbourhood 13×13": (sp.Neighborhood((side, side), 13), tokens),
         "one query": (sp.Causal(), 1),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-from turns import builds_on_a_gpu
+from turns import compare_builds
 
 HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # (heads_q, heads_kv)
 SIZES = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
@@ -55,4 +55,4 @@ def times() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    builds_on_a_gpu("decode_cuda", __doc__, NOTES, times)
+    compare_builds("decode_cuda", __doc__, NOTES, times, gpu=True)

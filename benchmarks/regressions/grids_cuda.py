@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 from grids_cpu import SIDE, problems
-from turns import builds_on_a_gpu
+from turns import compare_builds
 
 IMAGES = 16
 NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds in turns."
@@ -44,4 +44,4 @@ def times() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    builds_on_a_gpu("grids_cuda", __doc__, NOTES, times)
+    compare_builds("grids_cuda", __doc__, NOTES, times, gpu=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-from turns import builds_on_a_gpu
+from turns import compare_builds
 
 SIZES = (
     (1024, 16, 1),
@@ -70,4 +70,4 @@ def times() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    builds_on_a_gpu("rounds_cuda", __doc__, NOTES, times)
+    compare_builds("rounds_cuda", __doc__, NOTES, times, gpu=True)

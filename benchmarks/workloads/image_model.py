@@ -12,9 +12,6 @@ Decides whether kernels for small boxes earn their place: docs/decisions/035. Wr
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 import torch
 from torch import nn
-from turns import rounds
+from turns import compare_builds
 
 import spattn
 from spattn import patterns as sp
 
+NOTES = "One image of 224 x 224, float32, one thread, CPU time of a forward of all blocks; builds in turns."
 SIDES = 56, 28, 14, 7
 # (dims, heads, depths, hidden dims per dim)
 MODELS = {
@@ -52,10 +50,10 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, ratio * dim), nn.GELU(), nn.Linear(ratio * dim, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens, dim = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(1, tokens, 3, self.heads, dim // self.heads).unbind(2)
+        batch, tokens, dim = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, tokens, 3, self.heads, dim // self.heads).unbind(2)
         given = self.pattern if self.plan is None else self.plan
-        x = x + self.out(spattn.attention(q, k, v, given, layout="bshd").reshape(tokens, dim))
+        x = x + self.out(spattn.attention(q, k, v, given, layout="bshd").reshape(batch, tokens, dim))
         return x + self.mlp(self.norms[1](x))
 
 
@@ -74,8 +72,8 @@ class Model(nn.Module):
         for stage, blocks in enumerate(self.stages):
             x = blocks(x)
             if stage < 3:
-                side, dim = SIDES[stage], x.shape[1]
-                x = x.view(side // 2, 2, side // 2, 2, dim).transpose(1, 2).reshape(-1, 4 * dim)
+                side, (batch, _, dim) = SIDES[stage], x.shape
+                x = x.view(batch, side // 2, 2, side // 2, 2, dim).transpose(2, 3).reshape(batch, -1, 4 * dim)
                 x = self.merges[stage](x)
         return x
 
@@ -97,7 +95,7 @@ def times() -> dict[str, float]:
     found = {}
     with torch.no_grad():
         for name, (dims, *_) in MODELS.items():
-            model, x = Model(name).eval(), torch.randn(SIDES[0] ** 2, dims[0])
+            model, x = Model(name).eval(), torch.randn(1, SIDES[0] ** 2, dims[0])
             found[f"{name}, chosen"] = cpu_ms(model, x)
             for side, stage in zip(SIDES, model.stages, strict=True):
                 for block in stage:
@@ -106,28 +104,5 @@ def times() -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="a folder with spattn")
-    parser.add_argument("--rounds", type=int, default=5, help="processes per build")
-    parser.add_argument("--times", action="store_true", help="print this process's times as JSON")
-    args = parser.parse_args()
-    if args.times:
-        print(json.dumps(times()))
-        return
-    import record
-
-    builds: dict[str, Path | str] = dict(build.split("=", 1) for build in args.build)
-    if not builds:
-        parser.error("expected at least one --build NAME=FOLDER")
-    measured, rows = list(rounds(builds, args.rounds, "--times")), []
-    for problem in measured[0][next(iter(builds))]:
-        own = {build: statistics.median(each[build][problem] for each in measured) for build in builds}
-        rows.append({"problem": problem, **{f"{build}_ms": round(ms, 2) for build, ms in own.items()}})
-        print(rows[-1], flush=True)
-    notes = "One image of 224 x 224, float32, one thread, CPU time of a forward of all blocks; builds in turns."
-    record.write("image_model", rows, notes=notes, rounds=args.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    compare_builds("image_model", __doc__, NOTES, times)

@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
+from spattn.patterns.base.class_registry import pattern_class
 from spattn.patterns.base.recipe import Recipe
-from spattn.patterns.base.registry import pattern_class
-from spattn.patterns.show.expression import signature
+from spattn.patterns.registry import signature
 
 FOLDER = Path("gallery") / "generated"
 PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed", "spattn.patterns.authoring")

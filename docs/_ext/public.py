@@ -10,7 +10,7 @@ from pathlib import Path
 from gallery import public_path
 
 from spattn.patterns import Pattern
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 from spattn.patterns.registry import names
 
 FOLDER = Path("api") / "generated"

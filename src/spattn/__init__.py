@@ -66,4 +66,6 @@ def __getattr__(name: str) -> object:
             from .api import versions as _versions
 
             return _versions.version() if name == "__version__" else _versions.show_versions
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._util.renamed import unknown
+
+    raise unknown(__name__, name)

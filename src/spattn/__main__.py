@@ -1,4 +1,4 @@
-"""Entry point of ``python -m spattn``, the same as the command ``spattn``."""
+"""Run ``python -m spattn``, which is the same as the command ``spattn``."""
 
 import sys
 

@@ -40,14 +40,14 @@ class Limits(NamedTuple):
     Parameters
     ----------
     host_arrays : bool
-        Whether the backend takes NumPy arrays; arrays of other libraries in host memory are then passed as such.
-        Otherwise it takes the arrays of every array backend as they are.
+        Whether the backend takes NumPy arrays; the dispatch then converts host arrays of other libraries. Otherwise
+        the backend takes the arrays of every library.
     precisions : tuple of str
-        Supported values of `precision` besides None, which is the precision of the dtype.
+        Supported values of `precision` in addition to None, the precision of the dtype.
     moves : bool
-        Whether a cached dispatch binds ``kv_len`` at run time where its plan is length-polymorphic.
+        Whether a cached dispatch binds ``kv_len`` at run time if its plan is length-polymorphic.
     grows : bool
-        The same for plans whose tile lists grow with ``kv_len``.
+        Likewise, if the tile lists of its plan grow with ``kv_len``.
     groups : bool
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
@@ -66,49 +66,49 @@ class Limits(NamedTuple):
 
 
 class PreparedForward(Protocol):
-    """Cached dispatch of a forward: all checks, the plan and the kernel choice are done."""
+    """The cached dispatch of a forward pass, after all checks, the plan and the kernel choice."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         """Return (out, lse); lse may be None if the cached dispatch was prepared without it."""
 
 
 class PreparedBackward(Protocol):
-    """Cached dispatch of a backward."""
+    """The cached dispatch of a backward pass."""
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
     ) -> tuple[Any, ...]:
-        """Return (dq, dk, dv); `dlse` None means zeros."""
+        """Return (dq, dk, dv); None as `dlse` means zeros."""
 
 
 class PreparedGroup(Protocol):
-    """Cached dispatch of several forwards in one launch."""
+    """The cached dispatch of several forward passes in one launch."""
 
     def __call__(
         self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]
     ) -> list[tuple[Any, Any] | None]:
-        """Return (out, lse) of each call; None for a call whose current array addresses require a launch of its own."""
+        """Return (out, lse) for each call, or None if the addresses of its arrays require a launch of its own."""
 
 
 class Backend(Protocol):
     """A module that executes plans.
 
-    Implementations raise ``ValueError`` for a plan that is invalid, made for another call, or unsupported.
+    Implementations raise ``ValueError`` for a plan that is invalid, unsupported, or made for another call.
     """
 
     LIMITS: Limits
 
     def unavailable(self) -> str | None:
-        """Return why the backend cannot run here and how to fix it, or None; leaves no lasting side effects."""
+        """Return why the backend cannot run here and how to fix it, or None; have no lasting side effects."""
 
     def info(self) -> dict[str, object]:
         """Return facts for :func:`spattn.show_versions`."""
 
     def memory(self, call: Call) -> int:
-        """Return the capacity in bytes, used or free, of the memory that holds the results of a call."""
+        """Return the total size in bytes of the memory that holds the results of a call."""
 
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-        """Plan `pattern` with the tile shape and worker count for `call`, or for its gradients.
+        """Plan `pattern` with the best tile shape and number of workers for `call`, or for its gradients.
 
         Parameters
         ----------
@@ -135,13 +135,13 @@ class Backend(Protocol):
         ----------
         call : Call
         plan : Plan
-            For the lengths and heads of the call. Validated at its first use unless :func:`spattn.plan` made it.
+            A plan for the lengths and heads of the call. It is validated unless :func:`spattn.plan` made it.
 
         Returns
         -------
         callable
-            ``(q, k, v, scale)`` to ``(out, lse)``, for arrays with the dtype, shapes and strides of the call; a
-            length-polymorphic plan also accepts other ``kv_len``.
+            A function from ``(q, k, v, scale)`` to ``(out, lse)``, for arrays with the dtype, shapes and strides of the
+            call. With a length-polymorphic plan it accepts other ``kv_len`` too.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class Backend(Protocol):
     def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
         """Return the cached dispatch of the gradients of `call`, if the backend has a backward.
 
-        As :meth:`prepare`, but ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
+        As :meth:`prepare`, but from ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
         """
 
 
@@ -160,22 +160,22 @@ class PredictingBackend(Backend, Protocol):
     """A backend with a cost model."""
 
     def predicted_ms(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-        """Predicted milliseconds of a forward: on one thread of the CPU, or on a GPU without the host's time."""
+        """Return the predicted milliseconds of a forward pass, on one CPU thread or on a GPU without host time."""
 
     def dense_ms(
         self, q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
     ) -> float:
-        """Predicted time of a forward over all pairs in milliseconds."""
+        """Return the predicted milliseconds of a forward pass over all pairs."""
 
     def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-        """A plan of the same pattern with a lower predicted time, or None."""
+        """Return a plan of the same pattern with a lower predicted time, or None."""
 
 
 class GroupingBackend(Backend, Protocol):
-    """A backend that runs several calls in one launch; calls are identified by their numbers in the log."""
+    """A backend that runs several calls in one launch; log messages have the numbers of the calls."""
 
     def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-        """Partition calls, given as (call, plan, whether the plan is fixed), into launches with their plans."""
+        """Partition calls, given as (call, plan, whether the plan is fixed), into groups, each with its plans."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
         """Return the cached dispatch of calls that :meth:`together` grouped."""
@@ -194,7 +194,7 @@ def names() -> list[str]:
 
 
 def why_unavailable(name: str) -> str | None:
-    """Return None if the backend runs here, else what is missing and the fix."""
+    """Return None if the backend runs here, else what is missing and how to fix it."""
     try:
         module = module_of(name)
     except ImportError as error:
@@ -203,7 +203,7 @@ def why_unavailable(name: str) -> str | None:
 
 
 def module_of(name: str) -> Backend:
-    """A backend's module, whether it can run here or not."""
+    """Return a backend's module, whether the backend can run here or not."""
     with whole_imports:
         return cast(Backend, importlib.import_module(_MODULES[name]))
 

@@ -14,22 +14,22 @@ from pathlib import Path
 from . import patterns
 from .api.versions import show_versions, version
 from .errors import BackendUnavailableError
-from .patterns.base.registry import pattern_class
-from .patterns.show import expression as _expression
+from .patterns.base.class_registry import pattern_class
+from .patterns.registry import make, parse, signature
 
 __all__ = ["main"]
 
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-_LONGEST_PICTURE = 8192  # tokens per side; one pixel per pair
+_LONGEST_PICTURE = 8192  # maximum number of queries and of keys; a pair is one pixel
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class _Failure(Exception):
-    """Exit with code 1 and a one-line message."""
+    """A failure with a one-line message; the exit code is 1."""
 
 
 class _Usage(Exception):
-    """Exit with code 2 and a one-line message."""
+    """Wrong usage, with a one-line message; the exit code is 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version, read on demand because package metadata is slow to read."""
+    """Prints the version, which is read only on demand because package metadata is slow to read."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version()}")
@@ -165,16 +165,16 @@ def _draw(options: argparse.Namespace) -> int:
 def _list_patterns() -> int:
     for name in patterns.registry.names():
         summary = (pattern_class(name).__doc__ or "").partition("\n")[0].replace("``", "`")
-        print(f"{_expression.signature(name)}\n    {summary}")
+        print(f"{signature(name)}\n    {summary}")
     return 0
 
 
 def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
     try:
         if text.isidentifier():
-            return _expression.make(text, **params)
+            return make(text, **params)
         if params:
             raise _Usage(f"--param: requires a pattern given by name only, got {text!r}")
-        return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
+        return patterns.from_json(text) if text.lstrip().startswith("{") else parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error

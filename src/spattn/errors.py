@@ -2,8 +2,8 @@
 
 
 class BackendUnavailableError(RuntimeError):
-    """The requested backend cannot run here; the message names what is missing and the remedy."""
+    """The requested backend cannot run here; the message says what is missing and how to fix it."""
 
 
 class EfficiencyWarning(UserWarning):
-    """The plan computes far more pairs than are allowed, and dense attention is predicted to be faster."""
+    """The plan computes far more pairs than the pattern allows, and dense attention is predicted to be faster."""

@@ -1,4 +1,4 @@
-"""Index sets as affine runs of keys per query row (ACSR of SPLAT, arXiv:2407.16847)."""
+"""Index sets, stored as affine runs of keys for each query row (ACSR of SPLAT, arXiv:2407.16847)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ._util.index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
-from ._util.ragged import ramp
+from ._util.ragged import offsets, ramp
 
 __all__ = ["AffineRows", "Runs"]
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Affine runs of keys: row i holds the keys ``start[i, r] + step[i, r] * t`` for ``0 <= t < count[i, r]``.
+    """Affine runs of keys: row i has the keys ``start[i, r] + step[i, r] * t`` for ``0 <= t < count[i, r]``.
 
     Parameters
     ----------
@@ -30,24 +30,8 @@ class Runs:
     count: np.ndarray
 
     @classmethod
-    def empty(cls, rows: int) -> Runs:
-        """Rows without keys.
-
-        Parameters
-        ----------
-        rows : int
-            Number of rows.
-
-        Returns
-        -------
-        Runs
-        """
-        nothing = np.zeros((rows, 0), dtype=np.int64)
-        return cls(nothing, nothing, nothing)
-
-    @classmethod
     def span(cls, start: npt.ArrayLike, stop: npt.ArrayLike, kv_len: int) -> Runs:
-        """One run of consecutive keys per row, ``[start, stop)`` clipped to ``[0, kv_len)``.
+        """Make one run of consecutive keys for each row, ``[start, stop)`` clipped to ``[0, kv_len)``.
 
         Parameters
         ----------
@@ -71,7 +55,7 @@ class Runs:
 
     @classmethod
     def stepped(cls, start: npt.ArrayLike, stop: npt.ArrayLike, step: int, kv_len: int) -> Runs:
-        """One run per row: the keys ``start, start + step, ...`` below `stop`, clipped to ``[0, kv_len)``.
+        """Make one run for each row: the keys ``start, start + step, ...`` below `stop`, clipped to ``[0, kv_len)``.
 
         Parameters
         ----------
@@ -94,7 +78,7 @@ class Runs:
             If a value does not fit int64.
         """
         start = integer_array("start", start)
-        # Clipped before the subtraction, which could overflow.
+        # Clipping comes before the subtraction, which could overflow.
         end: np.ndarray = np.minimum(np.maximum(integer_array("stop", stop), 0), kv_len)
         if step == 1:  # avoids slow integer division
             first = np.maximum(start, 0)
@@ -108,7 +92,7 @@ class Runs:
 
     @classmethod
     def single(cls, row: np.ndarray, key: np.ndarray, rows: int) -> Runs:
-        """One run of a single key per pair.
+        """Make one run with a single key for each pair.
 
         Parameters
         ----------
@@ -128,7 +112,7 @@ class Runs:
         return cls(start, np.ones_like(start), count)
 
     def __or__(self, other: Runs) -> Runs:
-        """Union of disjoint runs, row by row; disjointness is not checked."""
+        """Return the union of runs, row by row; the runs must be disjoint, which is not checked."""
         return Runs(*(np.concatenate(pair, axis=1) for pair in zip(self._fields(), other._fields(), strict=True)))
 
     def _fields(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -137,11 +121,11 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class AffineRows:
-    """An index set of ``q_len × kv_len`` pairs in affine-compressed rows.
+    """An index set of ``q_len × kv_len`` pairs, in affine-compressed rows.
 
-    Each row is a base (its first key) and a class (runs relative to the base). Rows of equal shape share a class: a
-    sliding window of any length has one class for all interior rows. Memory is O(q_len) for a regular pattern, O(nnz)
-    only for an irregular one.
+    A row has a base (its first key) and a class (runs relative to the base). Rows that differ only in their base share
+    a class: a sliding window of any length has one class for all interior rows. Memory is O(q_len) for a regular
+    pattern, and O(nnz) only for an irregular one.
 
     Parameters
     ----------
@@ -170,12 +154,12 @@ class AffineRows:
 
     @classmethod
     def from_runs(cls, runs: Runs, kv_len: int) -> AffineRows:
-        """Build from one row of :class:`Runs` per query.
+        """Build from :class:`Runs`.
 
         Parameters
         ----------
         runs : Runs
-            One row per query.
+            One row for each query.
         kv_len : int
             Number of keys.
 
@@ -206,7 +190,7 @@ class AffineRows:
 
     @classmethod
     def from_csr(cls, indptr: npt.ArrayLike, indices: npt.ArrayLike, kv_len: int) -> AffineRows:
-        """Build from CSR rows with sorted, unique column indices; detects runs.
+        """Build from CSR rows with sorted, unique column indices, and detect runs.
 
         Parameters
         ----------
@@ -260,8 +244,7 @@ class AffineRows:
         if mask.ndim != 2 or mask.dtype != bool:
             raise ValueError(f"mask: expected a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
         row, column = np.nonzero(mask)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=mask.shape[0]))])
-        return cls.from_csr(indptr, column, mask.shape[1])
+        return cls.from_csr(offsets(np.bincount(row, minlength=mask.shape[0])), column, mask.shape[1])
 
     @classmethod
     def _from_flat(
@@ -271,7 +254,7 @@ class AffineRows:
         order = np.lexsort((start, row))
         row, start, step, count = row[order], start[order], step[order], count[order]
         per_row = np.bincount(row, minlength=rows)
-        first = np.concatenate([[0], np.cumsum(per_row)])
+        first = offsets(per_row)
         base = np.zeros(rows, dtype=np.int64)
         base[per_row > 0] = start[first[:-1][per_row > 0]]
         row_class, chosen = _classes(per_row, first, start - base[row], step, count)
@@ -282,7 +265,7 @@ class AffineRows:
             int(kv_len),
             base,
             row_class.astype(np.int32),
-            np.concatenate([[0], np.cumsum(lengths)]),
+            offsets(lengths),
             (start - base[row])[pick],
             step[pick],
             count[pick],
@@ -293,7 +276,8 @@ class AffineRows:
     @property
     def nnz(self) -> int:
         """Number of allowed pairs."""
-        return int(self._class_nnz()[self.row_class].sum()) if self.q_len else 0
+        before = offsets(self.count)
+        return int(np.diff(before[self.class_indptr])[self.row_class].sum())
 
     @property
     def density(self) -> float:
@@ -306,7 +290,7 @@ class AffineRows:
         return sum(a.nbytes for a in self.__dict__.values() if isinstance(a, np.ndarray))
 
     def row(self, i: int) -> np.ndarray:
-        """Sorted keys of query row `i`.
+        """Return the sorted keys of query row `i`.
 
         Parameters
         ----------
@@ -317,12 +301,11 @@ class AffineRows:
         -------
         (n,) int64 array
         """
-        runs = range(*self.class_indptr[self.row_class[i] :][:2])
-        keys = [self.row_base[i] + self.start[r] + self.step[r] * np.arange(self.count[r]) for r in runs]
-        return np.sort(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
+        _, start, step, count = self.flat_runs(np.array([i]))
+        return np.sort(np.repeat(start, count) + np.repeat(step, count) * ramp(count))
 
     def runs(self, i: int) -> list[tuple[int, int, int]]:
-        """Runs ``(start, step, count)`` of query row `i`, with absolute starts.
+        """Return the runs ``(start, step, count)`` of query row `i`, with absolute starts.
 
         Parameters
         ----------
@@ -333,10 +316,8 @@ class AffineRows:
         -------
         list of (int, int, int)
         """
-        first, last = self.class_indptr[self.row_class[i] :][:2]
-        return [
-            (int(self.row_base[i] + self.start[r]), int(self.step[r]), int(self.count[r])) for r in range(first, last)
-        ]
+        _, *fields = self.flat_runs(np.array([i]))
+        return list(zip(*(field.tolist() for field in fields), strict=True))
 
     def to_csr(self) -> tuple[np.ndarray, np.ndarray]:
         """Convert to CSR with sorted columns, in O(nnz) memory.
@@ -349,19 +330,31 @@ class AffineRows:
         Raises
         ------
         MemoryError
-            If the machine has too little memory; raised before any allocation.
+            If the machine has too little memory. The error is raised before any allocation.
         """
         self._check_memory(7 * 8 * self.nnz)
-        lengths = np.diff(self.class_indptr)[self.row_class]
-        run = np.repeat(self.class_indptr[self.row_class], lengths) + ramp(lengths)
-        run_row = np.repeat(np.arange(self.q_len), lengths)
-        count = self.count[run]
+        run_row, start, step, count = self.flat_runs(np.arange(self.q_len))
         row = np.repeat(run_row, count)
-        start = np.repeat(self.row_base[run_row] + self.start[run], count)
-        column = start + np.repeat(self.step[run], count) * ramp(count)
+        column = np.repeat(start, count) + np.repeat(step, count) * ramp(count)
         order = np.lexsort((column, row))
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=self.q_len))]).astype(np.int64)
-        return indptr, column[order]
+        return offsets(np.bincount(row, minlength=self.q_len)), column[order]
+
+    def flat_runs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Concatenate the runs of several rows, with absolute starts.
+
+        Parameters
+        ----------
+        rows : (n,) int array
+            Query rows.
+
+        Returns
+        -------
+        row, start, step, count : (runs,) int64 arrays
+        """
+        first = self.class_indptr[self.row_class[rows]]
+        lengths = self.class_indptr[self.row_class[rows] + 1] - first
+        row, run = np.repeat(rows, lengths), np.repeat(first, lengths) + ramp(lengths)
+        return row, self.row_base[row] + self.start[run], self.step[run], self.count[run]
 
     def to_dense(self) -> np.ndarray:
         """Convert to a boolean array.
@@ -373,7 +366,7 @@ class AffineRows:
         Raises
         ------
         MemoryError
-            If the machine has too little memory; raised before any allocation.
+            If the machine has too little memory. The error is raised before any allocation.
         """
         self._check_memory(self.q_len * self.kv_len)
         indptr, indices = self.to_csr()
@@ -382,7 +375,7 @@ class AffineRows:
         return mask
 
     def _check_memory(self, needed: int) -> None:
-        """MemoryError up front: with overcommit, an oversized allocation gets the process killed instead."""
+        """Raise MemoryError in advance: with overcommit, the kernel would kill the process instead."""
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
         if needed > available:
             raise MemoryError(f"{self!r} needs {needed} bytes as an array, but this machine has {available}")
@@ -402,13 +395,9 @@ class AffineRows:
             f"{len(self.class_indptr) - 1} row classes, {self.nbytes} bytes)"
         )
 
-    def _class_nnz(self) -> np.ndarray:
-        total = np.concatenate([[0], np.cumsum(self.count)])
-        return total[self.class_indptr[1:]] - total[self.class_indptr[:-1]]
-
 
 def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Merge consecutive columns into maximal runs: (row, start, count)."""
+    """Merge consecutive columns into maximal runs; return (row, start, count)."""
     if not len(row):
         return row, column, column
     new = np.concatenate([[True], (np.diff(column) != 1) | (np.diff(row) != 0)])
@@ -419,7 +408,7 @@ def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.nd
 def _join_singles(
     row: np.ndarray, start: np.ndarray, count: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Merge isolated, evenly spaced keys into strided runs: (row, start, step, count)."""
+    """Merge isolated, evenly spaced keys into strided runs; return (row, start, step, count)."""
     single = np.nonzero(count == 1)[0]
     step = np.ones_like(start)
     if len(single) < 3:
@@ -427,8 +416,8 @@ def _join_singles(
     r, s = row[single], start[single]
     same_row = np.diff(r) == 0
     distance = np.where(same_row, np.diff(s), -1)
-    # A key extends the run of its predecessor if its last two distances are equal. The first distance of a run belongs
-    # to the run that ends there, so neighbouring runs never share a key.
+    # A key extends the run of its predecessor if its last two distances are equal, and else starts a new run, so that
+    # runs never share a key.
     new = np.concatenate([[True], ~same_row])
     new[2:] |= same_row[1:] & (distance[1:] != distance[:-1]) & same_row[:-1]
     first = np.nonzero(new)[0]
@@ -446,7 +435,7 @@ def _join_singles(
 def _classes(
     per_row: np.ndarray, first: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deduplicate rows of equal shape: (class of each row, a representative row of each class)."""
+    """Deduplicate rows with equal runs; return (class of each row, a representative row of each class)."""
     row_class = np.zeros(len(per_row), dtype=np.int64)
     chosen: list[np.ndarray] = []
     classes = 0

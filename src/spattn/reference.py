@@ -1,6 +1,6 @@
 """Float64 reference implementation: the attention formula and its gradients, row by row.
 
-Iterates the pattern's index set and never reads a plan's tiles, so that it can check them.
+It iterates over the pattern's index set and never reads a plan's tiles, so that it can check them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 LIMITS = Limits(host_arrays=True)
 
-_ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V in memory at a time (64 MiB)
+_ELEMENTS_AT_ONCE = 1 << 23  # maximum number of float64 elements of K and V to gather at once (64 MiB)
 
 
 def attend(
@@ -47,7 +47,7 @@ def attend(
     scale: float | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention over a pattern's pairs, computed in one precision.
+    """Compute softmax attention over a pattern's pairs in one precision.
 
     Parameters
     ----------
@@ -66,13 +66,13 @@ def attend(
     -------
     out : (batch, heads_q, q_len, head_dim_v) array of `dtype`
         ``out[i] = Σ_j exp(s[i, j] - lse[i]) v[j]`` over the allowed keys j, with ``s[i, j] = scale · q[i] · k[j]``.
-        0 where no key is allowed or every allowed score is -inf.
+        It is 0 in rows without an allowed key, and in rows whose allowed scores are all -inf.
     lse : (batch, heads_q, q_len) array of `dtype`
-        ``log Σ_j exp(s[i, j])``, natural logarithm; -inf where ``out`` is 0 for the reasons above.
+        ``log Σ_j exp(s[i, j])``, the natural logarithm; -inf in the rows just named.
 
     Notes
     -----
-    O(nnz · (head_dim + head_dim_v)) time. Masked keys are never read.
+    The function takes O(nnz · (head_dim + head_dim_v)) time, and never reads masked keys.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     out = np.zeros((*q.shape[:3], v.shape[-1]), dtype)
@@ -96,7 +96,7 @@ def gradients(
     dtype: npt.DTypeLike = np.float64,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v, computed in one precision.
+    """Compute the gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v in one precision.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
 
 
 def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`attend` with the dtypes of a backend: ``out`` as q, ``lse`` float32 (float64 for float64)."""
+    """Run :func:`attend` with the dtypes of a backend: ``out`` as q, ``lse`` float32 (float64 for float64)."""
     out, lse = attend(q, k, v, _pattern_of(plan), scale)
     with np.errstate(over="ignore"):
         return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
@@ -181,9 +181,9 @@ def backward(
     scale: float,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """:func:`gradients` with the dtypes of a backend: those of q, k and v.
+    """Run :func:`gradients` with the dtypes of a backend: those of q, k and v.
 
-    Ignores `out` and `lse` and recomputes both, so that the rounding of a forward pass does not enter the gradients.
+    The function ignores `out` and `lse`, so that the rounding of a forward pass does not enter the gradients.
     """
     with np.errstate(over="ignore"):
         dq, dk, dv = gradients(dout, q, k, v, _pattern_of(plan), scale, dlse=dlse)
@@ -211,7 +211,7 @@ def _pattern_of(plan: Plan) -> Pattern:
 def _rows(
     pattern: Pattern | np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int, np.ndarray]]:
-    """Yield (batch entries, query heads, row, allowed keys) of nonempty rows; heads with one index set go together."""
+    """Yield (batch entries, query heads, row, allowed keys) of non-empty rows; joins heads with equal index sets."""
     q_len, kv_len = q.shape[2], k.shape[2]
     together = max(1, _ELEMENTS_AT_ONCE // max(1, kv_len * (k.shape[-1] + v.shape[-1])))
     sets, index = _index_sets(pattern, q.shape[0], q.shape[1], q_len, kv_len)
@@ -228,7 +228,7 @@ def _rows(
 def _index_sets(
     pattern: Pattern | np.ndarray, batch: int, heads: int, q_len: int, kv_len: int
 ) -> tuple[list[AffineRows], np.ndarray]:
-    """Return the distinct index sets and the index of the one of each (batch entry, head)."""
+    """Return the distinct index sets, and for each (batch entry, head) the index of its own."""
     if isinstance(pattern, np.ndarray):
         masks = pattern.reshape((1,) * (4 - pattern.ndim) + pattern.shape)
         index = np.arange(masks.shape[0] * masks.shape[1]).reshape(masks.shape[:2])
@@ -238,7 +238,7 @@ def _index_sets(
 
 
 def _gather(x: np.ndarray, b: np.ndarray, kv: np.ndarray, keys: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-    """Gather rows `keys` of the given batch entries and heads: (n, keys, d)."""
+    """Gather the rows `keys` of the given batch entries and heads: (n, keys, d)."""
     return x[b[:, None], kv[:, None], keys].astype(dtype)
 
 

@@ -176,7 +176,7 @@ def causal(source: Source, s: Sizes) -> Term:
 
 
 def sliding_window(source: Source, s: Sizes) -> Term:
-    left, right = (source.choice([None, 0, source.integer(0, 40)]) for _ in range(2))
+    left, right = (source.choice([-1, 0, source.integer(0, 40)]) for _ in range(2))
     return Term(p.SlidingWindow(left, right), oracle.sliding_window(left, right))
 
 

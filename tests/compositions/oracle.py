@@ -42,9 +42,9 @@ def causal() -> Mask:
     return by_position(lambda p, j: j <= p)
 
 
-def sliding_window(left: int | None, right: int | None) -> Mask:
+def sliding_window(left: int, right: int) -> Mask:
     def rule(p: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return (True if left is None else p - left <= j) & (True if right is None else j <= p + right) & (p == p)
+        return (True if left == -1 else p - left <= j) & (True if right == -1 else j <= p + right) & (p == p)
 
     return by_position(rule)
 

@@ -23,13 +23,13 @@ from spattn.choose import machine_gpu as _choice
 from spattn.choose.chooser import Sizes
 from spattn.cuda.driver import device
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90 import select
-from spattn.cuda.sm90.backward import layout as backward_layout
+from spattn.cuda.sm90 import dynamic_masks
 from spattn.cuda.sm90.backward import prepared as backward_prepared
+from spattn.cuda.sm90.backward import tables as backward_layout
 from spattn.cuda.sm90.forward import group
 from spattn.cuda.sm90.forward import prepared as hopper_prepared
 from spattn.cuda.sm90.forward.joined import join
-from spattn.cuda.sm90.forward.layout import make_layout
+from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.planning.contract.validated import validated
@@ -309,7 +309,7 @@ def check_room(source):
     batch, heads, _, q_len, kv_len = case.sizes
     made = source.choice(list(SELECTIONS.values()))(source, case.sizes)
     plan = planned(case, draws.How((source.choice([64, 128]), 64), None, source.choice([1, 3])))
-    room, lists = select.room(plan, made.form, q_len), tile_lists(plan)
+    room, lists = dynamic_masks.room(plan, made.form, q_len), tile_lists(plan)
     # Of lines, columns behind a query are found, too, before pairs are looked at.
     some = oracle.whole(made.found, batch, heads, q_len, kv_len)
     every = oracle.whole(made.mask, batch, heads, q_len, kv_len)
@@ -331,7 +331,7 @@ def check_room(source):
             assert tiles <= room.tiles[number] and partial <= room.masks[number]
             masks.append(partial)
         assert sum(masks) <= room.all_masks
-    items = select.items_of(plan, made.form, batch, heads, q_len)
+    items = dynamic_masks.items_of(plan, made.form, batch, heads, q_len)
     assert items.masks >= 0 and len(items.work) == len(items.items)
 
 

@@ -17,11 +17,11 @@ import pytest
 from spattn.choose import specializations as builds
 from spattn.cuda import prebuild
 from spattn.cuda.driver import compile, structs
-from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.host.score import score_macros
 from spattn.cuda.sm80 import forward as portable
-from spattn.cuda.sm80.backward import variants as backward_variants
-from spattn.cuda.sm80.forward import params, variants
+from spattn.cuda.sm80 import params, variants
 from spattn.cuda.sm90.forward import params as hopper_params
+from spattn.request.score import KINDS, Score
 from spattn.schedule.tensor_maps import MAPS
 
 NVCC = compile.find_nvcc()
@@ -167,7 +167,10 @@ def reach(start, neighbours, without):
     return found
 
 
-STRUCTS = {"sm80/forward": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
+SOURCES = {"sm80/forward": "sm80/forward/merge.cu", "sm80/backward": "sm80/backward/sum.cu"}
+STRUCTS = {
+    name: (params.structs_of(source), "sm_80", {"SPATTN_DTYPE": "float64"}) for name, source in SOURCES.items()
+} | {
     f"sm90/forward, {room} maps": (
         hopper_params.structs(room),
         builds.ARCH,
@@ -189,10 +192,10 @@ STRUCTS |= {
 def test_structs(tmp_path, structs):
     """The structs of params.cuh are those that the host packs; each field that lies elsewhere is named."""
     own, arch, defines = STRUCTS[structs]
-    source = f"{structs.split(',')[0]}/params.cuh"
+    source = SOURCES.get(structs, f"{structs.split(',')[0]}/params.cuh")
     done = nvcc(compile.translation_unit(source, own), arch, defines, tmp_path / "same.cubin")
     assert done.returncode == 0, done.stderr
-    moved = {name: np.dtype([("pad", "i8"), *fields(dtype)])[list(dtype.names)] for name, dtype in own.items()}
+    moved = {name: np.dtype([("pad", "i8", 2), *fields(dtype)])[list(dtype.names)] for name, dtype in own.items()}
     done = nvcc(compile.translation_unit(source, moved), arch, defines, tmp_path / "moved.cubin")
     assert done.returncode != 0
     named = set(re.findall(r"spattn::\w+::(\w+::\w+)", done.stderr))
@@ -223,9 +226,49 @@ def test_every_default_has_a_kernel():
                 tile = variants.tile_within(shared_bytes, dtype, head_dim)
                 assert portable.accepts(*tile)
                 for precision in (None, "tf32") if dtype == "float32" else (None,):
-                    _, defines = variants.variant(dtype, head_dim, head_dim, tile, False, shared_bytes, precision)
-                    assert defines["SPATTN_HEAD_DIM"] >= head_dim
-                assert variants.shared_bytes_of(tile[0], dtype, head_dim) <= shared_bytes
+                    (own,) = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, False, shared_bytes)
+                    assert own.macros["SPATTN_HEAD_DIM"] >= head_dim and own.rows == tile[0]
+                    assert forward_shared_bytes(own) <= shared_bytes
+
+
+# (dtype, precision): kernels of the forward and the backward. TF32 products are as exact as float32 in the forward,
+# where each is split into three; the backward computes float32 by fused multiply-adds.
+PRODUCTS = {
+    ("float16", None): ("mma", "mma"),
+    ("bfloat16", None): ("mma", "mma"),
+    ("float32", None): ("tf32", "ffma"),
+    ("float32", "tf32"): ("tf32", "tf32"),
+    ("float64", None): ("ffma", "ffma"),
+}
+
+
+def test_every_precision_has_its_kernels():
+    """No head dimension, alignment or device gets fewer products than its precision needs."""
+    sizes = itertools.product(ROOMS, PRODUCTS.items(), (1, 64, 129, 256), (1, 64, 129, 256), (False, True))
+    for room, ((dtype, precision), (forward, backward)), *dims, aligned in sizes:
+        tile = variants.tile_within(room, dtype, max(dims))
+        (own,) = variants.forward_variants(dtype, precision, *dims, tile, aligned, room)
+        assert own.source == f"sm80/forward/attention_{forward}.cu"
+        assert own.macros.get("SPATTN_TERMS") == ((1 if precision else 3) if forward == "tf32" else None)
+        for by_keys in (False, True):
+            found = variants.backward_variants(dtype, precision, *dims, by_keys, aligned, room)
+            assert {own.source for own in found} == {f"sm80/backward/backward_{backward}.cu"}
+
+
+def test_every_tile_has_a_kernel():
+    """Several CTAs compute a tile that exceeds the registers or the shared memory of one, each as many rows."""
+    for shared_bytes, dtype in itertools.product(ROOMS, prebuild.DTYPES):
+        for block_q, dims in itertools.product(range(16, 257, 16), ((64, 64), (128, 40), (40, 256), (256, 256))):
+            (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, shared_bytes)
+            assert portable.accepts(block_q, 64) and block_q % own.rows == 0 and own.rows % 16 == 0
+            assert forward_shared_bytes(own) <= shared_bytes and own.rows == own.macros["SPATTN_ROWS"]
+            assert own.source == f"sm80/forward/attention_{PRODUCTS[dtype, None][0]}.cu"
+
+
+def forward_shared_bytes(own):
+    """The shared memory of a forward CTA, as the host computes it."""
+    dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
+    return variants.forward_shared_bytes(own.rows, own.macros["SPATTN_DTYPE"], dims)
 
 
 def test_every_default_has_a_backward():
@@ -234,22 +277,22 @@ def test_every_default_has_a_backward():
     sizes = list(itertools.product((1, 32, 40, 64, 96, 128, 129, 192, 256), repeat=2))
     for shared_bytes, (dtype, precision), by_keys in itertools.product(ROOMS, kinds, (False, True)):
         for head_dim, head_dim_v in sizes:
-            found = portable_backward.of_pass(dtype, head_dim, head_dim_v, by_keys, True, shared_bytes, precision)
+            found = variants.backward_variants(dtype, precision, head_dim, head_dim_v, by_keys, True, shared_bytes)
             for own in found:
                 dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
                 assert dims[0] >= head_dim and dims[1] >= head_dim_v
                 if "SPATTN_COLUMNS" in own.macros:
-                    assert shared_bytes_of(own) <= shared_bytes
+                    assert backward_shared_bytes(own) <= shared_bytes
             results = [(own.macros.get("SPATTN_SCORES"), own.macros.get("SPATTN_VALUES")) for own in found]
             expected = ([(1, 1)], [(1, 0), (0, 1)]) if by_keys else ([(1, 0)],)
             assert results in ([(None, None)], *expected)
 
 
-def shared_bytes_of(own):
+def backward_shared_bytes(own):
     """What the host thinks that a block of the backward takes."""
     dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
     sizes = [own.macros[f"SPATTN_{name}"] for name in ("SCORES", "ROWS", "COLUMNS", "STAGES")]
-    return backward_variants.shared_bytes_of(dims, *sizes, variants.ITEMSIZE[own.macros["SPATTN_DTYPE"]])
+    return variants.backward_shared_bytes(dims, *sizes, variants.ITEMSIZE[own.macros["SPATTN_DTYPE"]])
 
 
 @pytest.mark.parametrize("by_keys", [False, True])
@@ -257,11 +300,41 @@ def shared_bytes_of(own):
 def test_shared_bytes(tmp_path, dims, by_keys):
     """It is what it takes."""
     for room, (dtype, precision) in itertools.product(ROOMS[::2], (("float16", None), ("float32", "tf32"))):
-        for own in portable_backward.of_pass(dtype, *dims, by_keys, False, room, precision):
+        for own in variants.backward_variants(dtype, precision, *dims, by_keys, False, room):
             unit = compile.translation_unit("sm80/backward/mma_steps.cuh", {})
-            unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {shared_bytes_of(own)}, "");'
+            unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {backward_shared_bytes(own)}, "");'
             done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
             assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 40), (96, 256)], ids=str)
+def test_forward_shared_bytes(tmp_path, dims, dtype):
+    """The host computes the shared memory of the forward exactly, for tiles split into several CTAs too."""
+    for room, block_q in itertools.product(ROOMS[::2], (48, 256)):
+        (own,) = variants.forward_variants(dtype, None, *dims, (block_q, 64), False, room)
+        header = own.source if dtype == "float64" else "sm80/forward/mma_attention.cuh"
+        unit = compile.translation_unit(header, {})
+        unit += f'\nstatic_assert(sizeof(spattn::sm80::Shared) == {forward_shared_bytes(own)}, "");'
+        done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
+        assert done.returncode == 0, done.stderr
+
+
+SCORED = [("bfloat16", None, 128), ("float32", None, 64), ("float32", "tf32", 64), ("float64", None, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS[1:])
+@pytest.mark.parametrize(("dtype", "precision", "head_dim"), SCORED)
+def test_scores(tmp_path, dtype, precision, head_dim, name):
+    """Every kernel compiles with each score function and spills at most 256 bytes."""
+    tile, macros = variants.tile_within(ROOMS[1], dtype, head_dim), score_macros(Score(name, ()))
+    found = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, True, ROOMS[1])
+    for by_keys in (False, True):
+        found += variants.backward_variants(dtype, precision, head_dim, head_dim, by_keys, True, ROOMS[1])
+    for own in found:
+        structs = params.structs_of(own.source)
+        check_registers(own.source, "sm_80", own.macros | macros, structs, tmp_path / "kernel.cubin", 255, 256)
 
 
 def test_hopper_table():

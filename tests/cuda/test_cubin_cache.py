@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from spattn.cuda.driver import cache, compile
-from spattn.cuda.sm80.forward.params import STRUCTS
+from spattn.cuda.host.score import score_macros
+from spattn.cuda.sm80.params import structs_of
+from spattn.request.score import KINDS, Score
 
 pytestmark = pytest.mark.family("sm80")
 
@@ -52,7 +54,7 @@ def nvcc(tmp_path, monkeypatch, place):
 
 
 def make(**defines) -> bytes:
-    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, STRUCTS)
+    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, structs_of(SOURCE))
 
 
 def cubins(place: Path) -> list[Path]:
@@ -83,7 +85,7 @@ def test_fault_37_damaged_entry_is_rebuilt(nvcc, place, damage):
 def test_every_ingredient_counts(nvcc, place, tmp_path, monkeypatch):
     make()
     make(SPATTN_DTYPE="float64")
-    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, STRUCTS)
+    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, structs_of(SOURCE))
     assert len(cubins(place)) == 3
     compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, {})
     assert len(cubins(place)) == 4
@@ -105,6 +107,18 @@ def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
         file.write("// changed\n")
     make()
     assert len(cubins(place)) == 2
+
+
+@pytest.mark.parametrize("source", ["forward/attention_mma.cu", "backward/backward_ffma.cu"])
+def test_score_functions_are_part_of_the_key(nvcc, place, source):
+    """The files of all functions, which C++ shares, and the number of the one that is compiled."""
+    source = f"sm80/{source}"
+    for name in KINDS[1:]:
+        assert compile.SOURCES / f"../scores/{name}.h" in compile.headers(source)
+    for name in KINDS:
+        macros = {"SPATTN_DTYPE": "float32", **score_macros(Score(name, ()))}
+        compile.cubin(source, "sm_80", macros, structs_of(source))
+    assert len(cubins(place)) == len(KINDS)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user needs root")

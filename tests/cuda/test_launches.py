@@ -7,6 +7,7 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.cuda.driver import launch
+from spattn.cuda.sm90.forward import launches as forward_launches
 from spattn.testing import inputs
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
@@ -30,13 +31,14 @@ GROUPED = {
 @pytest.fixture
 def launches(monkeypatch):
     """The kernels launched since the test began, one entry a launch."""
-    made, original = [], launch.Kernel.launch
+    made, original = [], launch.start
 
-    def noted(self, *arguments):
-        made.append(self)
-        return original(self, *arguments)
+    def noted(written, *arguments):
+        made.extend(written)
+        return original(written, *arguments)
 
-    monkeypatch.setattr(launch.Kernel, "launch", noted)
+    for module in (launch, forward_launches):
+        monkeypatch.setattr(module, "start", noted)
     return made
 
 

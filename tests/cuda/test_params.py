@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand
+from spattn.cuda.host import score as scores
+from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm80.forward import params
+from spattn.cuda.sm80 import backward as portable_backward
+from spattn.cuda.sm80 import forward as portable
+from spattn.cuda.sm80 import kernels, params
+from spattn.cuda.sm90.forward import launches, prepared
 from spattn.cuda.sm90.forward import params as hopper_params
-from spattn.cuda.sm90.forward import prepared
 from spattn.planning.contract.validated import validated
-from spattn.schedule import compiler
+from spattn.request.score import Score
 
 pytestmark = pytest.mark.family("sm80")
 
 PARAMS = hopper_params.params_dtype(16)
+ALIBI, SOFTCAP = Score("alibi", (0.5, 0.25, 0.125, 0.0625)), Score("softcap", (2.0, 3.0, 4.0, 5.0))
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
@@ -29,7 +36,7 @@ def upload(device, arrays):
 def no_gpu(monkeypatch, tensor_maps):
     for module in (params, prepared):
         monkeypatch.setattr(module, "upload", upload)
-    monkeypatch.setattr(prepared, "kernel", lambda *arguments: arguments)
+    monkeypatch.setattr(launches, "kernel", lambda *arguments: arguments)
 
 
 @pytest.fixture
@@ -75,12 +82,69 @@ def test_portable(call):
         assert found[name].tolist() == own
 
 
+def backward_of(call):
+    """A backward pass of the forward's arrays."""
+    statistics = Operand(8 << 30, (2, 4, 400), (1600, 400, 1))
+    gradients = [x._replace(pointer=x.pointer + (8 << 30)) for x in (call.q, call.k, call.v)]
+    arrays = call.out, call.q, call.k, call.v, call.out, statistics, None, *gradients
+    return BackwardPass(call.device, 7, call.plan, *arrays, call.dtype, call.scale, None, call.precision, call.score)
+
+
+@pytest.mark.parametrize(("q_len", "score"), [(400, None), (400, ALIBI), (399, ALIBI)])
+def test_portable_score(call, monkeypatch, q_len, score):
+    """Scores are scaled before the function, and the exponent by log2(e) alone; the last query is at the last key."""
+    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
+    call = dataclasses.replace(call, score=score, q=call.q._replace(shape=(2, 4, q_len, 64)))
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
+    expected = (77, -0.5, 400 - q_len) if score else (0, 0.0, 0)
+    assert found["score"].tolist() == expected
+    assert found["scale_log2"] == pytest.approx(np.log2(np.e) if score else 0.5 * np.log2(np.e))
+    assert found["sign"] == (1 if score else -1)
+    backward = backward_of(call)
+    own, _ = params.passes_on_device(call.plan, GPU, 2, 4, 2)
+    (found,) = np.frombuffer(params.pack_backward(backward, own, 111, (call.q, 0), None), params.BACKWARD_PARAMS)
+    assert found["score"].tolist() == expected and found["scale"] == -0.5
+
+
+def test_portable_score_is_checked(call, monkeypatch):
+    """Kernels read a parameter for each query head; a named identity folds the scale as no function does."""
+    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    for wrong in (Score("alibi", (1.0, 2.0)), Score("cube", (1.0,) * 4)):
+        call.score = wrong
+        with pytest.raises(
+            ValueError, match=f"expected one of identity, softcap, alibi with 4 values, got .*{wrong.name}"
+        ):
+            params.pack(call, on_device, 111, 222)
+        with pytest.raises(ValueError, match=f"with 4 values, got .*{wrong.name}"):
+            scores.score_values(GPU, wrong, 4)  # which the Hopper kernels call
+    call.score = Score("identity", (0.0,) * 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222), params.PARAMS)
+    assert found["scale_log2"] == pytest.approx(0.5 * np.log2(np.e)) and found["sign"] == -1
+
+
+def test_portable_kernels_depend_on_the_score(call, monkeypatch):
+    """Each function has kernels of its own, for any parameters; the identity has no macro."""
+    monkeypatch.setattr(kernels, "kernel", lambda device, source, arch, macros, *_: macros.get("SPATTN_SCORE_KIND"))
+    call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
+    others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
+        call.score = score
+        assert portable.attention_kernel(call, on_device) == (kind, 128)
+        for by_keys in (False, True):
+            found = portable_backward.backward_kernels(backward_of(call), by_keys)
+            assert [ready for ready, _ in found] == [kind]
+
+
 def test_hopper(call):
-    plan_on_device, ready, call = prepared.prepare(call)
+    ready = prepared.prepare(call)
+    at = ready._tables.at
     to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5)
     tasks = 0
-    for launch in range(len(plan_on_device.launches)):
-        (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
+    for launch in range(ready.computes):
+        (found,) = np.frombuffer(ready.template.fill(launch, [to]), hopper_params.params_dtype(16))
         expected = {
             "q": to.q,
             "k": to.k,
@@ -102,17 +166,18 @@ def test_hopper(call):
         for name in ("q", "k", "v", "out"):
             assert problem[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
         tables = {
-            "counter": 888,
-            "work": plan_on_device.at["work"],
-            "tasks": plan_on_device.at["tasks"] + 16 * tasks,
+            "counter": 0,
+            "work": at["work"],
+            "tasks": at["tasks"] + 16 * tasks,
         }
         assert {name: found[name] for name in tables} == tables
         tasks += int(found["task_count"])
     assert tasks == 8 * len(call.plan.work)
-    (merge,) = np.frombuffer(ready.merge.params(to), hopper_params.MERGE)
+    (merging,) = ready._merges
+    (merge,) = np.frombuffer(merging.params(to), hopper_params.MERGE)
     expected = {
-        "rows": plan_on_device.at["merge_rows"],
-        "heads": plan_on_device.at["merge_heads"],
+        "rows": at["merge_rows"],
+        "heads": at["merge_heads"],
         "partial_out": 666,
         "partial_lse": 777,
         "out": to.out,
@@ -121,40 +186,26 @@ def test_hopper(call):
         "q_len": 400,
         "heads_q": 4,
         "head_dim_v": 128,
-        "head_blocks": ready.merge.blocks // 8,
+        "head_blocks": merging.blocks // 8,
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
 
 
-@pytest.mark.parametrize(("shape", "columns"), [((8, 8), 64), ((7, 7), 56)])
-def test_kernels_are_told_of_short_tiles(shape, columns):
-    """Which clear what no copy of such a tile fills, and multiply fewer columns."""
-    tile, box = (shape[0] * shape[1], 64), shape
-    made = validated(compiler.plan(patterns.windowed((56, 56), shape), 3136, batch=2, heads=4, tile=tile, box=box))
-    operands = [Operand(base << 30, (2, 4, 3136, 64), (4 * 3136 * 64, 3136 * 64, 64, 1)) for base in range(1, 5)]
-    _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", 0.5, None))
-    to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, 0.5)
-    room = ready.attention[3]["SPATTN_MAPS"]
-    (found,) = np.frombuffer(ready.template.fill(0, to, 888), hopper_params.params_dtype(room))
-    assert found["short_tiles"] == (columns < 64)
-    assert ready.attention[3]["SPATTN_COLUMNS"] == columns
-
-
 def test_maps_follow_the_arrays(call):
     """Every tensor map is moved with its array and by as much; those of addresses seen before come from the cache."""
-    _, ready, call = prepared.prepare(call)
+    ready = prepared.prepare(call)
     pointers = [x.pointer for x in (call.q, call.k, call.v, call.out)]
     elsewhere = [pointer + 4096 * (1 + number) for number, pointer in enumerate(pointers)]
     filled = [
-        ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0), 0) for at in (pointers, elsewhere, pointers)
+        ready.template.fill(0, [hopper_params.Addresses(*at, 0, 0, 0, 1.0)]) for at in (pointers, elsewhere, pointers)
     ]
     first, moved, again = (np.frombuffer(params, hopper_params.params_dtype(16)) for params in filled)
     assert first.tobytes() == again.tobytes()
     addresses, after = (x["maps"][0].view("u8")[:, 0].astype(np.int64) for x in (first, moved))
     used = addresses > 0
     assert used.any() and ((after - addresses)[used] == 4096 * (addresses[used] >> 30)).all()
-    assert len(ready.template._heads) == 2
+    assert len(ready.template._maps._heads) == 2
 
 
 def test_maps_and_records_of_a_plan_that_moves():
@@ -166,10 +217,10 @@ def test_maps_and_records_of_a_plan_that_moves():
         Operand(base << 30, (1, 2, length, 64), (length * 128, 64, 128, 1))
         for base, length in ((1, 1), (2, 1000), (3, 1000), (4, 1))
     ]
-    _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 0, "float16", 1.0, None))
-    at = [x.pointer for x in (call.q, call.k, call.v, call.out)]
+    ready = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 0, "float16", 1.0, None))
+    at = [x.pointer for x in operands]
     filled = [
-        np.frombuffer(ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved), 0), PARAMS)[0]
+        np.frombuffer(ready.template.fill(0, [hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved)]), PARAMS)[0]
         for moved in (0, 7, -500, 7)
     ]
     assert [found["problems"][0]["moved"] for found in filled] == [0, 7, -500, 7]
@@ -192,5 +243,5 @@ def test_a_plan_that_moves_is_prepared_once_for_all_lengths(call):
         )
         return prepared.prepare(ForwardPass(GPU, 7, made, q, k, v, out, 0, "bfloat16", 1.0, None))
 
-    assert of(1000).ready is of(2000).ready and of(1000).ready is not of(1000, 128).ready
-    assert of(1000).plan is of(1000, 128).plan
+    assert of(1000) is of(2000) and of(1000) is not of(1000, 128)
+    assert of(1000)._tables is of(1000, 128)._tables

@@ -119,7 +119,7 @@ class Backend:
     LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False, predicts=False)
     memory = staticmethod(cpu.memory)
     plan_for = staticmethod(cpu.plan_for)
-    prepare = staticmethod(lambda call, plan: execute.OnDevice(call, plan, Kernels, gpu, None))
+    prepare = staticmethod(lambda call, plan: execute.Forward(call, plan, Kernels.forward, gpu, None))
     prepare_backward = staticmethod(lambda call, plan: execute.Backward(call, plan, gpu, lambda: Kernels))
 
 loaded = []

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from spattn import patterns as p
-from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.base.class_registry import pattern_class
 
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
@@ -67,7 +67,7 @@ def clusters(x, i, j, q_len, kv_len):
 
 
 def sliding_window(x, q, k, n):
-    return (x.left is None or k >= q - x.left) and (x.right is None or k <= q + x.right)
+    return (x.left == -1 or k >= q - x.left) and (x.right == -1 or k <= q + x.right)
 
 
 def dilated_window(x, q, k, n):
@@ -136,7 +136,11 @@ def philox(seed: int, head: int, row: int):
 
 def bigbird_blocks(x, a: int, blocks: int) -> set[int]:
     """All blocks of block row `a`."""
-    own = {b for b in range(blocks) if abs(a - b) <= x.window_blocks // 2 or b < x.global_blocks or a < x.global_blocks}
+    own = {
+        b
+        for b in range(blocks)
+        if abs(a - b) <= x.window_blocks // 2 or b < x.global_blocks or 0 <= a < x.global_blocks
+    }
     left = [b for b in range(blocks) if b not in own and (not x.causal or b < a)]
     if a >= 0 and x.random_blocks:
         own |= {left[number] for number in floyd(philox(x.seed, x.head, a), len(left), x.random_blocks)}

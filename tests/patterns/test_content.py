@@ -89,7 +89,7 @@ def test_keeps_every_promise(dtype):
         with pytest.raises(ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"):
             Clusters(np.array(["a"])).to_json()
     finally:
-        del p.base.registry._REGISTRY["clusters_of_a_test"]
+        del p.base.class_registry._REGISTRY["clusters_of_a_test"]
     q, k, v = inputs(1, 2, q_len=40, head_dim=8)
     expected = spattn.attention(q, k, v, NUMBERS.astype(dtype)[:, None] == NUMBERS.astype(dtype))
     assert np.array_equal(spattn.attention(q, k, v, Clusters(NUMBERS.astype(dtype))), expected)

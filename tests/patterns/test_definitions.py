@@ -152,6 +152,37 @@ def test_gallery(name):
     check(pattern, length, length, predicate(pattern, length, length))
 
 
+@pytest.mark.parametrize(
+    "pattern, counts",
+    [
+        (p.Causal(), [0, 0, 0, 0]),
+        (p.SlidingWindow(3, 2), [0, 0, 1, 2]),
+        (p.SlidingWindow(-1, -1), [8, 8, 8, 8]),
+        (p.DilatedWindow(1, 2, 2), [1, 1, 2, 2]),
+        (p.Full(), [8, 8, 8, 8]),
+        (p.Sinks(2), [2, 2, 2, 2]),
+        (p.GlobalTokens(2), [2, 2, 2, 2]),
+        (p.BigBird(4, 1, 1, 0), [4, 4, 4, 4]),  # global keys, but no global rows
+        (p.BigBird(4, 1, 0, 0), [0, 0, 0, 0]),
+        (p.BlockLayout(np.ones((2, 2), bool), 4), [0, 0, 0, 0]),
+        (p.KeyBlocks(np.zeros((2, 1), np.int64), 4, 4), [0, 0, 0, 0]),
+        (p.Documents((8,)), [0, 0, 0, 0]),
+        (p.Clusters(np.zeros(8, np.int64)), [0, 0, 0, 0]),
+        (p.deepspeed.dense(4), [0, 0, 0, 0]),
+        (p.deepspeed.fixed(4, 1), [0, 0, 0, 0]),
+        (p.deepspeed.variable(4), [0, 0, 0, 0]),
+        (p.deepspeed.bigbird(4, 0), [0, 0, 0, 0]),
+        (p.deepspeed.bslongformer(4), [0, 0, 0, 0]),
+        (p.deepspeed.local_sliding_window(4), [0, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_queries_before_position_0(pattern, counts):
+    """Formulas go on to the left of the sequence; layouts, labels and documents have nothing there."""
+    rows = pattern.index_set(12, 8)
+    assert [len(rows.row(row)) for row in range(4)] == counts and rows.row(11).size
+
+
 def test_python_integers():
     for pattern in (p.Causal(), ~p.Causal(), p.Full() - p.SlidingWindow(2), p.longformer(4, global_tokens=(1, 9))):
         dense = pattern.index_set(12, 12).to_dense()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn.patterns.discovery import _boxes as boxes
+from spattn.patterns.discovery import blocks as boxes
 from spattn.testing.strategies import cases
 
 N = 1024
@@ -32,7 +32,7 @@ FOUND = {
     "window": (p.SlidingWindow(128), None),
     "window behind": (p.SlidingWindow(90, 0) - p.SlidingWindow(40, 0), None),
     "window ahead": (p.SlidingWindow(0, 90) - p.SlidingWindow(0, 40), None),
-    "unbounded": (p.SlidingWindow(None, 40), None),
+    "unbounded": (p.SlidingWindow(-1, 40), None),
     "far diagonal": (far(500), None),
     "dilated": (p.DilatedWindow(32, 20, 4), None),
     "stride": (p.Stride(16, 5), None),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns as p
-from spattn.patterns.show.draw import density_map
+from spattn.patterns.show import density_map
 
 
 def test_density_is_exact():

@@ -15,7 +15,7 @@ SMALL = st.integers(0, 12)
 ATOMS = st.one_of(
     st.sampled_from([p.Full(), p.Causal()]),
     st.builds(p.Sinks, SMALL),
-    st.builds(p.SlidingWindow, st.none() | SMALL, st.none() | SMALL),
+    st.builds(p.SlidingWindow, st.just(-1) | SMALL, st.just(-1) | SMALL),
     st.builds(p.DilatedWindow, SMALL, SMALL),
     st.builds(p.GlobalTokens, SMALL | st.lists(SMALL, max_size=3).map(tuple), st.booleans(), st.booleans()),
     st.builds(p.longformer, SMALL.map(lambda n: 2 * n + 2), st.just(1), SMALL),
@@ -58,7 +58,7 @@ WINDOW = p.SlidingWindow(6, 0)
         (p.Causal(), p.authoring.Ends(0, 3, True)),
         (p.Sinks(4), p.authoring.Ends(4, 0)),
         (WINDOW, p.authoring.Ends(0, 9)),
-        (p.SlidingWindow(None, 2), p.authoring.Ends(0, 3, True)),
+        (p.SlidingWindow(-1, 2), p.authoring.Ends(0, 3, True)),
         (p.DilatedWindow(6), p.authoring.Ends(0, 9)),
         (p.DilatedWindow(6, dilation=2), None),
         (p.GlobalTokens(5), p.authoring.Ends(5, 3)),

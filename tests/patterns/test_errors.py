@@ -17,7 +17,7 @@ ds = p.deepspeed
 VALUES = [
     (lambda: p.longformer(3), "window: expected an even number >= 2, got 3"),
     (lambda: p.longformer(0), "window: expected an even number >= 2, got 0"),
-    (lambda: p.SlidingWindow(-1), "left: expected an integer >= 0, got -1"),
+    (lambda: p.SlidingWindow(-2), "left: expected an integer >= -1, got -2"),
     (lambda: p.DilatedWindow(1, 1, 0), "dilation: expected an integer >= 1, got 0"),
     (lambda: p.BlockLocal(0), "block: expected"),
     (lambda: p.BlockLocal(4, -1), "offset: expected an integer >= 0, got -1"),

@@ -18,10 +18,10 @@ from typing import Annotated
 
 import numpy as np
 
-from .base.parameters import Range
+from .base.check import Range
 from .base.pattern import Pattern
 from .base.predicate import member
-from .base.registry import register
+from .base.class_registry import register
 
 
 @register("log_sparse")

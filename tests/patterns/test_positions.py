@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns.base import positions as _positions
-from spattn.patterns.base.positions import Positions
+from spattn.patterns.base import predicate as _positions
+from spattn.patterns.base.predicate import Positions
 
 
 def tiles(first, length):

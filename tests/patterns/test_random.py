@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns as p
-from spattn.patterns.base.random import draw_ranks, random_words
+from spattn.patterns.papers.layouts import draw_ranks, random_words
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, 2**64 - 1])

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 import spattn
 from spattn import patterns as p
 from spattn.patterns.authoring import recipe, register
-from spattn.patterns.base import registry
+from spattn.patterns.base import class_registry as registry
+from spattn.testing.strategies import compositions
 
 
 @pytest.fixture
@@ -101,6 +103,32 @@ def test_an_axis_without_pairs(empty, place):
     pattern = p.PerAxis((3, 4, 2), tuple(patterns))
     plan = spattn.plan(pattern | p.BlockLocal(1), 24)
     assert spattn.plan(pattern, 24).nnz == 0 and plan.nnz == 24
+
+
+def evaluated(pattern):
+    """The pattern that its repr makes, in a session that has imported all patterns."""
+    scope = vars(p) | {"deepspeed": p.deepspeed}  # vars: also patterns that are not in __all__
+    exec("from spattn.patterns import *", scope)
+    return eval(repr(pattern), scope)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_repr_evaluates_to_its_pattern(name):
+    """Unless it holds arrays, whose reprs are their shapes."""
+    cls = registry.pattern_class(name)
+    for pattern, _ in (cls.example(), cls.typical()):
+        text = pattern.to_json()
+        assert p.from_json(text) == pattern and f'"pattern":"{name}"' in text
+        if "=<" in repr(pattern):
+            assert isinstance(pattern, p.authoring.ByContent)
+        else:
+            assert evaluated(pattern) == pattern and evaluated(pattern).to_json() == text
+
+
+@given(compositions(max_len=40))
+def test_the_repr_of_a_composition_evaluates_to_it(case):
+    if "<" not in repr(case.pattern):
+        assert evaluated(case.pattern) == case.pattern
 
 
 def test_windows_that_do_not_fill_the_axis():

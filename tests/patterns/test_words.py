@@ -25,7 +25,22 @@ def test_windows(row):
 def test_window_of_one_argument_is_symmetric():
     assert p.SlidingWindow(3) == p.SlidingWindow(3, 3)
     assert p.DilatedWindow(3, dilation=2) == p.DilatedWindow(3, 3, 2)
-    assert p.SlidingWindow(None) == p.SlidingWindow(None, None)
+    assert p.PeriodicWindow(9, 3) == p.PeriodicWindow(9, 3, 3)
+    assert p.SlidingWindow(-1) == p.SlidingWindow(-1, -1)
+
+
+def test_windows_serialized_before_minus_one_meant_unbounded():
+    for left, right in (("null", 0), (4, "null"), ("null", "null"), (2, 5)):
+        read = p.from_json(f'{{"pattern":"sliding_window","left":{left},"right":{right}}}')
+        want = p.SlidingWindow(*(-1 if side == "null" else side for side in (left, right)))
+        assert read == want and repr(read) == repr(want)
+
+
+def test_an_unbounded_side_is_minus_one():
+    with pytest.raises(TypeError, match="^left: expected an integer, got None"):
+        p.SlidingWindow(None, 0)
+    with pytest.raises(ValueError, match="^right: expected an integer >= -1, got -2"):
+        p.SlidingWindow(0, -2)
 
 
 def test_longformer_window_counts_both_sides():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns.base.registry import pattern_class
-from spattn.patterns.hints.bands import Bands, either
+from spattn.patterns.base.class_registry import pattern_class
+from spattn.patterns.hints.closed_forms import Bands, either
 from spattn.planning.contract.budget import Budget
 from spattn.planning.tiles import tiling as _tiling
 from spattn.planning.tiles._lists import RunLists
@@ -215,7 +215,7 @@ def test_few_queries_have_few_bands():
 
 def test_what_takes_many_conjuncts_is_searched():
     """(a & b) | (c & d) | ... has two to the number of operands."""
-    windows = [p.SlidingWindow(40 * n + 9, None) & p.SlidingWindow(None, 30 * n + 5) & p.Sinks(90) for n in range(3)]
+    windows = [p.SlidingWindow(40 * n + 9, -1) & p.SlidingWindow(-1, 30 * n + 5) & p.Sinks(90) for n in range(3)]
     pattern = windows[0] | windows[1] | windows[2]
     assert (windows[0] | p.Causal())._bands(0, 9) is not None and (pattern)._bands(0, 9) is None
     check_plan(spattn.plan(pattern, 200), [pattern.index_set(200, 200)])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_plans")
 GROWING = [
     p.Causal(),
     p.Full(),
-    p.SlidingWindow(None, 3),
+    p.SlidingWindow(-1, 3),
     p.Causal() - p.Sinks(70),
     p.PerBatch((p.Causal(), p.Causal() - p.Sinks(20))),
     p.PerHead((p.SlidingWindow(50, 0) | p.Sinks(4), p.Causal())),

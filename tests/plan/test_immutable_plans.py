@@ -13,7 +13,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.schedule.gradients import units
-from spattn.schedule.order import by_rows, neighbours_together
+from spattn.schedule.item_order import by_rows, neighbours_together
 from spattn.testing import inputs
 
 N = 300

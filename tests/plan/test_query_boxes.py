@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as sp
 from spattn.patterns.authoring import Lattice, Part
-from spattn.patterns.base.registry import pattern_class
-from spattn.patterns.hints.lattice import Span
+from spattn.patterns.base.class_registry import pattern_class
+from spattn.patterns.hints.closed_forms import Span
 from spattn.testing.strategies import Draw, sizes
 
 GRIDS = st.sampled_from((sp.Neighborhood, pattern_class("windowed")))

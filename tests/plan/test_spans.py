@@ -13,7 +13,7 @@ import spattn
 from spattn import patterns as p
 from spattn.index_set import Runs
 from spattn.patterns.authoring import Lattice, Part
-from spattn.patterns.hints.lattice import Span
+from spattn.patterns.hints.closed_forms import Span
 from spattn.planning.contract.types import padding_kinds, tile_lists
 from spattn.planning.tiles import tiling as _tiling
 from spattn.planning.tiles._along import TilesAlong

@@ -6,7 +6,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as sp
-from spattn.schedule.order import by_rows, neighbours_together
+from spattn.schedule.item_order import by_rows, neighbours_together
 
 PATTERNS = [
     (4096, sp.Neighborhood((64, 64), 13)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
-from spattn.cuda.sm90.forward.layout import make_layout
+from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.planning import positions, validate
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule.pack_heads import pack_heads

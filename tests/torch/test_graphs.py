@@ -180,7 +180,7 @@ def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():
         assert same(run(*operands), attend(*operands, Band(5))) and not same(run(*operands), attend(*operands, Band()))
         assert same(torch.compile(attend, backend="eager", fullgraph=True)(*operands, Band(5)), run(*operands))
     finally:
-        p.base.registry._REGISTRY.pop("band_of_a_graph")
+        p.base.class_registry._REGISTRY.pop("band_of_a_graph")
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Small helpers shared by the package: caching, frozen arrays, limits, checks."""
+"""Helpers that the whole package shares: caching, immutable arrays, limits, checks."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["Recent", "cached_property"]
+__all__ = ["BoundedCache", "cached_property"]
 
 T = TypeVar("T")
 
 
 class cached_property(Generic[T]):
-    """A property computed on first use and stored in the instance's ``__dict__``.
+    """A property that is computed at its first use and stored in the instance's ``__dict__``.
 
-    :class:`functools.cached_property` up to Python 3.11 holds one lock per class: a child forked while another thread
-    holds it deadlocks. Without the lock, two threads may both compute the value; the first result is kept.
+    Up to Python 3.11, :class:`functools.cached_property` has a lock for each class: a child that is forked while
+    another thread holds it deadlocks. Without the lock, two threads may both compute the value; the first is kept.
     """
 
     def __init__(self, function: Callable[[Any], T]):
@@ -34,8 +34,8 @@ class cached_property(Generic[T]):
         return self if instance is None else vars(instance).setdefault(self.name, self.function(instance))
 
 
-class Recent(dict[Any, Any]):
-    """A bounded cache of recomputable values: cleared when it holds `most` keys."""
+class BoundedCache(dict[Any, Any]):
+    """A bounded cache of recomputable values, which clears itself when it has `most` keys."""
 
     def __init__(self, most: int):
         super().__init__()

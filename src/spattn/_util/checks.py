@@ -1,4 +1,4 @@
-"""Expensive self-checks: ``SPATTN_CHECK_PLANS=1`` and observers of kernel tables.
+"""Expensive self-checks: ``SPATTN_CHECK_PLANS=1``, and observers of kernel tables.
 
 The planner always proves that each row is written exactly once (:mod:`spattn.schedule.proof`). With
 ``SPATTN_CHECK_PLANS=1`` it also validates its own plans as if they were user-made, and compares small plans with their
@@ -15,7 +15,7 @@ __all__ = ["MOST_CELLS", "observers", "show"]
 
 MOST_CELLS = 1 << 18  # largest number of (query, key) pairs for a pair-by-pair comparison
 
-observers: list[Callable[..., None]] = []  # called with (table name, **the table's sources)
+observers: list[Callable[..., None]] = []  # called with the table's name, and as keywords its sources
 
 
 def show(table: str, **of: Any) -> None:

@@ -13,8 +13,8 @@ __all__ = ["content", "frozen", "frozen_part", "frozen_whole"]
 def frozen(array: np.ndarray) -> np.ndarray:
     """Return a C-contiguous array backed by ``bytes``, which NumPy cannot make writeable.
 
-    The bytes are copied unless `array` is already backed by them. The array object is always new, because shape and
-    dtype of an array stay mutable. Arrays of Python objects are returned unchanged.
+    The elements are copied unless `array` is already backed by ``bytes``. The array object is always new, because the
+    shape and dtype of an array stay mutable. Arrays of Python objects are returned unchanged.
     """
     if array.dtype.hasobject:
         return array
@@ -22,7 +22,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def content(array: np.ndarray) -> bytes:
-    """The elements in C order: the backing ``bytes`` if they match exactly, otherwise a copy."""
+    """Return the elements in C order: the backing ``bytes`` if they match exactly, otherwise a copy."""
     base: Any = array.base  # NumPy's stubs declare an ndarray
     whole = type(base) is bytes and array.nbytes == len(base) and array.flags.c_contiguous
     return base if whole else array.tobytes()
@@ -38,7 +38,7 @@ def frozen_part(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
 
 
 def frozen_whole(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate 1-D arrays of one dtype; np.concatenate would inspect structured dtypes field by field."""
+    """Concatenate 1-D arrays of one dtype, without inspecting a structured dtype field by field as np.concatenate."""
     dtype = arrays[0].dtype
     whole = content(arrays[0]) if len(arrays) == 1 else b"".join(map(content, arrays))
     return np.ndarray(len(whole) // dtype.itemsize, dtype, whole)

@@ -1,8 +1,8 @@
 """Fork-safe imports at first use.
 
-A child forked while another thread of its parent imports a module would wait for that import forever. ``os.fork``
-therefore waits until no thread is inside ``with whole_imports:``. An import that fails for lack of memory raises
-MemoryError, as any other allocation does.
+A child that is forked while another thread of its parent imports a module would wait for that import forever.
+``os.fork`` therefore waits until no thread is inside ``with whole_imports:``. An import that fails for lack of memory
+raises MemoryError, as any other allocation does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 
 __all__ = ["whole_imports"]
 
-_ENOMEM = 12  # ENOMEM on every POSIX system; avoids importing errno
+_ENOMEM = 12  # the value of ENOMEM on every POSIX system; importing errno would take time
 _NO_MEMORY = "Cannot allocate memory", "failed to map segment", "cannot map zero-fill pages"  # dynamic linker messages
 
 

@@ -1,4 +1,4 @@
-"""Validation of lengths, integer arrays, affine runs and CSR rows, in less than O(nnz)."""
+"""Validate lengths, integer arrays, affine runs and CSR rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
     "q_offset",
 ]
 
-LONGEST = 2**31 - 1  # longest sequence: plans and kernels store positions as int32
+LONGEST = 2**31 - 1  # maximum length of a sequence: plans and kernels store positions as int32
 
 
 def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Return both as Python ints; ValueError unless they are integers in ``[0, LONGEST]``."""
+    """Return both as Python ints; raise ValueError unless they are integers in ``[0, LONGEST]``."""
     for what, length in (("q_len", q_len), ("kv_len", kv_len)):
         integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if not integer or not 0 <= length <= LONGEST:
@@ -33,22 +33,22 @@ def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
 
 
 def q_offset(q_len: int, kv_len: int) -> int:
-    """Position of the first query: queries are aligned with the last keys, as in a KV cache."""
+    """Return the position of the first query: queries are aligned with the last keys, as in a KV cache."""
     return kv_len - q_len
 
 
 def plain_array(name: str, value: Any) -> np.ndarray:
-    """``np.asarray(value)``; TypeError for a masked array, whose mask would be dropped silently."""
+    """Return ``np.asarray(value)``; raise TypeError for a masked array, whose mask would be dropped silently."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected a plain array, got a masked array; use .filled(False)")
     return np.asarray(value)
 
 
 def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
-    """Convert `value` to `dtype`; TypeError unless it holds integers, ValueError if one is out of range."""
+    """Convert `value` to `dtype`; raise TypeError unless it holds integers, ValueError if one is out of range."""
     array = plain_array(name, value)
     if array.dtype.kind not in "iu":
-        # NumPy returns floats for an empty list and for a list with integers beyond int64.
+        # NumPy converts an empty list, and a list with integers beyond int64, to floats.
         exact = array if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
         if exact.dtype != object or not all(isinstance(x, int) and not isinstance(x, bool) for x in exact.flat):
             raise TypeError(f"{name}: expected an array of integers, got {array.dtype}")
@@ -62,7 +62,7 @@ def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.
 
 
 def check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
-    """ValueError unless each row is sorted, free of duplicates and within ``[0, kv_len)``."""
+    """Raise ValueError unless each row is sorted, free of duplicates and within ``[0, kv_len)``."""
     if indices.ndim != 1:
         raise ValueError(f"indices: expected a 1-D array, got shape {indices.shape}")
     rising = indptr.ndim == 1 and len(indptr) > 0 and (indptr[1:] >= indptr[:-1]).all()
@@ -77,7 +77,7 @@ def check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
 
 
 def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
-    """ValueError unless the int64 arrays are runs of keys in ``[0, kv_len)``; empty runs may start anywhere."""
+    """Raise ValueError unless the int64 arrays are runs of keys in ``[0, kv_len)``; empty runs may start anywhere."""
     for name, array in (("start", start), ("step", step), ("count", count)):
         if array.ndim != 2 or array.shape != start.shape:
             expected = start.shape if start.ndim == 2 else "(rows, runs)"
@@ -98,11 +98,11 @@ def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: i
 
 
 def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
-    """ValueError if two runs of a row (or equivalence class of rows) share a key; runs are sorted by start."""
+    """Raise ValueError if two runs of a row (or equivalence class of rows) share a key; runs are sorted by start."""
     last = start + step * (count - 1)
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     a, lag = np.arange(len(start)), 0
-    # Starts are sorted: a run that ends before the n-th next start cannot intersect any later run.
+    # Starts are sorted, so a run that ends before the n-th run after it starts cannot intersect any later run.
     while len(a):
         lag += 1
         a = a[a + lag < len(start)]
@@ -113,7 +113,7 @@ def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, coun
 def _check_pairs(
     a: np.ndarray, b: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, last: np.ndarray
 ) -> None:
-    """ValueError if run ``a[i]`` shares a key with run ``b[i]``; enumerates the keys of the shorter run."""
+    """Raise ValueError if run ``a[i]`` shares a key with run ``b[i]``; enumerate the keys of the shorter run."""
     meet = (start[b] - start[a]) % np.gcd(step[a], step[b]) == 0
     a, b = a[meet], b[meet]
     few, many = np.where(count[a] < count[b], (a, b), (b, a))

@@ -13,18 +13,18 @@ __all__ = ["environment", "memory", "processors"]
 _CGROUPS = "/sys/fs/cgroup"
 
 
-# The dict behind os.environ, whose lookup spends 2 µs on encoding the name.
+# The dict behind os.environ: a lookup in os.environ spends 2 µs on encoding the name.
 environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def processors() -> int:
-    """Number of processors in the affinity mask, capped by the cgroup quota (rounded up)."""
+    """Return the number of processors in the affinity mask, at most the cgroup's quota (rounded up)."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(max(1, min(own, _quota())))
 
 
 def memory() -> int:
-    """Memory in bytes of the machine or cgroup, capped by what is left of RLIMIT_AS."""
+    """Return the memory of the machine or cgroup in bytes, at most the unused part of RLIMIT_AS."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return _installed()
@@ -34,24 +34,24 @@ def memory() -> int:
 
 @functools.cache
 def _quota() -> float:
-    """The cgroup's CPU quota, rounded up; inf without a limit."""
+    """Return the cgroup's CPU quota, rounded up; inf without a limit."""
     return _least("cpu", _processors_v2, _processors_v1)
 
 
 @functools.cache
 def _installed() -> int:
-    """Physical memory in bytes, capped by the cgroup limit."""
+    """Return the physical memory in bytes, at most the cgroup's limit."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min(installed, _least("memory", _memory_v2, _memory_v1)))
 
 
 def _least(controller: str, *limits: Callable[[str], float]) -> float:
-    """The smallest limit of a controller, in cgroups v1 and v2."""
+    """Return the smallest limit of a controller, in cgroups v1 and v2."""
     return min(limit(folder) for folder in _folders(controller) for limit in limits)
 
 
 def _folders(controller: str) -> set[str]:
-    """The visible folders of the process's cgroup and of its ancestors."""
+    """Return the visible folders of the process's cgroup and of its ancestors."""
     folders = {_CGROUPS, f"{_CGROUPS}/{controller}"}
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -63,7 +63,7 @@ def _folders(controller: str) -> set[str]:
 
 
 def _read(file: str) -> str:
-    """The contents of a file, or '' if it does not exist."""
+    """Return the contents of a file, or '' if it does not exist."""
     if not os.path.isfile(file):
         return ""
     with open(file) as opened:

@@ -9,7 +9,7 @@ __all__ = ["offsets", "ramp"]
 
 
 def offsets(lengths: ArrayLike) -> np.ndarray:
-    """The exclusive prefix sum with the total appended: 0, n₀, n₀ + n₁, … as int64."""
+    """Return the exclusive prefix sum and the total, 0, n₀, n₀ + n₁, …, as int64."""
     lengths = np.asarray(lengths)
     found = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=found[1:])

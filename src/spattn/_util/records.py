@@ -1,4 +1,4 @@
-"""Structs shared by Python and C++/CUDA, defined once as NumPy dtypes and asserted by the compilers.
+"""Structs that Python and C++/CUDA share: defined once as NumPy dtypes, and checked by static_asserts.
 
 The build generates a header from dtypes::
 
@@ -29,7 +29,7 @@ namespace spattn {{
 
 
 def assertions(name: str, record: np.dtype) -> str:
-    """C++ static_asserts that a struct has the size and field offsets of a dtype (needs ``offsetof``)."""
+    """Return static_asserts that a C++ struct has the size and field offsets of a dtype (they use ``offsetof``)."""
     lines = [f'static_assert(sizeof({name}) == {record.itemsize}, "size of {name}");']
     for field, (kind, offset, *_) in (record.fields or {}).items():
         right = f"offsetof({name}, {field}) == {offset} && sizeof({name}::{field}) == {kind.itemsize}"
@@ -38,7 +38,7 @@ def assertions(name: str, record: np.dtype) -> str:
 
 
 def declaration(name: str, record: np.dtype) -> str:
-    """A dtype as a C++ struct with assertions (needs ``offsetof``, stdint.h); TypeError for unsupported fields."""
+    """Return a dtype as a C++ struct with static_asserts; raise TypeError for unsupported fields."""
     members = []
     for field, (kind, *_) in (record.fields or {}).items():
         if not kind.isnative or kind.base.str[1:] not in _TYPES:
@@ -65,7 +65,7 @@ def read(path: Path, name: str) -> np.dtype:
 
 
 class _Known(ast.NodeTransformer):
-    """Substitute constants for names."""
+    """Replaces names by constants."""
 
     def __init__(self, constants: dict[str, ast.Constant]):
         self.constants = constants
@@ -75,7 +75,7 @@ class _Known(ast.NodeTransformer):
 
 
 def main(output: str, *records: str) -> None:
-    """Write the header of ``STRUCT=FILE:NAME``..."""
+    """Write a header with the structs of the dtypes ``STRUCT=FILE:NAME``."""
     structs, sources = [], []
     for record in records:
         struct, _, place = record.partition("=")

@@ -26,7 +26,7 @@ def attention(
     layout: str = "bhsd",
     **others: Never,
 ) -> Any:
-    r"""Softmax attention over the (query, key) pairs that a pattern allows.
+    r"""Compute softmax attention over the (query, key) pairs that a pattern allows.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def attention_backward(
     precision: str | None = None,
     layout: str = "bhsd",
 ) -> tuple[Any, Any, Any]:
-    r"""Gradients of :func:`attention` with respect to q, k and v.
+    r"""Compute the gradients of :func:`attention` with respect to q, k and v.
 
     Parameters
     ----------
@@ -221,9 +221,9 @@ def attention_backward(
 
 
 def _operators() -> Any:
-    """Import the PyTorch custom operators."""
+    """Import and return the module of the PyTorch custom operators."""
     if compiling():
-        from ..dispatch import torch_operators  # torch.compile cannot trace the lock
+        from ..dispatch import torch_operators  # not under the lock, which torch.compile cannot trace
 
         return torch_operators
     with whole_imports:

@@ -18,7 +18,7 @@ __all__ = ["Explanation", "explain"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEVICES = {"cpu": "one CPU thread", "cuda": "an H200"}
-_LARGEST_PICTURE = 4096  # tokens per side
+_LARGEST_PICTURE = 4096  # maximum number of queries and of keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,15 +186,15 @@ def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """Return (keys, queries) of all pairs that a work item computes."""
+    """Return (keys, queries) of all pairs that a work item computes, at the centers of their pixels."""
     component = plan.components[item["component"]]
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])
     run = np.searchsorted(plan.tile_indptr, number, side="right") - 1
     key = [np.zeros(0, np.int64)]
     for view, tile in zip(plan.key_view[run], plan.indices[run] + number - plan.tile_indptr[run], strict=True):
-        place, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
-        key.append(place[real])
+        position, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
+        key.append(position[real])
     q, k = row[valid], np.concatenate(key)
     if plan.q_order.size:
         q = plan.q_order[component["variant"], q]

@@ -11,7 +11,7 @@ from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
 from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..request.call import Call, check_options, check_scale, default_scale
@@ -32,7 +32,7 @@ def grouped_attention(
     precision: str | None = None,
     layout: str = "bhsd",
 ) -> list[Any]:
-    r"""Softmax attention for several problems of different lengths, batch sizes, heads and patterns.
+    r"""Compute softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 
     Parameters
     ----------
@@ -74,10 +74,10 @@ def grouped_attention(
     parameters. They group PyTorch tensors of one device, one dtype (float16 or bfloat16) and one class of head
     dimensions (up to 64, up to 128, up to 256). All work items of a group share one queue, longest first, so that the
     tail of one problem overlaps with the others. Patterns are planned for the group: the planner selects the tile
-    shapes that minimize the total time, launches one kernel per tile shape concurrently, and splits a long key list
-    only if it would otherwise determine the total time. A given plan is executed as is, and its result is bitwise equal
-    to that of :func:`attention` with the same plan. Each problem with split-KV rows needs one more launch to combine
-    them.
+    shapes that minimize the total time, and splits a long key list only if it would otherwise determine the total time.
+    One kernel runs for each tile shape, all concurrently. A given plan is executed as is, and its result is bitwise
+    equal to that of :func:`attention` with the same plan. Each problem with split-KV rows needs one more launch to
+    combine them.
 
     All other problems run one after another through :func:`attention`: problems on the CPU or on other GPUs, with other
     dtypes or array libraries, with arrays that are not aligned to 16 bytes, with tensor subclasses, with a bool array
@@ -129,7 +129,7 @@ def _checked(problems: Any) -> list[_Problem]:
 
 @contextlib.contextmanager
 def _named(number: int) -> Iterator[None]:
-    """Prefix error messages with the problem's index."""
+    """Prefix the messages of errors with the problem's index."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
@@ -139,12 +139,12 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = namespace_of(x)
-    return kind is not None and kind.ordinal(x) is not None
+    library = namespace_of(x)
+    return library is not None and library.ordinal(x) is not None
 
 
 class _Group(NamedTuple):
-    """Cached dispatch of problems that run in one group."""
+    """The cached dispatch of problems that run in one group."""
 
     numbers: list[int]
     prepared: PreparedGroup
@@ -156,21 +156,21 @@ class _Group(NamedTuple):
     def run(self, given: Sequence[_Problem], scale: float | None) -> list[Any]:
         """Return (out, lse) for each problem, or None if the problem must run separately."""
         operands: list[Any] = [given[number][:3] for number in self.numbers]
-        for place, layout in enumerate(self.layouts):
+        for index, layout in enumerate(self.layouts):
             if layout is not None:
-                operands[place] = tuple([layout.view(x) for x in operands[place]])
+                operands[index] = tuple([layout.view(x) for x in operands[index]])
         scales = self.scales
         if scale is not None:
             with _named(self.numbers[0]):
                 scales = [check_scale(scale, self.dtype)] * len(operands)
         results: list[Any] = self.prepared(operands, scales)
-        for place, (layout, record) in enumerate(zip(self.layouts, self.records, strict=True)):
-            found = results[place]
+        for index, (layout, record) in enumerate(zip(self.layouts, self.records, strict=True)):
+            found = results[index]
             if found is not None and layout is not None:
-                found = results[place] = tuple([layout.back(x) for x in found])
+                found = results[index] = tuple([layout.back(x) for x in found])
             if found is not None and record is not None:
                 # Autograd runs the forward callable itself: give it one that returns the computed result.
-                results[place] = record(_returning(found), *given[self.numbers[place]][:3], scales[place])
+                results[index] = record(_returning(found), *given[self.numbers[index]][:3], scales[index])
         return results
 
 
@@ -209,7 +209,7 @@ class _Candidate(NamedTuple):
     record: Callable[..., Any] | None
 
     def kept(self, problem: _Problem) -> bool:
-        """Whether the group must use this plan: the caller gave it, or it is permuted and faster than any other."""
+        """Return whether the group must use this plan: the caller gave it, or it permutes tokens and is fastest."""
         return self.plan is problem[3] or self.plan.ordered
 
 

@@ -13,7 +13,7 @@ __all__ = ["merge_attentions"]
 def merge_attentions(outs: Iterable[Any], lses: Iterable[Any], *, layout: str = "bhsd") -> tuple[Any, Any]:
     """Merge attention results over disjoint sets of keys into the result over all keys.
 
-    Used for cascade attention, where requests share a prefix, and for ring attention, where each device holds a part of
+    Cascade attention needs this, where requests share a prefix, and ring attention, where each device holds a part of
     the keys.
 
     Parameters
@@ -80,7 +80,7 @@ def _listed(name: str, arrays: Any) -> list[Any]:
 
 
 def _beside(xp: Any, lse: Any, layout: str) -> Any:
-    """The rows of log-sum-exps, whose heads are before the queries in every layout, in the order of `out`."""
+    """Return `lse` with its axes in the order of `out`; its heads precede the queries in every layout."""
     return lse if layout == "bhsd" else xp.moveaxis(lse, 1 if layout == "bshd" else 0, -1)
 
 
@@ -94,29 +94,28 @@ def _namespace(outs: list[Any], lses: list[Any], layout: str) -> Any:
         raise ValueError(f"layout: expected one of 'bhsd', 'bshd', 'thd'; got {layout!r}")
     for name, arrays, dtypes in (("outs", outs, DTYPES), ("lses", lses, DTYPES[:2])):
         for number, x in enumerate(arrays):
-            if namespace_of(x) is None:
-                expected = "a NumPy, PyTorch, CuPy or JAX array"
-                raise TypeError(f"{name}[{number}]: expected {expected}, got {type(x).__name__}")
-            kind = namespace_of(x)
-            if kind is not None and kind.name != "jax":  # JAX traces it
-                check_plain(f"{name}[{number}]", x)
+            library, what = namespace_of(x), f"{name}[{number}]"
+            if library is None:
+                raise TypeError(f"{what}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
+            if library.name != "jax":  # JAX traces it
+                check_plain(what, x)
             if dtype_name(x) not in dtypes:
-                raise TypeError(f"{name}[{number}]: expected one of {', '.join(dtypes)}, got {dtype_name(x)}")
-            if namespace_of(x) is not namespace_of(outs[0]):
-                raise TypeError(f"{name}[{number}]: expected an array like outs[0], got {type(x).__name__}")
+                raise TypeError(f"{what}: expected one of {', '.join(dtypes)}, got {dtype_name(x)}")
+            if library is not namespace_of(outs[0]):
+                raise TypeError(f"{what}: expected an array like outs[0], got {type(x).__name__}")
             if dtype_name(x) != dtype_name(arrays[0]):
-                raise TypeError(f"{name}[{number}]: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
+                raise TypeError(f"{what}: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
             if tuple(x.shape) != tuple(arrays[0].shape):
-                raise ValueError(f"{name}[{number}]: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
+                raise ValueError(f"{what}: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
     rows = tuple(outs[0].shape[:-1])
-    if layout != "bhsd":  # heads are last in out, and behind the batch entries in lse
+    if layout != "bhsd":  # heads are last in out, and follow the batch entries in lse
         first = 1 if layout == "bshd" else 0
         rows = (*rows[:first], rows[-1], *rows[first:-1])
     if rows != tuple(lses[0].shape):
         raise ValueError(f"lses: expected shape {rows} in layout {layout!r}, got {tuple(lses[0].shape)}")
-    kind = namespace_of(outs[0])
-    assert kind is not None, "checked above"
-    return kind.functions()
+    library = namespace_of(outs[0])
+    assert library is not None, "checked above"
+    return library.functions()
 
 
 def _cast(x: Any, like: Any) -> Any:

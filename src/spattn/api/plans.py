@@ -19,21 +19,21 @@ __all__ = ["Tiling", "plan", "plan_for"]
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiling of a plan, for :func:`spattn.plan`. :func:`spattn.plan_for` selects it for a call.
+    """The tiling of a plan, for :func:`spattn.plan`. :func:`spattn.plan_for` selects one for a call.
 
     Parameters
     ----------
     tile : (int, int), optional
         Queries and keys per tile, each at most 32768; the number of keys must be a multiple of 64. The default is
-        128 × 64, or 64 × 64 for scattered listed pairs: if sampled non-empty tiles hold fewer than 8 pairs on average,
-        few tiles share a bitmask.
+        128 × 64. It is 64 × 64 for a pattern that lists its pairs if sampled non-empty tiles hold fewer than 8 of them
+        on average, because few tiles then share a bitmask.
     box : tuple of int, optional
-        Queries per tile along each axis of a grid; the product must equal the queries of `tile`. The keys within reach
-        of such a box of queries form a separate view. Applies to parts of a pattern with spans along the same number of
-        axes.
+        Queries of a tile along each axis of a grid; the product must equal the queries of `tile`. Each such query box
+        gets a separate view of the keys that its queries need. Parts of a pattern without spans, or with spans along
+        another number of axes, ignore it.
     workers : int, optional
-        Number of workers (CPU cores or SMs) per head, at least 1. Long key lists are split so that each worker gets
-        about four pieces.
+        Number of workers (CPU cores or SMs) for each head, at least 1. Long key lists are split so that each worker
+        gets about four work items.
     """
 
     tile: tuple[int, int] | None = None
@@ -71,7 +71,7 @@ def plan(
         Batch size and query heads; relevant only to patterns that differ between batch entries or heads. `heads`
         defaults to the pattern's number of heads.
     tiling : Tiling, optional
-        Tile size, box of queries and number of workers.
+        Tile size, query box and number of workers.
     max_bytes : int, optional
         Memory limit of the planner; by default the memory available to this process (physical memory, cgroup limit or
         address space limit). It does not change the plan.
@@ -110,7 +110,7 @@ def plan(
     (64, 64)
     """
     with whole_imports:
-        from ..schedule import compiler  # deferred, as are backends, to keep `import spattn` fast
+        from ..schedule import compiler  # imported late, as backends are, to keep `import spattn` fast
 
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: expected a spattn.Tiling, got {tiling!r}")

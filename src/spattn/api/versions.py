@@ -41,7 +41,7 @@ def versions() -> dict[str, object]:
 
 
 def _cuda_parts() -> dict[str, str]:
-    """Describe GPU, driver and nvcc without PyCUDA or a CUDA context."""
+    """Return the GPU, the driver and nvcc, without PyCUDA or a CUDA context."""
     with whole_imports:
         from ..cuda import compile
 

@@ -1,6 +1,6 @@
 """Array backends (NumPy, PyTorch, CuPy, JAX) behind one interface.
 
-Each library is confined to its own module. Libraries are looked up in ``sys.modules`` only: an array of a library that
+Each library is confined to its own module. Libraries are only looked up in ``sys.modules``: an array of a library that
 was never imported cannot exist.
 """
 
@@ -41,7 +41,7 @@ _plain: dict[type, ArrayNamespace] = {np.ndarray: NUMPY}  # dispatch by exact ty
 
 
 def namespace_of(x: Any) -> ArrayNamespace | None:
-    """The array backend of `x`, or None."""
+    """Return the array backend of `x`, or None."""
     return _plain.get(type(x)) or _search(x)
 
 
@@ -54,7 +54,7 @@ def _search(x: Any) -> ArrayNamespace | None:
     if isinstance(x, np.ndarray):
         return NUMPY
     for name, array in _CLASSES.items():
-        own = getattr(sys.modules.get(name), array, None)  # None while another thread is importing the module
+        own = getattr(sys.modules.get(name), array, None)  # None while another thread imports the module
         if own is not None and isinstance(x, own):
             kind = _kinds.get(name)
             if kind is None:
@@ -68,9 +68,9 @@ def _search(x: Any) -> ArrayNamespace | None:
 
 
 def cache_key(*arrays: Any) -> tuple[Any, ...] | None:
-    """The cache key of a call: array backend, then dtype, device, shape and strides of each array.
+    """Return the cache key of a call: array backend, then dtype, device, shape and strides of each array.
 
-    None if the arrays differ in backend or are not plain; such calls are not cached.
+    Return None if the arrays differ in their backend or are not plain; such calls are not cached.
     """
     of = type(arrays[0])
     for x in arrays:
@@ -84,9 +84,9 @@ def cache_key(*arrays: Any) -> tuple[Any, ...] | None:
 
 
 def of_any_length(cache_key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | None:
-    """Split a cache key of q, k and v into (the key without kv_len and the strides of k and v, kv_len).
+    """Split the cache key of q, k and v into (the key without kv_len, kv_len).
 
-    None unless k and v are 4-D and of one length.
+    Return None unless k and v are 4-D and of equal length.
     """
     kind, q, (k, _, *of_k), (v, _, *of_v) = cache_key
     if not len(k) == len(v) == 4 or k[2] != v[2]:
@@ -119,13 +119,13 @@ def to_host(x: Any) -> Any:
 
 
 def compiling() -> bool:
-    """Whether torch.compile is tracing the caller with fake tensors."""
+    """Return whether torch.compile is tracing the caller with fake tensors."""
     traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
     return traced is not None and traced()
 
 
 def check_plain(name: str, x: Any) -> None:
-    """An array that is nothing but its values."""
+    """Raise TypeError if `x` is an array that is more than its values; see :meth:`ArrayNamespace.oddity`."""
     kind = namespace_of(x)
     odd = None if kind is None else kind.oddity(x)
     if odd is not None:

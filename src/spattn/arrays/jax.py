@@ -59,7 +59,7 @@ class Jax(ArrayNamespace):
         return self.module.device_put(self.module.numpy.full(shape, value, dtype=dtype), device)
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
-        # JAX arrays are immutable for users; this new array is computed, so no one else writes to its memory.
+        # Kernels may write to this new array: its values are already computed, and users cannot write to it.
         return self.full(like, shape, dtype, 0).block_until_ready()
 
 

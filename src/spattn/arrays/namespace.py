@@ -18,7 +18,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def dtype_name(x: Any) -> str:
-    """Name of the dtype without the library prefix: 'float32', 'bfloat16', 'int64', ..."""
+    """Return the name of the dtype without the library prefix: 'float32', 'bfloat16', 'int64', ..."""
     return _name(x.dtype)
 
 
@@ -28,22 +28,22 @@ def _name(dtype: Any) -> str:
 
 
 class ArrayNamespace:
-    """An array library; the methods are its operations on arrays."""
+    """The interface to an array library."""
 
     name: str
 
     def is_plain(self, x: Any) -> bool:
-        """Whether :meth:`cache_key` describes arrays of x's class completely, up to their values."""
+        """Return whether :meth:`cache_key` describes arrays of this class completely, apart from their values."""
         raise NotImplementedError
 
     def functions(self) -> Any:
-        """The library's array namespace: ``where``, ``exp``, ``maximum``, ..."""
+        """Return the library's array namespace, with ``where``, ``exp``, ``maximum``, ..."""
         return sys.modules["jax.numpy" if self.name == "jax" else self.name]
 
     def oddity(self, x: Any) -> str | None:
-        """Describe why an array is more than its memory, and the remedy; None for a plain array.
+        """Return why an array is more than the values in its memory, and the remedy; None for a plain array.
 
-        Reading the memory alone would silently drop a mask, a structure or an active transformation.
+        Reading only the memory would silently drop a mask, a structure or an active transformation.
         """
         return None
 
@@ -52,11 +52,11 @@ class ArrayNamespace:
         raise NotImplementedError
 
     def device(self, x: Any) -> str:
-        """'cpu', 'cuda:N' with the device ordinal N, or the library's name of another device ('mps:0', 'tpu:3')."""
+        """Return 'cpu', 'cuda:N' with the device ordinal N, or the library's name of another device ('mps:0')."""
         return "cpu"
 
     def to_numpy(self, x: Any) -> np.ndarray:
-        """View a host array as NumPy, without a copy where the library allows it."""
+        """View a host array as NumPy, without a copy if the library allows it."""
         return np.asarray(x)
 
     def to_host(self, x: Any) -> np.ndarray:
@@ -68,7 +68,7 @@ class ArrayNamespace:
         return x
 
     def wants_gradient(self, x: Any) -> bool:
-        """Whether the library currently tracks gradients or tangents of this array."""
+        """Return whether the library currently tracks gradients or tangents of this array."""
         return False
 
     def autocast(self, *operands: Any) -> tuple[Any, ...] | None:
@@ -76,54 +76,54 @@ class ArrayNamespace:
         return None
 
     def traced(self) -> bool:
-        """Whether the library is tracing or transforming the caller.
+        """Return whether the library is tracing or transforming the caller.
 
-        Arrays may then have no values, and only the library's own operators are recorded.
+        Arrays may then have no values, and the trace records only the library's own operators.
         """
         return False
 
     def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
-        """A function that computes attention and records its gradient; None if no gradient is required.
+        """Return a function that computes attention and records its gradient; None if no gradient is required.
 
         It takes (backward, forward, q, k, v, scale) and returns ``forward(q, k, v, scale)``, i.e. out and lse.
         `backward` is called as ``backward(dout, q, k, v, out, lse, dlse=, scale=)``.
         """
         return None
 
-    # The methods below are for libraries with device memory and, except `ordinal`, only for arrays in it.
+    # The methods below are for libraries with device memory and, except `ordinal`, only for arrays in device memory.
     # They read addresses through the library's API, because ``__cuda_array_interface__`` lacks bfloat16.
 
     def ordinal(self, x: Any) -> int | None:
-        """CUDA device ordinal; None for host memory."""
+        """Return the CUDA device ordinal; None for host memory."""
         return None
 
     def resolve(self, x: Any) -> Any:
-        """Materialize lazy values, on the caller's stream where possible."""
+        """Materialize lazy values, on the caller's stream if possible."""
         return x
 
     def operand(self, x: Any) -> Operand:
-        """Address, shape and strides in elements."""
+        """Return the array's address, shape, and strides in elements."""
         raise NotImplementedError
 
     def stream(self, x: Any) -> int | None:
-        """Raw handle of the caller's stream; None if the library does not expose it."""
+        """Return the raw handle of the caller's stream; None if the library does not expose it."""
         return None
 
     def full(self, like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
-        """A new constant array on the device of `like`."""
+        """Return a new array with a constant value on the device of `like`."""
         raise NotImplementedError
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
-        """A new array on the device of `like`; `order` lists its axes from slowest to fastest in memory."""
+        """Return a new array on the device of `like`; `order` lists its axes from slowest to fastest in memory."""
         raise NotImplementedError
 
     def allocate(self, like: Any, nbytes: int) -> tuple[int, Any]:
-        """(address, owner) of memory from the library's stream-ordered allocator; (0, None) if there is none."""
+        """Allocate memory from the library's stream-ordered allocator: (address, owner), (0, None) if it has none."""
         return 0, None
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of this name, including bfloat16."""
+    """Return the NumPy dtype with this name, which may be bfloat16."""
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 

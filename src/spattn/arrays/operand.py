@@ -18,7 +18,7 @@ class Operand(NamedTuple):
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a C-contiguous array."""
+    """Return the strides of a C-contiguous array, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
@@ -26,9 +26,9 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_order(x: Operand) -> tuple[int, ...]:
-    """Axes of `x` from slowest to fastest in memory, the last axis always last.
+    """Return the axes of `x` from slowest to fastest in memory, with the last axis always last.
 
-    A result with this layout can be reshaped wherever `x` can. Axes of length 1 keep their index.
+    A result in this order can be reshaped without a copy whenever `x` can. Axes of length 1 keep their index.
     """
     if x.strides[0] >= x.strides[1] >= x.strides[2]:
         return IN_ORDER
@@ -38,7 +38,7 @@ def memory_order(x: Operand) -> tuple[int, ...]:
 
 
 def in_order(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape permuted by `order`, and the inverse permutation; None for the identity."""
+    """Return the shape permuted by `order`, and the inverse permutation, None for the identity."""
     if order is None or order == IN_ORDER:
         return shape, None
     return tuple(shape[axis] for axis in order), tuple(order.index(axis) for axis in range(len(order)))

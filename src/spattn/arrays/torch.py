@@ -23,12 +23,12 @@ class Torch(ArrayNamespace):
         self._dtypes = {name: getattr(self.module, name) for name in DTYPES}
         self._forward_ad = self.module.autograd.forward_ad
         functorch = getattr(self.module._C, "_functorch", None)
-        # Non-None result inside a torch.func transformation, which wraps tensors without changing their class.
+        # Returns None outside a torch.func transformation, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
-        # Number of active dispatch modes: graph tracing, fake tensors and users' own.
+        # Returns the number of active dispatch modes, such as graph tracing and fake tensors.
         self._modes = self.module._C._len_torch_dispatch_stack
-        self._script = self.module._C._get_tracing_state  # None outside torch.jit.trace
-        self._autocast = self.module._C._is_any_autocast_enabled  # on any device
+        self._script = self.module._C._get_tracing_state  # returns None outside torch.jit.trace
+        self._autocast = self.module._C._is_any_autocast_enabled  # true if autocast is on for any device
 
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
@@ -72,7 +72,7 @@ class Torch(ArrayNamespace):
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
 
     def to_numpy(self, x: Any) -> np.ndarray:
-        x = x.detach().resolve_neg()  # negation may be a lazy flag
+        x = x.detach().resolve_neg()  # PyTorch may store a negation as a flag
         return x.view(self.module.int16).numpy().view(BFLOAT16) if x.dtype == self.module.bfloat16 else x.numpy()
 
     def to_host(self, x: Any) -> np.ndarray:
@@ -107,7 +107,7 @@ class Torch(ArrayNamespace):
             raise
 
     def _autocast_dtype(self, x: Any) -> Any:
-        """The autocast dtype of the tensor's device; None if autocast is off."""
+        """Return the autocast dtype of the tensor's device; None if autocast is off."""
         device = x.device.type
         if not self.module.amp.is_autocast_available(device) or not self.module.is_autocast_enabled(device):
             return None
@@ -132,7 +132,7 @@ class Torch(ArrayNamespace):
         return Recorded.apply
 
     def _in_dual_level(self) -> bool:
-        """Whether forward-mode AD is active; querying a tensor's tangent costs 1 µs."""
+        """Return whether forward-mode AD is active; this is faster than asking for a tensor's tangent (1 µs)."""
         return getattr(self._forward_ad, "_current_level", 0) >= 0
 
     # -- in device memory ---------------------------------------------------------------------------------------------
@@ -141,14 +141,14 @@ class Torch(ArrayNamespace):
         return x.device.index if x.device.type == "cuda" else None
 
     def resolve(self, x: Any) -> Any:
-        return x.resolve_neg()  # negation may be a lazy flag
+        return x.resolve_neg()  # PyTorch may store a negation as a flag
 
     def operand(self, x: Any) -> Operand:
         return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
     @property
     def raw_stream(self) -> Any:
-        """``torch.cuda.current_stream(device).cuda_stream`` by ordinal, without creating a Stream object."""
+        """Function from an ordinal to ``torch.cuda.current_stream(device).cuda_stream``, without a Stream object."""
         return self.module._C._cuda_getCurrentRawStream
 
     def stream(self, x: Any) -> int | None:

@@ -11,9 +11,9 @@ __all__ = ["Recorded", "without_repeats"]
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(backward, forward, q, k, v, scale)`` returns ``forward(q, k, v, scale)``, i.e. out and lse.
+    """Attention with recorded gradients: ``apply(backward, forward, q, k, v, scale)`` returns out and lse.
 
-    `backward` is called as ``backward(dout, q, k, v, out, lse, dlse=, scale=)``.
+    It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``.
     """
 
     @staticmethod
@@ -40,7 +40,7 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients whose own derivative raises an error.
+    """Gradients that raise an error if they are differentiated.
 
     PyTorch's ``once_differentiable`` raises only if `dout` requires a gradient.
     """
@@ -60,5 +60,5 @@ def _gradients(backward: Callable[..., tuple[torch.Tensor, ...]], *operands: Any
 
 
 def without_repeats(dout: torch.Tensor) -> torch.Tensor:
-    """Materialize a broadcast gradient (as that of a sum): TMA cannot read zero strides."""
+    """Materialize a broadcast gradient, such as that of a sum: TMA cannot read zero strides."""
     return dout.contiguous() if 0 in dout.stride() else dout

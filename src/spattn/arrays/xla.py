@@ -1,4 +1,4 @@
-"""XLA buffers: JAX arrays inside a compiled program, as passed to a foreign function."""
+"""XLA buffers: the form in which a compiled JAX program passes arrays to a foreign function."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["Buffer", "Execution", "Xla"]
 
 
 class Execution(Protocol):
-    """Context of one execution of a foreign function; `ordinal` is the CUDA device, None for the host."""
+    """The context of one execution of a foreign function; `ordinal` is the CUDA device, None for the host."""
 
     ordinal: int | None
 
     def stream(self) -> int:
-        """Raw handle of XLA's stream."""
+        """Return the raw handle of XLA's stream."""
 
     def result(self, shape: tuple[int, ...], dtype: str) -> Buffer:
-        """The next unclaimed result buffer, preallocated by XLA."""
+        """Return the next result buffer that XLA allocated and no one has taken."""
 
     def allocate(self, nbytes: int) -> int:
-        """Address of device memory that lives until the execution ends."""
+        """Return the address of device memory that lives until the execution ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A row-major array; without address and execution, only its shape and dtype."""
+    """A row-major array, or only its shape and dtype if it has no address and execution."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -45,7 +45,7 @@ class Buffer:
 
 
 class Xla(ArrayNamespace):
-    """XLA buffers, reported to users as JAX arrays."""
+    """XLA buffers, which error messages call JAX arrays."""
 
     name = "jax"
 

@@ -1,1 +1,1 @@
-"""Cost models and the choice of tiles, boxes and kernels, with a record for each machine."""
+"""Choose tiles, boxes and kernels with cost models, one for each machine."""

@@ -1,4 +1,4 @@
-"""Candidate query boxes of a plan: their number and their keys, before planning any."""
+"""Candidate query boxes of a pattern: their number and their keys, computed without planning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..patterns.hints.lattice import Span
+from ..patterns.hints.closed_forms import Span
 from ..planning import Plan
 from ..planning.contract.types import grid_of
 
@@ -18,39 +18,39 @@ __all__ = ["Overlap", "overlap_of_boxes"]
 
 
 class Overlap(NamedTuple):
-    """Queries of a part along each axis and, by box side, a histogram of the boxes' key ranges along it."""
+    """The key ranges of query boxes in a part of a pattern."""
 
-    queries: list[int]
-    along: list[dict[int, dict[int, int]]]
+    queries: list[int]  # number of queries along each axis
+    along: list[dict[int, dict[int, int]]]  # for each axis and box side, a histogram of the boxes' key ranges
 
     def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
         """Return the number of boxes along each axis."""
         return grid_of(self.queries, sides)
 
     def keys_along(self, sides: tuple[int, ...]) -> list[int]:
-        """Return, per axis, the sum of the boxes' key ranges; the product over axes is the total."""
+        """Return the sum of the boxes' key ranges along each axis; the product over axes is their total size."""
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
     def mean_keys(self, sides: tuple[int, ...]) -> tuple[int, ...]:
-        """Return, per axis, the mean key range of a box, rounded up."""
+        """Return the mean key range of a box along each axis, rounded up."""
         return tuple(-(-keys // count) for keys, count in zip(self.keys_along(sides), self.boxes(sides), strict=True))
 
     def kinds(self, sides: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield the sides of the key boxes, and the number of query boxes with each."""
+        """Yield each shape of a key box, and the number of query boxes that have it."""
         for each in itertools.product(*(own[side].items() for own, side in zip(self.along, sides, strict=True))):
             keys, counts = zip(*each, strict=True)
             yield keys, math.prod(counts)
 
     def candidates(self, cells: range, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield boxes whose size is in `cells`, with their number if that is at most `most`."""
+        """Yield (box, number of boxes) for all boxes with a size in `cells`, unless the number exceeds `most`."""
         for box in _boxes(self.along, max(cells, default=0)):
             if math.prod(box) in cells and (boxes := math.prod(self.boxes(box))) <= most:
                 yield box, boxes
 
 
 def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield all boxes of up to `most` cells with these sides, which ascend."""
+    """Yield all boxes of up to `most` cells with a side from each of `along`, whose sides ascend."""
     if not along:
         yield ()
         return
@@ -60,7 +60,7 @@ def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, .
 
 
 def overlap_of_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Overlap | None:
-    """Return the key ranges of boxes in the part with the most queries; None if no part has spans."""
+    """Return the key ranges of boxes in the pattern's largest part; None if no part has spans."""
     variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
     bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
     parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
@@ -72,7 +72,7 @@ def overlap_of_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Overla
 
 
 def _keys_along(span: Span, longest: int) -> dict[int, dict[int, int]]:
-    """Return, by box side, the histogram of the boxes' key ranges along an axis."""
+    """Return a histogram of the key ranges of boxes along an axis, for each side up to `longest`."""
     first, last = np.array(span.first), np.array(span.last)
     found = {}
     for side in range(1, min(len(first), longest) + 1):

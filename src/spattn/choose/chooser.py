@@ -1,4 +1,4 @@
-"""Choose the plan with the lowest predicted time among the few candidates of a machine."""
+"""Choose the plan with the lowest predicted time among the candidates of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["How", "Machine", "Sizes", "Tried", "best", "cheapest", "planned", "p
 
 
 class Sizes(NamedTuple):
-    """Sizes of a call that a cost model needs beside the plan."""
+    """The sizes of a call that a cost model needs in addition to the plan."""
 
     batch: int
     heads_q: int
@@ -30,41 +30,41 @@ class Sizes(NamedTuple):
 
 
 class How(NamedTuple):
-    """How to plan a pattern: options of :func:`~spattn.schedule.compiler.plan`."""
+    """Planning options of a pattern, see :func:`~spattn.schedule.compiler.plan`."""
 
     tile: tuple[int, int]
     box: tuple[int, ...] | None = None
-    workers: int = 1  # per head
+    workers: int = 1  # for each head
     ordered: bool = False
     gathered: bool = False
     pieces: int = 0
 
 
 class Machine(Protocol):
-    """Record of a machine: its cost model, and the plans that it may run faster than its first choice. Hashable."""
+    """A machine with its cost model, and with candidates that may be faster than the first plan; hashable."""
 
     @property
     def expands(self) -> bool:
-        """Whether the kernels need lists tile by tile, which limits the tiles of a plan."""
+        """Whether the kernels need lists with one entry per tile, which limits the number of tiles."""
 
     def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
-        """Return the predicted milliseconds of a forward."""
+        """Return the predicted milliseconds of a forward pass."""
 
     def scattered(self, how: How) -> How:
-        """Return how to plan scattered pairs (:func:`~spattn.schedule.compiler.are_scattered`)."""
+        """Return the planning options for a pattern whose pairs are scattered; see are_scattered."""
 
     def settled(self, first: Plan) -> bool:
-        """Return whether a plan surely has no faster candidates."""
+        """Return whether no candidate can be faster than a plan."""
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
-        """Yield other ways to plan the pattern of `first`, which was planned `how`."""
+        """Yield other planning options for the pattern of `first`, which was planned with the options `how`."""
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the kernels can run a candidate."""
+        """Return whether the kernels can execute a candidate."""
 
 
 class Tried:
-    """Plans by how they were planned, with their predicted times."""
+    """The plans of a pattern made so far, by planning options, with their predicted times."""
 
     def __init__(self, first: Plan, how: How, sizes: Sizes, machine: Machine):
         self.first, self.how, self.sizes = first, how, sizes
@@ -72,24 +72,24 @@ class Tried:
         self.ms = functools.cache(lambda how: machine.cost_ms(self.plans[how], sizes))
 
     def add(self, how: How) -> None:
-        """Plan the pattern like this too, unless that exceeds the memory limit."""
+        """Plan the pattern with these options too, unless the plan exceeds the memory limit."""
         if (made := planned(self.first, self.sizes, how, tiled_for=self.how.workers)) is not None:
             self.plans[how] = made
 
     def best(self) -> How:
-        """Return the first of the lowest predicted time; a single plan needs no prediction."""
+        """Return the options with the lowest predicted time; a single plan needs no prediction."""
         return min(self.plans, key=self.ms) if len(self.plans) > 1 else next(iter(self.plans))
 
 
 def predicted_ms(counts: tuple[float, ...], coefficients: tuple[float, ...]) -> float:
-    """Return the predicted milliseconds, for coefficients in nanoseconds."""
+    """Return the predicted milliseconds, given coefficients in nanoseconds."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
 
 def planned(first: Plan, sizes: Sizes, how: How, **options: Any) -> Plan | None:
-    """Return the plan of the pattern of `first`, planned like this, or None if it exceeds the memory limit.
+    """Plan the pattern of `first` with other options; return None if the plan exceeds the memory limit.
 
-    The pattern has been planned before, so that a ValueError can have no other cause.
+    The pattern has been planned before, so that a ValueError has no other cause.
     """
     assert first.pattern is not None, "a plan of a pattern"
     options |= {"batch": sizes.batch, "heads": sizes.heads_q, **how._asdict()}
@@ -102,7 +102,7 @@ def planned(first: Plan, sizes: Sizes, how: How, **options: Any) -> Plan | None:
 def cheapest(
     pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, how: How, machine: Machine, max_bytes: int | None = None
 ) -> Plan:
-    """Return the plan with the lowest predicted time, planned `how` or as a candidate, that `max_bytes` allows."""
+    """Return the plan with the lowest predicted time that `max_bytes` allows: `how`, or one of the candidates."""
     batch, heads = sizes.batch, sizes.heads_q
     limits: dict[str, Any] = {"max_bytes": max_bytes, "tile_by_tile": machine.expands}
     scattered = compiler.are_scattered(pattern, q_len, kv_len, batch, heads, how.tile)
@@ -116,7 +116,7 @@ def cheapest(
 
 @kept_with_plan
 def best(first: Plan, how: How, sizes: Sizes, machine: Machine) -> How:
-    """Return how to plan the pattern of `first`, which was planned `how`, for the lowest predicted time."""
+    """Return the planning options with the lowest predicted time; `first` was planned with the options `how`."""
     tried = Tried(first, how, sizes, machine)
     for other in machine.candidates(first, how, sizes, tried):
         tried.add(other)

@@ -1,7 +1,7 @@
-"""Features of the CPU cost model: operation counts of a plan's kernels.
+"""Features of the CPU cost model: operation counts of the kernels that execute a plan.
 
-The features count iterations of the CPU kernels (``cpu/kernels/forward/products.h``): a partial tile costs only its
-blocks with an allowed pair. Coefficients are measured per device.
+The features count iterations of the CPU kernels (``cpu/kernels/forward/products.h``), which skip the blocks of a
+partial tile that have no allowed pair. Coefficients are measured on each device.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ __all__ = [
     "row_counts",
 ]
 
-_STEP = 32  # keys of a step of panel products
+_STEP = 32  # keys of an iteration of panel products
 _KEYS = 8  # keys of a block of scores, the granularity of skipping
-ROWS = 6  # rows of an output block: keys that none of them attends to are skipped
-ROWS_AT_ONCE = 4  # rows of a few-query block: only the key range that any of them attends to is computed
-_MOST_MASKS = 4096  # masks inspected; of more, an evenly spaced sample
+ROWS = 6  # rows of an output block, which skips keys that none of its rows attends to
+ROWS_AT_ONCE = 4  # rows of a block in few-query tiles, which computes the range of keys that its rows attend to
+_MOST_MASKS = 4096  # maximum number of masks to inspect, evenly spaced
 
 
 class Counts(NamedTuple):
-    """Features of a forward, summed over batch entries and heads."""
+    """The features of a forward pass, summed over batch entries and heads."""
 
     items: float
     tiles: float
     rows: float  # elements of packed queries and written results
-    scores: float  # vectors of the first product times features
+    scores: float  # vectors of scores, times head_dim
     weights: float  # vectors of weights
-    output: float  # vectors of the second product
+    output: float  # vector operations of the product of weights and values
     gathered: float  # elements of keys and values copied before the products
     merged: float  # elements of split-KV partials to combine
 
 
 class RowCounts(NamedTuple):
-    """Features of a forward that runs row by row, or a few rows at once, with dot products along head_dim."""
+    """The features of a forward pass that computes one row, or a few rows at once, with dot products along head_dim."""
 
     rows: float
-    elements: float  # of queries and results
+    elements: float  # elements of queries and results
     weights: float  # computed pairs
-    products: float  # computed pairs times the features of K and V
+    products: float  # computed pairs times (head_dim + head_dim_v)
 
 
 class Kernels(NamedTuple):
-    """How the kernels of an instruction set and dtype execute tiles."""
+    """How the kernels of an instruction set and a dtype execute tiles."""
 
     lanes: int  # elements of a vector
-    copies: bool = False  # keys and values are always copied, because they are converted
-    panel: int = 0  # queries of a panel (``kernels/amx/panel.h``); 0 without panels
+    copies: bool = False  # whether keys and values are always copied, because their dtype is converted
+    panel: int = 0  # queries of a panel (``kernels/amx/panel.h``); 0 for kernels without panels
 
 
 def count_pairs(plan: Plan, sizes: Sizes) -> RowCounts:
-    """Return the features of the plan's pairs in one-query tiles, of which only allowed pairs are computed."""
+    """Return the features of the plan's pairs in one-query tiles, whose kernel computes only allowed pairs."""
     pairs = sizes.batch * sizes.heads_q * plan.nnz / max(plan.variants, 1)
     return row_counts(sizes.batch * sizes.heads_q * plan.q_len, pairs, sizes.head_dim + sizes.head_dim_v)
 
 
 def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
-    """Return the features of `rows` rows and `pairs` pairs, with `features` features of K and V in total."""
+    """Return the features of `rows` rows and `pairs` pairs, where `features` is head_dim + head_dim_v."""
     return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
@@ -91,10 +91,10 @@ def count_dense(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, ke
 
 
 def _with_head_dim(own: Counts, uneven: float, apart: float, keys: float, sizes: Sizes, kernels: Kernels) -> Counts:
-    """Return the features for counts of queries, vectors and row blocks times keys, none of them gathered.
+    """Multiply counts of queries, vectors and row blocks by head dimensions, and count the copied keys and values.
 
-    Of `keys`, `uneven` are not evenly spaced and `apart` not adjacent. Keys are read in place if evenly spaced, values
-    if adjacent and in whole vectors.
+    Of `keys` keys, `uneven` are not evenly spaced and `apart` are not adjacent. The kernels read keys in place if these
+    are evenly spaced, and values if these are adjacent and whole vectors.
     """
     copied = keys if kernels.copies else uneven
     copied_values = keys if kernels.copies or sizes.head_dim_v % kernels.lanes else apart
@@ -130,28 +130,28 @@ def count(plan: Plan, sizes: Sizes, kernels: Kernels) -> Counts:
 
 @kept_with_plan
 def count_rows(plan: Plan, sizes: Sizes, lanes: int) -> RowCounts:
-    """Return the features of a plan with few-query tiles, which run row by row."""
+    """Return the features of a plan with few-query tiles, which are computed a few rows at once."""
     times = _times(plan, sizes)
     runs = _runs_of(plan, times)
-    keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # -1: all of them
+    keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # mask -1 selects the last: all keys
     rows = float(np.repeat(times, np.diff(plan.work_indptr)) @ _queries(plan))
     return row_counts(rows, float((runs.tiles * runs.cells) @ keys), sizes.head_dim + sizes.head_dim_v)
 
 
 def _times(plan: Plan, sizes: Sizes) -> np.ndarray:
-    """Return the number of heads of all batch entries with each variant."""
+    """Return the number of batch heads that have each variant."""
     heads = sizes.batch * sizes.heads_q / max(plan.variant.size, 1)
     return np.bincount(plan.variant.ravel(), minlength=plan.variants) * heads
 
 
 def _queries(plan: Plan) -> np.ndarray:
-    """Return the queries of each work item."""
+    """Return the number of queries of each work item."""
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     return real_extents(views, plan.work["query_tile"]).prod(axis=1)
 
 
 def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
-    """Return, per bitmask, the mean key range of its row blocks, in whole vectors."""
+    """Return the mean key range of the row blocks of each bitmask, rounded up to whole vectors."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
@@ -162,16 +162,16 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
 
 
 class _Runs(NamedTuple):
-    """Runs: executions of their lists (`copies`), tiles executed, queries of the query tile, key view in the plan."""
+    """The runs of a plan."""
 
-    copies: np.ndarray
-    tiles: np.ndarray
-    cells: np.ndarray
-    key_view: np.ndarray
+    copies: np.ndarray  # number of times that the run's list is executed
+    tiles: np.ndarray  # number of executed tiles
+    cells: np.ndarray  # number of queries of the query tile
+    key_view: np.ndarray  # index in Plan.views
 
 
 def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
-    """Return the runs of each family: components that start at one CSR row share its lists."""
+    """Return the runs of each family of components, which share their lists."""
     components = plan.components
     _, index, family = np.unique(components["first_row"], return_index=True, return_inverse=True)
     shared, taken = components[index], np.bincount(family, times[components["variant"]], len(index))
@@ -184,7 +184,7 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Return score vectors, weight vectors, and output row blocks times keys, scaled to rows with queries."""
+    """Count score vectors, weight vectors, and output row blocks times keys, without those of padding queries."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -193,7 +193,7 @@ def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ..
 
 
 def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
-    """Return the keys of the tiles, once per view: uneven ones, non-adjacent ones, and all."""
+    """Count the keys of the views that tiles use: those not evenly spaced, those not adjacent, and all of them."""
     overlap = np.bincount(runs.key_view, runs.tiles, len(plan.views))
     copies = np.zeros(len(plan.views))
     copies[runs.key_view] = runs.copies
@@ -205,7 +205,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """Return, for full tiles (first) and each bitmask: score vectors, weight vectors, output row blocks times keys."""
+    """Count score vectors, weight vectors, and output row blocks times keys, of full tiles and then of each bitmask."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)
@@ -213,10 +213,10 @@ def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
 
 
 def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return (full tile, each bitmask) of each feature for query-vectorized tiles."""
+    """Return each feature as (count of a full tile, counts of the bitmasks), for query-vectorized tiles."""
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     starts = np.arange(0, block_q, lanes)
-    # (masks, vectors, blocks of keys)
+    # (masks, vectors, key blocks)
     of_vector = np.greater(np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8), 0)
     keys = _KEYS * _reach(np.logical_or.reduce(of_vector, axis=1))
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, block_q, ROWS), axis=1)
@@ -228,20 +228,19 @@ def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], 
 
 
 def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return (full tile, each bitmask) of each feature for panels of queries, which compute the range of vectors and of
-    keys with an allowed pair; the last feature is the number of panels.
-    """
+    """Return each feature as (count of a full tile, counts of the bitmasks), for panels; the last one counts panels."""
+    # A panel computes the range of vectors and of keys that have allowed pairs.
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     of_vector = np.bitwise_or.reduceat(masks, np.arange(0, block_q, lanes), axis=1).view(np.uint32) != 0
     side, (count, columns, steps) = panel // lanes, of_vector.shape
     of_vector = np.pad(of_vector, ((0, 0), (0, -columns % side), (0, 0)))
     of_vector = of_vector.reshape(count, -(-columns // side), side, steps)
-    vectors, steps = (_reach(np.logical_or.reduce(of_vector, axis=axis)) for axis in (3, 2))  # of each panel
+    vectors, steps = (_reach(np.logical_or.reduce(of_vector, axis=axis)) for axis in (3, 2))  # (masks, panels)
     blocks = columns * block_kv, (vectors * steps).sum(axis=1) * _STEP
     return blocks, blocks, (-(-block_q // panel), np.count_nonzero(steps, axis=1))
 
 
 def _reach(found: np.ndarray) -> np.ndarray:
-    """Return the distance from the first to the last true element of the last axis, inclusive; 0 if there is none."""
+    """Return how many elements of the last axis the range from the first to the last true one has; 0 if none is."""
     reach = found.shape[-1] - found.argmax(axis=-1) - found[..., ::-1].argmax(axis=-1)
     return np.where(found.any(axis=-1), reach, 0)

@@ -1,8 +1,8 @@
-"""Features of the GPU cost model: work of persistent blocks that take tasks until none is left.
+"""Features of the GPU cost model: the work of persistent blocks, which take tasks until none is left.
 
-Times are sums over features, each with a coefficient of the device. A launch takes as long as its last worker; how much
-that exceeds the mean follows from simulating the task order (``schedule/tasks.py::order_tasks``) with iterations as
-cost.
+A time is a sum over features, each multiplied by a coefficient of the device. A launch takes as long as its last
+worker. How much longer this is than the mean follows from a simulation of the task order
+(``schedule/tasks.py::order_tasks``), in which a task costs its iterations.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from .chooser import Sizes
 
 __all__ = ["GpuCounts", "KernelShape", "count_on_gpu", "last_done"]
 
-_ITEM, _PARTIAL = 0.75, 0.25  # cost of an item beside its iterations, and of loading bitmasks, in iterations
-_BINS = 32  # histogram bins of items by iterations, for the simulation
-_DEALT = 64  # kinds of tasks simulated one by one; earlier ones load all workers equally
+_ITEM, _PARTIAL = 0.75, 0.25  # fixed cost of an item, and cost of an iteration's bitmasks, in iterations
+_BINS = 32  # bins of the simulation's histogram of items, by cost
+_DEALT = 64  # last (group, bin) pairs, simulated one by one; tasks before them load all workers equally
 
 
 class KernelShape(NamedTuple):
-    """How a device executes plans of a tile shape."""
+    """How a device executes plans with a tile shape."""
 
-    rows: int  # computed, of a query tile
+    rows: int  # computed rows of a query tile
     tiles: int  # key tiles of an iteration
-    head_dim: int  # of K and V, padded
+    head_dim: int  # padded head dimension of K and V
     workers: int  # concurrent blocks
-    keys_together: int  # of :func:`~spattn.schedule.tasks.order_tasks`
+    keys_together: int  # argument of :func:`~spattn.schedule.tasks.order_tasks`
 
 
 class GpuCounts(NamedTuple):
-    """Features of a forward; `items` to `joined` are those of the last worker."""
+    """The features of a forward pass; `items` to `joined` count the work of the last worker."""
 
-    launches: float  # that compute items: one or two
-    merging: float  # launches that combine partials: none or one
+    launches: float  # launches that compute items: one or two
+    merging: float  # launches that combine partials: zero or one
     items: float
     weights: float  # computed pairs
-    products: float  # computed pairs times features of K
-    partial: float  # pairs of iterations that load a bitmask
-    written: float  # elements of partials written
-    joined: float  # elements of partials read and combined by fix-up items
+    products: float  # computed pairs times head_dim
+    partial: float  # computed pairs of iterations that load a bitmask
+    written: float  # elements of partials that items write
+    joined: float  # elements of partials that fix-up items read and combine
     merged: float  # elements that the combine kernel reads, over the whole device
-    elements: float  # of the call's arrays
+    elements: float  # elements of the call's arrays
 
 
 def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = True) -> GpuCounts:
-    """Return the features of a call. Unless `alone`, other calls share its launches and leave no worker idle."""
+    """Return the features of a call. If not `alone`, other calls share its launches, so that no worker is idle."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
@@ -84,11 +84,11 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = Tr
 
 
 def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
-    """Return the finish time of the last worker, under greedy list scheduling.
+    """Return the time at which the last worker finishes, under greedy list scheduling.
 
-    `tasks` (groups, kinds) are the numbers of tasks, group by group, `cost` (kinds,) the falling costs of a task.
+    `tasks` (groups, kinds) are numbers of tasks, scheduled group by group; `cost` (kinds,) is sorted descending.
     """
-    several = np.argwhere(tasks)  # in order
+    several = np.argwhere(tasks)
     dealt = several[-_DEALT:]
     before = several[: len(several) - len(dealt)]
     done = np.full(workers, float(tasks[tuple(before.T)] @ cost[before[:, 1]]) / workers)
@@ -98,8 +98,8 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """Return the finish time of each worker after greedily taking `tasks` more tasks of equal cost."""
-    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks that fit before the last worker is done
+    """Return the time at which each worker finishes after they greedily take `tasks` more tasks of equal cost."""
+    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks that start before the last worker is done
     rest = tasks - int(each.sum())
     if rest >= 0:
         done = done + (each + rest // len(done)) * cost
@@ -114,17 +114,15 @@ def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
 
 
 class _Phase(NamedTuple):
-    """Items of a launch: per variant, sums over its items (items, iterations, iterations with bitmasks, rows written,
-    rows joined) and a histogram of kinds; and the cost of an item of each kind, in iterations.
-    """
+    """The items of a launch."""
 
-    sums: np.ndarray
-    bins: np.ndarray
-    cost: np.ndarray
+    sums: np.ndarray  # (variants, 5): items, iterations, iterations with bitmasks, rows written, rows joined
+    bins: np.ndarray  # (variants, bins): histogram of the items by cost
+    cost: np.ndarray  # (bins,): mean cost of an item, in iterations
 
 
 class _OfPlan(NamedTuple):
-    """Phases, rows of each variant that the combine kernel reads, and whether it runs."""
+    """Both phases of a plan, the rows that the combine kernel reads for each variant, and whether that kernel runs."""
 
     phases: tuple[_Phase, _Phase]
     merged: np.ndarray
@@ -148,7 +146,7 @@ def _of_plan(plan: Plan, tiles: int) -> _OfPlan:
 
 def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
     cost = _ITEM + columns[:, 1] + _PARTIAL * columns[:, 2]
-    # Longest first.
+    # The longest items are in bin 0.
     kind = _BINS - 1 - np.minimum(_BINS - 1, _BINS * cost / max(cost.max(initial=0), 1)).astype(np.int64)
     bins = np.bincount(variant * _BINS + kind, minlength=variants * _BINS).reshape(variants, _BINS)
     mean = np.bincount(kind, cost, _BINS) / np.maximum(np.bincount(kind, minlength=_BINS), 1)
@@ -157,17 +155,17 @@ def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
 
 
 def _partial_steps(plan: Plan, tiles: int) -> np.ndarray:
-    """(items,) int64: iterations of each item with a bitmask, or with fewer tiles than the others."""
+    """Count the iterations of each item that load a bitmask or have fewer than `tiles` tiles: (items,) int64."""
     begin, end = plan.work["begin"], plan.work["end"]
     whole = end - (end - begin) % tiles
     runs = np.nonzero(plan.mask >= 0)[0]
     count = np.diff(plan.tile_indptr)[runs]
     masked = np.repeat(plan.tile_indptr[runs], count) + ramp(count)
     found = (whole < end).astype(np.int64)
-    for first in range(tiles):  # items that start at this remainder
+    for first in range(tiles):  # items with begin % tiles == first
         own = begin % tiles == first
         step = (masked - first) // tiles
-        steps = np.zeros(len(step) + 1, np.int64)  # iterations before each tile with a bitmask that have one
+        steps = np.zeros(len(step) + 1, np.int64)  # number of iterations with a bitmask before each masked tile
         np.cumsum(np.diff(step, prepend=-2) > 0, out=steps[1:])
         found[own] += steps[np.searchsorted(masked, whole[own])] - steps[np.searchsorted(masked, begin[own])]
     return found

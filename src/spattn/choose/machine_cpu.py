@@ -1,7 +1,7 @@
-"""The CPU as a machine of the chooser: its coefficients, and boxes of queries, token order and single pairs to try.
+"""The CPU as a machine of the chooser. Candidates are query boxes, the token order, and one-query tiles.
 
-Coefficients are nanoseconds for one of each feature: the output of ``benchmarks/costs/price_cpu.py`` on a Xeon with
-AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that is the best instruction set.
+A coefficient is the time of one unit of a feature in nanoseconds, measured by ``benchmarks/costs/price_cpu.py`` on a
+Xeon with AMX; for bfloat16 with avx512bf16 on an EPYC (Zen 4), where that is the best instruction set.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .features_cpu import (
 
 __all__ = ["Processor", "few_of", "kernels_of", "processor"]
 
-_EFFICIENT = 0.6  # efficiency from which no alternative is tried
-_SPARSE = 1 / 16  # efficiency below which tiles of one query are tried
-_CELLS = range(17, 97)  # cells of a box: with more, the weights exceed the L1 cache
-_MOST_KEYS = 128  # keys of a box with more rows than ROWS_AT_ONCE: one tile must hold them all
-_MANY = 4  # ratio of dense tiles to tiles of an ordered plan up to which the unordered plan is made too
-_MOST_SMALL_BOXES = 1 << 14  # boxes of few rows, which gain the most
-_MOST_BOXES = 2560  # each has its own views
-_TRIED, _ROWS_TRIED = 2, 1  # plans made beside the default: query-vectorized, and row by row
+_EFFICIENT = 0.6  # no candidate is tried from this efficiency on
+_SPARSE = 1 / 16  # tiles of one query are tried below this efficiency
+_CELLS = range(17, 97)  # cells of a box; with more cells, the weights would exceed the L1 cache
+_MOST_KEYS = 128  # maximum number of keys of a box with more rows than ROWS_AT_ONCE, which must fit one tile
+_MANY = 4  # the unordered plan is also tried if there are at most _MANY dense tiles per tile of an ordered plan
+_MOST_SMALL_BOXES = 1 << 14  # maximum number of boxes of few rows, which gain the most
+_MOST_BOXES = 2560  # maximum number of other boxes; each has its own views
+_TRIED, _ROWS_TRIED = 2, 1  # number of query-vectorized candidates, and of candidates with few-query tiles
 
 # In the order of Counts.
 _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -65,7 +65,7 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (536, 0, 0.539, 0.00412, 2.48, 4.71, 0.158, 0.347),
 }
 
-# Fields as in RowCounts: first for one-query tiles with scattered keys, then for few-query tiles that share keys.
+# Fields as in RowCounts, for one-query tiles with scattered keys, and for few-query tiles that share keys.
 _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("baseline", "float32"): ((46.6, 1.34, 0, 0.215), (20.2, 0.365, 0.727, 0.0612)),
     ("baseline", "float64"): ((93.1, 1.42, 0, 0.486), (0, 0.927, 2.48, 0.18)),
@@ -90,12 +90,12 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 }
 
 
-@dataclass(frozen=True, eq=False)  # one object per machine: hashed in every call
+@dataclass(frozen=True, eq=False)  # hashed by identity, since every call hashes it
 class Processor:
-    """An instruction set and a dtype: a :class:`.chooser.Machine`.
+    """An instruction set and a dtype, as a :class:`.chooser.Machine`.
 
-    The forward computes tiles of up to `few` queries row by row, with coefficients `together`, and those of one query
-    pair by pair, with coefficients `one`.
+    The forward pass computes tiles of up to `few` queries a few rows at once, with coefficients `together`, and tiles
+    of one query pair by pair, with coefficients `one`.
     """
 
     kernels: Kernels
@@ -106,7 +106,7 @@ class Processor:
     expands: ClassVar[bool] = False
 
     def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
-        """Return the predicted milliseconds of a forward on one thread."""
+        """Return the predicted milliseconds of a forward pass on one thread."""
         if plan.block_q == 1:
             return self._of_pairs_ms(plan, sizes)
         if plan.block_q <= self.few:
@@ -126,7 +126,7 @@ class Processor:
         return not (first.ordered or first.pattern.grids() or first.efficiency < _SPARSE)
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
-        """Yield the token order if tiles are not many times more, or boxes of queries; then tiles of one query."""
+        """Yield query boxes, or for an ordered plan the token order if that has few tiles; then one-query tiles."""
         if first.ordered:
             every = first.variants * math.prod(grid_of((first.q_len, first.kv_len), how.tile))
             if every <= _MANY * first.tiles:
@@ -134,7 +134,7 @@ class Processor:
         elif first.pattern is not None and first.pattern.grids():
             yield from self.in_boxes(first, sizes, how.workers)
         plan = tried.plans[tried.best()]
-        # The padding of a short q_len costs nothing.
+        # A short q_len lowers the efficiency, but its padding costs nothing.
         if plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1:
             if self._of_pairs_ms(plan, sizes) < tried.ms(tried.best()):
                 yield How((1, plan.block_kv), workers=how.workers)
@@ -143,7 +143,7 @@ class Processor:
         return True
 
     def cheaper(self, plan: Plan, sizes: Sizes) -> Plan | None:
-        """Return a plan in boxes of queries that is predicted faster than `plan`, or None."""
+        """Return a plan with query boxes that is predicted to be faster than `plan`, or None."""
         tried = Tried(plan, How(plan.tile), sizes, self)
         for how in self.in_boxes(plan, sizes, workers=1):
             tried.add(how)
@@ -151,25 +151,25 @@ class Processor:
         return None if found is plan else found
 
     def in_boxes(self, plan: Plan, sizes: Sizes, workers: int) -> list[How]:
-        """Return the boxes with the least estimated cost, from the spans of the part with the most queries."""
+        """Return the query boxes with the lowest estimated cost, based on the spans of the pattern's largest part."""
         overlap = overlap_of_boxes(plan, sizes.batch, sizes.heads_q, _CELLS.stop)
         if overlap is None:
             return []
-        # The kernels copy rows of other widths for each box.
+        # With other head dimensions, the kernels copy rows for each box.
         whole = sizes.head_dim % self.kernels.lanes == sizes.head_dim_v % self.kernels.lanes == 0
         rows = list(self._estimates_of_rows(overlap, sizes, plan.block_kv)) if whole else []
-        # At equal cost, boxes of more rows have fewer items.
+        # At equal cost, boxes with more rows come first, because they have fewer items.
         rows.sort(key=lambda each: (each[0], -math.prod(each[1]), each[1:]))
         tiles = sorted(self._estimates_of_tiles(overlap, sizes, plan.block_kv))
         shapes = rows[:_ROWS_TRIED] + tiles[:_TRIED]
         return [How((math.prod(box), block_kv), box, workers) for _, box, block_kv in shapes]
 
     def _of_pairs_ms(self, plan: Plan, sizes: Sizes) -> float:
-        """Return the predicted milliseconds for the plan's pairs in one-query tiles."""
+        """Return the predicted milliseconds of the plan's pairs in one-query tiles."""
         return predicted_ms(count_pairs(plan, sizes), self.one)
 
     def _estimates_of_rows(self, overlap: Overlap, sizes: Sizes, block_kv: int) -> Iterator[_Estimate]:
-        """Yield a head's cost in boxes of each shape that runs a few rows at once, over the keys of the box."""
+        """Yield the estimated cost of a head, for each shape of a box that is computed a few rows at once."""
         features = sizes.head_dim + sizes.head_dim_v
         for box, boxes in overlap.candidates(range(ROWS_AT_ONCE, self.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
             kinds, cells = list(overlap.kinds(box)), math.prod(box)
@@ -184,7 +184,7 @@ class Processor:
             yield predicted_ms(row_counts(boxes * cells, pairs, features), self.together), box, own_kv
 
     def _estimates_of_tiles(self, overlap: Overlap, sizes: Sizes, block_kv: int) -> Iterator[_Estimate]:
-        """Yield a head's cost in boxes of each query-vectorized shape."""
+        """Yield the estimated cost of a head, for each shape of a query-vectorized box."""
         lanes = self.kernels.lanes
         for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES):
 
@@ -209,7 +209,7 @@ _Estimate = tuple[float, tuple[int, ...], int]  # milliseconds, box, block_kv
 
 
 def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int, lanes: int) -> int:
-    """Return the computed keys of a box for rows that reach `reached` keys along each axis, in whole vectors."""
+    """Return how many keys of a box are computed for rows that reach `reached` keys along each axis."""
     box = choose_box(own, block_kv)
     tiles = math.prod(grid_of(own, box))
     if tiles > 1:
@@ -229,15 +229,14 @@ def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
 
 @functools.cache
 def processor(isa: str, dtype: str, backward: bool = False) -> Processor:
-    """Return the machine of an instruction set, named as in the kernels, and a dtype; the backward has no tiles of few
-    queries."""
+    """Return the machine of an instruction set, named as in the kernels, and a dtype."""
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
-    few = 0 if backward else few_of(isa, dtype)
+    few = 0 if backward else few_of(isa, dtype)  # the backward pass has no few-query tiles
     return Processor(kernels_of(isa, dtype), few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def few_of(isa: str, dtype: str) -> int:
-    """Return the largest query tile that the forward computes row by row, as in ``kernels/table.cpp``."""
+    """Return the largest query tile that the forward pass computes a few rows at once, as in ``kernels/table.cpp``."""
     lanes, _, panel = kernels_of(isa, dtype)
     return lanes // 2 if panel else lanes
 

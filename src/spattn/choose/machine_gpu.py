@@ -1,7 +1,7 @@
-"""Compute capability 9.0 as a machine of the chooser: its coefficients, and the splits, boxes and gathers to try.
+"""Compute capability 9.0 as a machine of the chooser. Candidates are splits, boxes, permuted and gathered tokens.
 
-Coefficients are nanoseconds for one of each feature, measured by ``benchmarks/costs/price_cuda.py``, which prints these
-lines.
+A coefficient is the time of one unit of a feature in nanoseconds. ``benchmarks/costs/price_cuda.py`` measures them and
+prints these lines.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ __all__ = [
     "workers_of",
 ]
 
-LARGEST_HEAD_DIM = 128  # largest measured
-SMS = 132  # of the measured device
+LARGEST_HEAD_DIM = 128  # largest head_dim that was measured
+SMS = 132  # SMs of the device on which the coefficients were measured
 BLOCKS = 2  # resident CTAs per SM
 
-_FEWEST_QUERIES = 256  # smallest q_len measured
-_LONG = 1024  # tiles per list, for calls of few queries
-_EFFICIENT = 0.7  # efficiency from which on no boxes are tried
-_HARDLY = 1.25  # ratio of predicted times
-_HALVES = 0.875  # share of half tiles with a pair, from which on smaller tiles are not tried
-_MOST_MASKS = 4096  # masks examined; a larger number is sampled evenly
-_SCATTERED = 0.4  # efficiency from which on tokens are neither permuted nor gathered
-_CELLS = range(33, ROWS + 1)  # cells per box
-_SMALL = (ROWS, TILE[1])  # one warpgroup
-_MOST_BOXES = 2560  # each box has its own views
-_LIKELY, _TRIED = 32, 2  # boxes estimated in detail, and boxes planned
-_NEAR = 1.25  # also plan the box of fewest tiles among those within this factor of the lowest cost
+_FEWEST_QUERIES = 256  # smallest q_len that was measured
+_LONG = 1024  # assumed tiles of a list, for calls with few queries
+_EFFICIENT = 0.7  # no boxes are tried from this efficiency on
+_HARDLY = 1.25  # lists stay whole if the longest needs at most this multiple of an SM's mean work
+_HALVES = 0.875  # smaller tiles are not tried if at least this share of half tiles has a pair
+_MOST_MASKS = 4096  # maximum number of masks to inspect, evenly spaced
+_SCATTERED = 0.4  # tokens are neither permuted nor gathered from this efficiency on
+_CELLS = range(33, ROWS + 1)  # cells of a box
+_SMALL = (ROWS, TILE[1])  # the tile of one warpgroup
+_MOST_BOXES = 2560  # maximum number of boxes; each has its own views
+_LIKELY, _TRIED = 32, 2  # number of boxes to estimate in detail, and to plan
+_NEAR = 1.25  # within this factor of the lowest cost, the box with the fewest tiles is planned too
 
 # Fields as in GpuCounts, for tiles of 128 queries, fewer queries, three CTAs per SM, and permuted or gathered tokens.
 _COEFFICIENTS = {
@@ -72,41 +72,43 @@ _COEFFICIENTS = {
     "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
-LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # for a launch with items
+LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
 
 def specialization_of(plan: Plan, head_dim: int) -> Specialization:
-    """Kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
+    """Return the kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
     return build(plan.block_q, head_dim, item_keys(plan))
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
-    """Cost model's view of a specialization on `sms` SMs."""
+    """Return what the cost model needs to know of a specialization on `sms` SMs."""
     return KernelShape(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
 def kind_of(row: Specialization, looked_up: bool = False) -> str:
-    """Kind of tiles of a specialization, the key of its coefficients."""
+    """Return the key of a specialization's coefficients."""
     if looked_up:
         return "looked up"
     return "wide" if row.rows > ROWS else "thirds" if row.ctas > 2 else "narrow"
 
 
 def coefficients(row: Specialization, looked_up: bool = False) -> GpuCounts:
-    """Nanoseconds per feature."""
+    """Return the coefficients of a specialization."""
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
 def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
-    """Predicted milliseconds of a forward of 16-bit arrays, without host time; if not `alone`, the time it adds to a
-    grouped launch."""
+    """Return the predicted milliseconds of a forward pass of 16-bit arrays, without host time.
+
+    If not `alone`, return the time that it adds to a grouped launch.
+    """
     row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v))
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of `sms` SMs, and `copies` copies of the tensor maps: a :class:`.chooser.Machine`."""
+    """A GPU with `sms` SMs, as a :class:`.chooser.Machine`; the call needs `copies` copies of the tensor maps."""
 
     sms: int
     copies: int = 1
@@ -122,7 +124,7 @@ class Gpu:
         return False
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
-        """Yield whole lists; then permuted tokens, gathered keys, smaller tiles and boxes of queries."""
+        """Yield whole lists, then permuted tokens, gathered keys, smaller tiles and query boxes."""
         if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):
             yield how._replace(workers=1)
         shared = tried.best().workers
@@ -130,7 +132,7 @@ class Gpu:
             yield How(_SMALL, None, shared, ordered=True)
             yield How(_SMALL, None, shared, gathered=True)
         in_order = tried.plans.get(How(_SMALL, None, shared, ordered=True))
-        # Without a permutation in the pattern, the ordered plan is that of smaller tiles.
+        # If the pattern has no permutation, the ordered plan is already the plan with smaller tiles.
         if (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
             yield How(_SMALL, None, shared)
         if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
@@ -145,8 +147,7 @@ class Gpu:
 
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """Return the plan of lowest predicted time for `each` workers per head; calls not covered by the cost model get
-    common tiles."""
+    """Return the plan with the lowest predicted time, or the common tile shape if the cost model does not apply."""
     lengths = call.q_len, call.kv_len
     if _is_known(call):
         return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)
@@ -155,14 +156,16 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
-    """What :func:`chosen` picks for contiguous arrays and any number of queries."""
+    """Return the plan that :func:`chosen` would return for contiguous arrays, without its lower limit on q_len."""
     how = How(TILE, None, workers_of(sizes.batch, sizes.heads_q, sms))
     return chooser.cheapest(pattern, q_len, kv_len, sizes, how, Gpu(sms))
 
 
 def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]:
-    """Options for a call of a group, with whole lists: the common tile shape, and the smaller tiles that :func:`chosen`
-    would use."""
+    """Return planning options for a call of a group, all with whole lists.
+
+    The first option is the common tile shape, the second, if there is one, smaller tiles.
+    """
     found = [How(TILE)]
     if _is_known(call):
         first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
@@ -175,39 +178,39 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
 
 
 def workers_of(batch: int, heads: int, sms: int) -> int:
-    """Number of resident CTAs per head."""
+    """Return the number of resident CTAs for each head."""
     return workers(BLOCKS * sms, batch * heads)
 
 
 def pieces_of(call: Call, rows: int, sms: int) -> int:
-    """Pieces per list if a tile of `rows` rows holds all queries of a group of heads (decoding), else 0.
+    """Return how many items to split a list into if one tile holds all queries of a head group (decoding), else 0.
 
-    Independent of kv_len, so that length-polymorphic plans agree: a shorter list simply has fewer.
+    The number does not depend on kv_len, so that length-polymorphic plans agree; a shorter list gets fewer items.
     """
     few = 0 < call.q_len * call.group <= rows
     return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
 
 
 def _is_known(call: Call) -> bool:
-    """Whether the cost model covers the call."""
+    """Return whether the cost model covers the call."""
     few = call.q_len < _FEWEST_QUERIES or 0 in (call.batch, call.heads_q, call.kv_len)
     return not few and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
 
 
 def _gpu(call: Call, sms: int) -> Gpu:
-    """The machine of a call: batch entries may need tensor maps of their own."""
+    """Return the machine of a call, whose batch entries may need separate tensor maps."""
     return Gpu(sms, 1 if _joint(call) else call.batch)
 
 
 def _joint(call: Call) -> bool:
-    """Whether batch entries share tensor maps."""
-    if call.kind.ordinal(call.q) is None:  # will be copied contiguously
+    """Return whether batch entries share tensor maps."""
+    if call.kind.ordinal(call.q) is None:  # the backend copies host arrays to contiguous device arrays
         return True
     return all(joint_heads(call.kind.operand(x)) for x in (call.q, call.k, call.v))
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
-    """Whether lists are split although the longest one, unsplit, would hardly outlast the mean work of an SM."""
+    """Return whether lists are split although the longest list would hardly outlast the mean work of an SM."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
@@ -215,11 +218,10 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
 
 
 def _halves(plan: Plan) -> float:
-    """Share of half tiles (ROWS queries) with an allowed pair; approximate, since halves without a query may count
-    twice."""
+    """Return the approximate share of half tiles (ROWS queries) with a pair; halves without queries may count twice."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
-    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last entry is for tiles without a bitmask
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # mask -1 selects the last: full tiles
     tiles, work = np.diff(plan.tile_indptr), plan.work
     views = plan.views[plan.components["query_view"][work["component"]]]
     queries = real_extents(views, work["query_tile"]).prod(axis=1)
@@ -229,14 +231,14 @@ def _halves(plan: Plan) -> float:
 
 
 def _promising(overlap: Overlap, sizes: Sizes, copies: int) -> list[tuple[int, ...]]:
-    """Boxes with the lowest estimated cost of items and products on evenly loaded SMs, and the one with fewest tiles
-    among nearly equal costs."""
+    """Return the boxes with the lowest estimated cost, assuming balanced SMs; among nearly equal costs, also the one
+    with the fewest tiles."""
     row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 
     def estimate(box: tuple[int, ...]) -> tuple[float, int]:
-        """Cost and tiles."""
+        """Return (cost, number of tiles)."""
         cost, tiles = 0.0, 0
         for keys, boxes in overlap.kinds(box):
             own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))

@@ -1,8 +1,8 @@
-"""Kernel specializations of the Hopper forward: one table, each choice with the measurement behind it.
+"""Kernel specializations of the Hopper forward: a table with the measurement behind each choice.
 
-Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
-227 KiB of shared memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads
-and 128 others.
+Figures are from one H200 at 16384 tokens and 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
+227 KiB of shared memory and 384 threads of 168 registers, which are redistributed among 2 × 128 consumer threads and
+128 others.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ import numpy as np
 
 from ..planning.contract.types import Plan
 
-# Common tile shape. 128 queries are two consumer warpgroups, the most that the registers allow at head_dim 128. 64 keys
-# follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13 neighbourhood) at the
-# same rate, because two tiles form one product. For query tiles of up to ROWS rows, there is one consumer warpgroup,
-# and two CTAs share an SM.
+# The common tile shape. 128 queries need two consumer warpgroups, the maximum that the registers allow at head_dim 128.
+# 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13 neighborhood)
+# at the same rate, because two tiles form one product. Query tiles of up to ROWS rows have one consumer warpgroup, and
+# two CTAs share an SM.
 TILE = (128, 64)
-ROWS = 64  # per warpgroup
-FEWER = 56  # keys per product if no key box is larger: 7 × 7 neighbourhood at head_dim 32: 47.8 µs against 49.5
+ROWS = 64  # rows of a warpgroup
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
-# K and V of concurrently running heads may take 24 MiB of the 50-60 MB of L2: 512 bytes per key at head_dim 128.
+# K and V of concurrent heads may take 24 MiB of the 50-60 MB of L2; a key takes 512 bytes at head_dim 128.
 KEYS_TOGETHER = (24 << 20) // 512
-# Fewer gathered keys: their rows are reread at random.
+# Gathered keys need a lower limit, because their rows are reread at random.
 KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 4
 
 
 class Specialization(NamedTuple):
-    """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
+    """A kernel specialization. The first row of TABLE with a sufficient head_dim and most_keys applies."""
 
-    rows: int  # per query tile
+    rows: int  # rows of a query tile
     head_dim: int
-    most_keys: float  # per work item of a plan: see item_keys
-    ctas: int  # per SM
-    step_kv: int  # keys per product
+    most_keys: float  # maximum number of keys of a work item, see item_keys
+    ctas: int  # CTAs per SM
+    step_kv: int  # keys of a product
     queries: int  # query tiles in shared memory
-    stages: int  # K or V stages in shared memory
+    stages: int  # stages of K or V in shared memory
     consumer_registers: int
     producer_registers: int
     reason: str
@@ -75,29 +74,30 @@ TABLE = (
 )
 
 
+def executes(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels execute plans with this tile shape."""
+    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
+
+
 def rows_of(block_q: int) -> int:
-    """Rows of the query tile that computes `block_q` queries."""
+    """Return the smallest query tile size of at least `block_q` rows."""
     return ROWS if block_q <= ROWS else TILE[0]
 
 
 def build(block_q: int, head_dim: int, keys: float = math.inf) -> Specialization:
-    """The row for a head dimension (the larger of q's and v's) and work items of `keys` keys."""
+    """Return the specialization for a head dimension (the larger of q's and v's) and work items of `keys` keys."""
     fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.head_dim >= head_dim)
     return next(row for row in fitting if keys <= row.most_keys)
 
 
-def variant(
-    row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
-) -> dict[str, object]:
-    """Macros for `problems` problems and `room` tensor maps; `gathers`: gathered KV; `cells`: largest key box."""
-    fewer = row.step_kv == TILE[1] and cells <= FEWER
+def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
+    """Return the macros of a kernel with room for `room` tensor maps and `problems` problems."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
-        "SPATTN_COLUMNS": FEWER if fewer else row.step_kv,
         "SPATTN_MAPS": room,
         "SPATTN_PROBLEMS": problems,
         "SPATTN_GATHERS": int(gathers),
@@ -110,14 +110,13 @@ def variant(
 
 
 def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
-    """Keys per work item of a plan, or of `work`. Gathered plans ignore it: the short-item specialization lacks the
-    registers that row copies need."""
+    """Return the keys per work item for `build`, or inf for gathered plans, whose row copies need more registers."""
     work = plan.work if work is None else work
     return math.inf if plan.ordered else keys_of(work["end"] - work["begin"], plan.block_q)
 
 
 def keys_of(length: np.ndarray, block_q: int) -> float:
-    """Keys of the longest work item for small tiles, since it determines the duration; else the mean over items."""
+    """Return the keys of the longest work item for small tiles, whose duration it determines; else their mean."""
     if not len(length):
         return math.inf
     return TILE[1] * float(length.max() if block_q <= ROWS else length.mean())

@@ -1,4 +1,4 @@
-"""The CPU backend: a Cython/OpenMP core over kernels compiled once per instruction set."""
+"""The CPU backend: a Cython/OpenMP core that calls C++ kernels, compiled once per instruction set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._util import limits as _limits
-from .._util.cached import Recent
+from .._util.cached import BoundedCache
 from ..backends import Limits, PreparedBackward, PreparedForward
 from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
@@ -18,7 +18,7 @@ from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
 from ..schedule.gradients import units
-from ..schedule.order import neighbours_together
+from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite
 from ._threads import num_threads, set_num_threads, team_size, threads
@@ -49,19 +49,19 @@ __all__ = [
 LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
 
 TILE = (48, 64)
-"""Default tile, (queries, keys). 48 queries are three AVX-512 vectors, the width of a register block of scores, and
-eight register blocks of the output; with 64 keys the operands of either product fit a 48 KiB L1 cache.
+"""Default tile, (queries, keys). 48 queries fill one register block of S, three AVX-512 vectors, and eight of O, six
+rows each. With 64 keys, the operands of either product fit a 48 KiB L1 cache.
 """
-_AMX_TILE = (64, 64)  # two query panels of two AMX tiles each
+_AMX_TILE = (64, 64)  # the queries fill two panels of two AMX tiles
 
-_MAX_LENGTHS = 8  # key lengths cached for a plan whose tile lists grow
+_MAX_LENGTHS = 8  # cached dispatches of a length-polymorphic plan whose tile lists grow, one per kv_len
 _TWO_BYTES = ("float16", "bfloat16")
-_PARALLEL_TASKS = 16  # (batch, head) tasks times pieces per head that planning aims at, independent of the thread count
-_FLOPS_PER_THREAD = 4e6  # least work that amortizes starting a thread
+_PARALLEL_TASKS = 16  # target number of parallel tasks, batch · heads · splits; independent of the thread count
+_FLOPS_PER_THREAD = 4e6  # minimum work that amortizes starting a thread
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Return the instruction sets that this build has and this machine runs, best first.
+    """Return the instruction sets that this build includes and this machine supports, best first.
 
     Returns
     -------
@@ -108,10 +108,10 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """Implement :meth:`.backends.Backend.plan_for` with the cheapest of the candidate tilings.
+    """Implement :meth:`.backends.Backend.plan_for`: return the tiling with the lowest predicted cost.
 
-    Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
-    lists are split by shape alone, so that results do not depend on the thread count.
+    Candidates are the default tile, boxes of queries, and one-query tiles, which the kernels compute pair by pair. The
+    split of long key tile lists depends on shapes alone, so that results do not depend on the thread count.
     """
     own = processor(_default_isa(), call.dtype, backward)
     how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
@@ -127,31 +127,31 @@ def _tile_for(dtype: str) -> tuple[int, int]:
 
 
 def workers_for(call: Call) -> int:
-    """Return the number of workers that share the work of a head, enough for the threads of any machine."""
+    """Return the number of parallel workers to plan for per head, independent of the machine's thread count."""
     return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time, in ms, of a forward on one thread of the benchmark machine.
+    """Return the predicted time in ms of a forward call on one thread of the benchmark machine.
 
-    `plan` is for these batch entries and query heads, `dtype` one of "float32", "float64", "float16" and "bfloat16".
+    `heads` is the number of query heads; `dtype` is one of "float32", "float64", "float16" and "bfloat16".
     """
     return _machine(dtype).cost_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Return the predicted time, in ms, of dense attention on the same thread."""
+    """Return the predicted time in ms of dense attention, under the conditions of :func:`predicted_ms`."""
     sizes = Sizes(batch, heads, heads, head_dim, head_dim_v)
     return _machine(dtype).dense_ms(q_len, kv_len, _tile_for(dtype), sizes)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None."""
+    """Return a plan of the same pattern with boxes of queries if the cost model predicts that it is faster, or None."""
     return _machine(dtype).cheaper(plan, Sizes(batch, heads, heads, head_dim, head_dim_v))
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Return whether the CPU supports a plan: any tile shape, but no gathered KV."""
+    """Return whether the CPU supports a plan: it supports every tile shape, but no gathered KV."""
     return not plan.gathered
 
 
@@ -161,7 +161,7 @@ def _check_places(plan: Plan) -> None:
 
 
 def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
-    """Implement :meth:`.backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``, the default is the best one."""
+    """Implement :meth:`.backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``."""
     own = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(own)
     isa = isa or _default_isa()
@@ -169,14 +169,14 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
     strides = np.empty_like(q, shape=shape, subok=False).strides
     rows, together = call.rows, _heads_together(call, own)
-    least = own.least or 0 if own.growth is None else 0  # least kv_len that the core binds at run time
+    least = own.least or 0 if own.growth is None else 0  # minimum kv_len that the core binds at run time; 0: never
 
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
-        """Return the core's dispatch for `plan.kv_len` keys and the number of threads that have enough work."""
+        """Return the core's cached dispatch for `plan.kv_len` keys and the number of threads with enough work."""
         here = replace(call, kv_len=plan.kv_len)
         return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
 
-    made, lengths = at(own), Recent(_MAX_LENGTHS)
+    made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
     def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
         prepared, useful = made
@@ -198,7 +198,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     _check_places(plan)
     isa = isa or _default_isa()
     useful = _useful_threads(call, plan)
-    for x in (call.q, call.k, call.v):  # raise MemoryError for the gradients before cutting units
+    for x in (call.q, call.k, call.v):  # raise MemoryError before the work is split into units
         np.empty_like(call.kind.to_numpy(x), subok=False)
     if call.batch and call.heads_q:
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
@@ -229,22 +229,22 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float, *, isa: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention over a plan's pairs.
+    """Compute softmax attention over the pairs of a plan.
 
     Parameters
     ----------
     q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
-        Any strides, as for `k` and `v`. ``1 <= head_dim <= 256``.
+        Query; like `k` and `v`, with any strides. ``1 <= head_dim <= 256``.
     k : (batch, heads_kv, kv_len, head_dim) array
         Same dtype; ``heads_q % heads_kv == 0``.
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Same dtype; ``1 <= head_dim_v <= 256``.
     plan : Plan
-        For these lengths and heads. Validated at its first use unless :func:`spattn.plan` made it.
+        Plan for these lengths and heads; validated at first use unless :func:`spattn.plan` created it.
     scale : float
         Scaling factor applied before the softmax.
     isa : str, optional
-        One of :func:`instruction_sets`; by default the environment variable ``SPATTN_ISA``, else the best one.
+        One of :func:`instruction_sets`; defaults to the environment variable ``SPATTN_ISA``, then to the best one.
 
     Returns
     -------
@@ -264,9 +264,9 @@ def forward(
 
     Notes
     -----
-    Bitwise reproducible for any thread count. Extra memory is O(batch · heads · q_len · head_dim_v) for split-KV
-    partials and less than 2 MB per thread, most of it for packed keys and values. Up to 64 MiB of it stays cached for
-    later calls: see :func:`free_workspaces`.
+    Results are bitwise reproducible for any thread count. The workspace is O(batch · heads · q_len · head_dim_v) for
+    split-KV partials, plus less than 2 MB per thread, mostly for packed keys and values. Up to 64 MiB of it stays
+    cached for later calls: see :func:`free_workspaces`.
     """
     call = Call.of(q, k, v, scale=scale)
     return prepare(call, plan, isa=isa)(q, k, v, call.scale)
@@ -285,12 +285,12 @@ def backward(
     dlse: np.ndarray | None = None,
     isa: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v.
+    """Compute the gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v.
 
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
-        In q's dtype. All arrays may have any strides.
+        Gradient of `out`, in q's dtype. All arrays may have any strides.
     q, k, v : arrays
         As for :func:`forward`.
     out, lse : arrays
@@ -298,12 +298,12 @@ def backward(
     plan, scale, isa
         As for :func:`forward`.
     dlse : (batch, heads_q, q_len) array, optional
-        In lse's dtype; None means zeros.
+        Gradient of `lse`, in its dtype; None means zeros.
 
     Returns
     -------
     dq, dk, dv : arrays
-        Shaped as q, k and v, in their dtype and memory order. 0 for rows with ``lse = -inf``.
+        Gradients with the shape, dtype and memory order of q, k and v; 0 for query rows with ``lse = -inf``.
 
     Raises
     ------
@@ -312,7 +312,8 @@ def backward(
 
     Notes
     -----
-    Bitwise reproducible for any thread count. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
+    Results are bitwise reproducible for any thread count. The workspace is O(batch · heads · (q_len + kv_len) ·
+    head_dim).
     """
     call = Call.of(q, k, v, scale=scale)
     check_results(call, dout, out, lse, dlse)
@@ -320,15 +321,15 @@ def backward(
 
 
 def _heads_together(call: Call, plan: Plan) -> int:
-    """Return the query heads of a task: the whole group if its rows are few and its heads share a variant, else 1."""
+    """Return the query heads per task: the whole group if it has few rows and its heads share a variant, else 1."""
     few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:
-    """Return the number of threads that have enough work."""
+    """Return the number of threads with enough work to amortize their start."""
     pairs = call.batch * call.heads_q
-    rows = min(plan.block_q, plan.q_len)  # rows of a tile that hold queries
+    rows = min(plan.block_q, plan.q_len)
     flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (call.head_dim + call.head_dim_v)
-    tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # no pass of a call has more tasks
+    tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # upper bound for every pass
     return tasks if int(flops / _FLOPS_PER_THREAD) else 1

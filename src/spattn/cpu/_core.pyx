@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled core: runs a plan's work items and combines their partials on all threads, forward and backward.
+"""The compiled core: runs the work items of a plan on all threads and combines their partials, forward and backward.
 
-The arithmetic is in ``kernels/``, compiled once per instruction set. This module fills in the kernel parameters,
-schedules the items on the threads, and handles Ctrl-C.
+This module fills in the kernel parameters, schedules the items on the threads, and handles Ctrl-C. The kernels are in
+``kernels/``.
 """
 
 cimport cython
@@ -16,6 +16,7 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
+from ..request.score import KINDS, Score, check_score
 from . import _workspace
 
 cnp.import_array()
@@ -71,6 +72,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
+        int score
+        const double* score_values
         char* slots
 
     cdef struct Sums:
@@ -112,24 +115,24 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
-FEW_QUERIES = kFewQueries                # largest q_len for which a task takes all heads of a group
-FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in kernels/backward/exact.h
+FEW_QUERIES = kFewQueries                # maximum q_len for which a task computes all heads of a group
+FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by lse.itemsize: see is_far() in kernels/backward/exact.h
 
-cdef size_t kLine = 64                   # bytes of a cache line, the alignment of workspaces
-cdef int64_t kMergesAtOnce = 64
-cdef int64_t kRowsAtOnce = 16            # least rows of a forward task
-cdef int64_t kKeysAtOnce = 64            # rows of dK and dV of a task that sums units
+cdef size_t kLine = 64                   # cache line in bytes, the alignment of workspaces
+cdef int64_t kMergesAtOnce = 64          # rows per task that combines partials
+cdef int64_t kRowsAtOnce = 16            # minimum rows per forward task
+cdef int64_t kKeysAtOnce = 64            # rows of dK and dV per task that sums units
 cdef int64_t kSignalPeriod = 50_000_000  # ns between checks for pending signals
 
 
 def table_names():
-    """Return the instruction sets that this build has and this machine runs, best first."""
+    """Return the instruction sets that this build includes and this machine supports, best first."""
     cdef const KernelTable* tables[kMaxTables]
     return tuple([tables[i].name.decode() for i in range(usable_tables(tables))])
 
 
 def openmp_threads():
-    """Return the thread count of a parallel region started here; 1 inside of one."""
+    """Return the OpenMP thread count of a new parallel region; 1 inside another region."""
     return max_threads()
 
 
@@ -144,7 +147,7 @@ def team_size(int threads):
 
 
 def observe(int threads, int64_t region, int64_t worked, int64_t lost):
-    """Update the limit of team sizes after a parallel region; times in nanoseconds."""
+    """Update the limit of team_size() from the times of a parallel region: TeamLimit::observe() in threads.h."""
     observe_team(threads, region, worked, lost)
 
 
@@ -162,23 +165,23 @@ cdef struct Shape:
 
 
 cdef class Prepared:
-    """Cached dispatch of a call: kernels of an instruction set, plan and sizes."""
+    """Cached dispatch: the kernel table, plan and shapes of a call."""
 
     cdef const KernelTable* table
     cdef Call call
     cdef Shape of_q, of_k, of_v, of_out, of_lse
     cdef int element, lse_element  # NumPy's type numbers
-    cdef int dtype, value_bytes    # width of the kernels' compute type, 8 or 4
-    cdef int64_t heads, all_heads  # query heads; of all batch entries
-    cdef int64_t views, least      # number of views; least kv_len bound at run time, 0: fixed
-    cdef const int32_t* variant          # of each (batch, head)
+    cdef int dtype, value_bytes    # index in DTYPES; bytes of the kernels' compute type
+    cdef int64_t heads, all_heads  # query heads; batch * query heads
+    cdef int64_t views, least      # number of views; minimum kv_len to bind at run time (0: fixed)
+    cdef const int32_t* variant    # (batch, heads)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
     cdef object owners
 
     def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
-        """`call` is validated; `work` has the plan's items in execution order. A task takes `together` heads. `kv_len`
-        is bound at run time from `least` on, 0: never.
+        """Prepare a validated `call`. `work` holds the plan's items in execution order, and a task computes `together`
+        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
@@ -190,7 +193,8 @@ cdef class Prepared:
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
-        self.owners = plan, work, variant
+        score_values = self.describe_score(call)
+        self.owners = plan, work, variant, score_values
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
@@ -204,8 +208,8 @@ cdef class Prepared:
         self.of_lse = Shape(3, [call.batch, call.heads_q, call.q_len, 0])
 
     cdef Array describe(self, str name, cnp.ndarray array, const Shape& shape) except *:
-        """Return data pointer and strides. ValueError if shape or dtype differ from the cached dispatch's: kernels
-        would access memory out of bounds.
+        """Return the data pointer and strides. Raise ValueError if the shape or dtype differs from the cached one, as
+        the kernels would then access memory out of bounds.
         """
         cdef Array found
         cdef int axis
@@ -224,6 +228,15 @@ cdef class Prepared:
                              f"got {(<object>array).shape} of {array.dtype}")
         found.data = <char*>cnp.PyArray_DATA(array)
         return found
+
+    cdef describe_score(self, call):
+        """Set the score function and return its parameters, which must outlive the kernels."""
+        score = call.score or Score(KINDS[0], (0.0,) * call.heads_q)
+        check_score(score, call.heads_q)
+        kept = np.array(score.values, np.float64)
+        self.call.score = KINDS.index(score.name)
+        self.call.score_values = <const double*>cnp.PyArray_DATA(kept)
+        return kept
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
@@ -244,23 +257,23 @@ cdef class Prepared:
 
 
 cdef class Run(Prepared):
-    """One call: the kernel parameters, and its passes of independent tasks, spread over the threads."""
+    """A call in progress: its kernel parameters and its passes; the threads share the independent tasks of a pass."""
 
-    cdef int64_t* first_task  # of each (batch, head), then the number of tasks
+    cdef int64_t* first_task  # (all_heads + 1): first task of each (batch, head), then the number of tasks
     cdef char* scratch
     cdef size_t scratch_bytes
     cdef int first_step
-    cdef int nonfinite                 # whether a row came out non-finite
+    cdef int nonfinite                 # whether an output row is, or might be, non-finite
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef atomic[int64_t] next_task
-    cdef int64_t started               # start of the team, in ns
-    cdef atomic[int64_t] worked, lost  # CPU time of all threads; longest wait of one for a core; ns
+    cdef int64_t started               # start of the parallel region in ns
+    cdef atomic[int64_t] worked, lost  # ns: total CPU time of the team; longest time that a thread waited for a core
     cdef object error, workspaces
     cdef Prepared prepared
 
     cdef begin(self, Prepared prepared, arrays, double scale):
-        """Fill in everything but the workspace."""
+        """Fill in the kernel parameters, except the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
         self.table, self.dtype, self.value_bytes = prepared.table, prepared.dtype, prepared.value_bytes
@@ -279,8 +292,8 @@ cdef class Run(Prepared):
         self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
-        """Bind kv_len to the length of `k` if the plan is length-polymorphic: as
-        planning/contract/validated.py::moved does."""
+        """Bind kv_len to the length of `k` if the plan is length-polymorphic; moved() in
+        planning/contract/validated.py does the same."""
         cdef int64_t kv_len = k.shape[2] if k.ndim == 4 else -1, view
         cdef View* views
         if not 0 < prepared.least <= kv_len or kv_len == prepared.call.kv_len:
@@ -294,7 +307,7 @@ cdef class Run(Prepared):
         self.call.kv_len = self.of_k.size[2] = self.of_v.size[2] = kv_len
 
     cdef replace(self, Array* array, str name, const Shape& shape, instead):
-        """Make the tiles read a finite copy of K or V; None: the caller's array."""
+        """Replace K or V in the tile kernels by a finite copy, unless `instead` is None."""
         if instead is not None:
             copy, marked = instead
             array[0] = self.prepared.describe(name, copy, shape)
@@ -302,13 +315,13 @@ cdef class Run(Prepared):
             self.owners.append(instead)
 
     cdef char* workspace(self, size_t size):
-        """Allocate 64-byte aligned memory for the lifetime of the run; MemoryError if it fails."""
+        """Allocate 64-byte aligned memory that lives as long as the run; raise MemoryError on failure."""
         memory = _workspace.take(size + kLine)
         self.workspaces.append(memory)
         return <char*>((<size_t>cnp.PyArray_DATA(memory) + kLine - 1) // kLine * kLine)
 
     cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
-        """Allocate the threads' scratch and the split-KV partials, `slot_width` values a row."""
+        """Allocate the scratch of each thread and the split-KV partials, rows of `slot_width` values."""
         cdef Call* call = &self.call
         cdef int thread
         self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + kLine
@@ -321,8 +334,8 @@ cdef class Run(Prepared):
             call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
-        """Number the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head by head. A task of
-        `together` heads is numbered under the first of them.
+        """Number the tasks of a pass head by head, and return their count. A task processes `at_once` elements of the
+        variant's range in `ends` for `together` heads, and belongs to the first of them.
         """
         cdef int64_t number, count, total = 0
         for number in range(self.all_heads):
@@ -335,7 +348,7 @@ cdef class Run(Prepared):
         return total
 
     cdef int64_t head_of(self, int64_t task) noexcept nogil:
-        """Return the (batch, head) of a task: the last one whose first task is not after it."""
+        """Return the (batch, head) index of a task by binary search in first_task."""
         cdef int64_t low = 0, high = self.all_heads, middle
         while high - low > 1:
             middle = (low + high) // 2
@@ -353,7 +366,7 @@ cdef class Run(Prepared):
               self.scratch + thread * self.scratch_bytes)
 
     cdef bint proceed(self, int thread) noexcept nogil:
-        """Return whether to go on. The calling thread, number 0, checks for signals periodically."""
+        """Return whether to continue. Thread 0, the calling thread, also checks for signals periodically."""
         cdef int64_t now
         if self.stopped.load():
             return False
@@ -368,19 +381,19 @@ cdef class Run(Prepared):
     cdef void look_for_signals(self) noexcept:
         try:
             PyErr_CheckSignals()
-        except BaseException as error:  # forward() raises what a signal handler raises
+        except BaseException as error:  # execute() raises the signal handler's exception
             self.error = error
             self.stopped.store(1)
 
     cdef int64_t start(self, int step) noexcept nogil:
-        """Prepare pass `step` and return the number of its tasks, -1 after the last pass."""
+        """Prepare pass `step` and return the number of its tasks; -1 if there is no such pass."""
         return -1
 
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         """Run a task of pass `step`."""
 
     cdef void run_tasks(self, int step, int64_t tasks, int thread) noexcept nogil:
-        """Run tasks of a pass until none is left."""
+        """Take tasks of a pass from the shared counter and run them until none is left."""
         cdef int64_t task
         while True:
             task = self.next_task.fetch_add(1)
@@ -397,7 +410,7 @@ cdef class Run(Prepared):
         observe_team(threads, monotonic_ns() - self.started, self.worked.load(), self.lost.load())
 
     cdef void run_member(self, int step, int64_t tasks, int thread) noexcept nogil:
-        """Run the share of one thread, and measure how long it waited for a core."""
+        """Run the tasks of one thread, and measure how long it waited for a core."""
         cdef int64_t before = thread_cpu_ns(), worked, lost, most
         self.run_tasks(step, tasks, thread)
         worked = thread_cpu_ns() - before
@@ -408,7 +421,7 @@ cdef class Run(Prepared):
             pass
 
     cdef bint execute(self, int threads) except -1:
-        """Run all passes; return whether a row came out, or might be, non-finite."""
+        """Run all passes; return whether an output row is, or might be, non-finite."""
         cdef int step = self.first_step
         cdef int64_t tasks
         with nogil:
@@ -430,7 +443,7 @@ cdef class Run(Prepared):
 
 @cython.final
 cdef class Forward(Run):
-    """Two passes: work items, then the combination of their partials."""
+    """The forward of a call in two passes: run the work items, then combine their partials."""
 
     cdef make_room(self, instead, int threads):
         self.replace(&self.call.v, "v", self.of_v, instead)
@@ -461,17 +474,17 @@ cdef class Forward(Run):
 
 @cython.final
 cdef class Backward(Run):
-    """Passes: softmax statistics of far rows, if any; units, which write dQ and sums of dK and dV; combination of dQ
-    partials; dK and dV as sums over units.
+    """The backward of a call in up to four passes: compute the softmax statistics of rows with a far lse; run the
+    units, which write dQ and accumulate dK and dV; combine the dQ partials; sum dK and dV over the units.
     """
 
     cdef const Unit* units
-    cdef Sums* sums  # of each unit
-    cdef int64_t unit_count, per_head  # of all; of a (batch, key-value head)
+    cdef Sums* sums  # (unit_count)
+    cdef int64_t unit_count, per_head  # units in total, and per (batch, key-value head)
     cdef int64_t kv_len, heads_kv
-    cdef bint in_place   # whether the units add to dK and dV themselves
-    cdef bint by_thread  # one unit per head: its thread writes dK and dV while the sums are in cache
-    cdef char* dk_rows   # the sums of all units, or of all threads
+    cdef bint in_place   # whether the units accumulate in the caller's dK and dV
+    cdef bint by_thread  # whether a head has one unit, whose thread writes dK and dV while its sums are in cache
+    cdef char* dk_rows   # accumulators of all units or, with by_thread, of all threads
     cdef char* dv_rows
 
     cdef make_room(self, gradients, split, instead, int threads):
@@ -494,7 +507,7 @@ cdef class Backward(Run):
         self.describe_sums(0 if self.in_place else threads * self.kv_len if self.by_thread else split.rows)
 
     cdef find_far_rows(self):
-        """Allocate the statistics of rows whose lse is too coarse; their pass precedes all others."""
+        """Allocate softmax statistics if an lse is too coarse, see is_far() in kernels/backward/exact.h."""
         lse = self.owners[0][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
@@ -504,15 +517,15 @@ cdef class Backward(Run):
             self.first_step = -1
 
     cdef fits(self, x):
-        """Return whether the kernels can accumulate in the rows of an output."""
+        """Return whether the rows of an output can serve as accumulators."""
         size = self.value_bytes
         return (x.itemsize == size and x.strides[3] == size and x.strides[2] % size == 0
                 and x.ctypes.data % size == 0 and x.shape[3] * size % 64 == 0)
 
     cdef describe_sums(self, int64_t rows):
-        """Set the sums of each unit: the outputs, or `rows` rows of workspace for dK and dV each.
+        """Point the accumulators of each unit to the outputs, or to `rows` rows of workspace for each of dK and dV.
 
-        With by_thread, the threads place the sums of their units themselves.
+        With by_thread, run_task() points them to the rows of its thread instead.
         """
         cdef int64_t i, ld_dk, ld_dv
         cdef Array *dk = &self.call.dk, *dv = &self.call.dv
@@ -538,7 +551,7 @@ cdef class Backward(Run):
         sums.dv = self.dv_rows + row * sums.ld_dv * self.value_bytes
 
     cdef int64_t row_bytes(self, int64_t width) noexcept nogil:
-        """Return the bytes of a row of sums, a multiple of 64."""
+        """Return the bytes of an accumulator row, a multiple of 64."""
         return (width * self.value_bytes + 63) // 64 * 64
 
     cdef int64_t start(self, int step) noexcept nogil:
@@ -572,7 +585,7 @@ cdef class Backward(Run):
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
     cdef void normalise(self, int64_t number, int thread) noexcept nogil:
-        """Run the items of a head sequentially, as several of them may share a row."""
+        """Run the items of a head sequentially, because several of them may update the same row."""
         cdef int64_t item
         for item in range(self.work_indptr[self.variant[number]], self.work_indptr[self.variant[number] + 1]):
             if not self.proceed(thread):
@@ -604,10 +617,10 @@ cdef class Backward(Run):
 
 
 def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None):
-    """Write attention to `out` and `lse` on at most `threads` threads.
+    """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
-    Returns whether a row came out non-finite. Masked keys can be the reason: repeat the call with `instead`, the result
-    of :func:`._nonfinite.without` for `v`, unless that is None.
+    Non-finite values of masked keys may be the reason. The caller then repeats the call with `instead`, the result of
+    :func:`._nonfinite.without` for `v`, unless that is None.
     """
     cdef Forward run = Forward.__new__(Forward)
     run.begin(prepared, (q, k, v, out, lse), scale)
@@ -617,9 +630,8 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
              instead=None):
-    """Write gradients to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads, whose work `prepared` has.
-
-    `dlse` may be None. Result and `instead` as for :func:`forward`, but for `k`.
+    """Write gradients to `dq`, `dk` and `dv`. `split` holds the Units of the plan for these heads, and `prepared` was
+    created with their work items. `dlse` may be None; `instead` replaces `k`. Return value as for :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
     run.begin(prepared, (q, k, v, out, lse), scale)

@@ -1,8 +1,8 @@
 """Keep NaN and Inf at masked keys from reaching other rows.
 
-Tiles multiply the weight 0 of a masked pair by V, and in the backward its gradient by K: 0 · NaN is NaN. A call with a
-non-finite row is repeated on a finite copy, which leaves all other rows bitwise unchanged. Non-finite keys are marked;
-rows that attend to one take the float64 fallback, which reads the original. Finite inputs cost nothing.
+The kernels multiply the zero weight of a masked pair by V and, in the backward, its zero gradient by K: 0 · NaN is NaN.
+If an output row is non-finite, the call runs again on a finite copy of V or K, which leaves all other rows bitwise
+unchanged. Rows that attend to a non-finite key take the float64 fallback, which reads the original array.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ __all__ = ["without"]
 
 
 def without(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (copy of K or V with non-finite values zeroed, (batch, heads, length) uint8 mask of their keys).
+    """Return a copy of K or V with non-finite values zeroed and the (batch, heads, length) uint8 mask of their keys.
 
-    None if all values are finite.
+    Return None if all values are finite.
     """
     finite = np.isfinite(x)
     if finite.all():

@@ -13,7 +13,7 @@ __all__ = ["num_threads", "set_num_threads", "team_size", "threads"]
 
 _IMPORTED_BY = os.getpid()
 _OPENMP_AT_IMPORT = _core.openmp_threads()
-_ALWAYS_ALLOWED = 64  # threads that a caller may request on any machine
+_ALWAYS_ALLOWED = 64  # a caller may request this many threads on any machine
 
 _of_process: int | None = None
 _of_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("spattn.threads", default=None)
@@ -22,12 +22,12 @@ _of_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("spattn
 def num_threads() -> int:
     """Return the maximum number of threads of a call made now.
 
-    The innermost :func:`threads` block decides, else :func:`set_num_threads`, else OpenMP (``OMP_NUM_THREADS``);
-    threadpoolctl limits apply in any case. The default is the number of processors in the affinity mask and the cgroup
-    quota. A number set by the caller or by ``OMP_NUM_THREADS`` is limited to four times the processors or 64, whichever
-    is larger, because each thread has a workspace.
+    The innermost :func:`threads` block sets the number, else :func:`set_num_threads`, else ``OMP_NUM_THREADS``, else
+    the number of processors that the affinity mask and the cgroup quota allow. Limits of threadpoolctl always apply.
+    Because each thread allocates a workspace, the number is capped at four times the processors or 64, whichever is
+    larger.
 
-    A call uses fewer threads while other processes occupy the cores: see the page on threads. The number is 1 in a
+    A call uses fewer threads while other processes occupy the cores: see the page on threads. It uses one thread in a
     build without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn:
     OpenMP threads do not survive a fork, and waiting for them would hang.
 
@@ -49,13 +49,13 @@ def num_threads() -> int:
         return min(openmp, _limits.processors())
     if asked is None:
         asked = openmp
-    elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # the last: threadpoolctl lowered it
+    elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # lower only if threadpoolctl set it
         asked = min(asked, openmp)
     return asked if asked <= _ALWAYS_ALLOWED else min(asked, max(_ALWAYS_ALLOWED, 4 * _limits.processors()))
 
 
 def team_size(useful: int) -> int:
-    """Return the thread count of a call with work for `useful` threads; fewer while cores are occupied."""
+    """Return the thread count of a call with enough work for `useful` threads; fewer while cores are occupied."""
     return _core.team_size(min(useful, num_threads())) if useful > 1 else 1
 
 
@@ -65,7 +65,7 @@ def set_num_threads(n: int | None) -> None:
     Parameters
     ----------
     n : int or None
-        At least 1; None restores the default, which depends on OpenMP and the processors of this process.
+        At least 1; None restores the default: see :func:`spattn.cpu.num_threads`.
 
     Raises
     ------
@@ -94,9 +94,9 @@ def set_num_threads(n: int | None) -> None:
 class threads:  # noqa: N801 - used as a function, like numpy.errstate
     """Limit the CPU threads of each call within a ``with`` block.
 
-    The limit applies to this Python thread, or this asyncio task, and overrides :func:`set_num_threads`. As with
-    ``decimal.localcontext``, leaving the block restores the number in effect at its start, so a generator suspended
-    within the block limits its caller.
+    The limit applies to this Python thread or asyncio task and overrides :func:`set_num_threads`. Leaving the block
+    restores the previous number. As with ``decimal.localcontext``, a generator suspended within the block limits its
+    caller.
 
     Parameters
     ----------

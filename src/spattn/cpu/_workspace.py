@@ -1,6 +1,6 @@
 """Workspace cache for calls of equal size.
 
-Fresh pages from the operating system cost 10 % of a call with many partial results, more when memory is fragmented.
+Without it, page faults take 10 % of a call with many split-KV partials, and more when memory is fragmented.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import numpy as np
 __all__ = ["free_workspaces", "give_back", "take"]
 
 _MOST_KEPT = 64 << 20  # bytes
-_LEAST_KEPT = 1 << 18  # bytes; smaller ones are cheap to allocate, and have too many different sizes
+_LEAST_KEPT = 1 << 18  # bytes; smaller buffers are cheap to allocate and come in too many sizes
 
-_kept: dict[int, list[np.ndarray]] = {}  # by size; accessed by concurrent threads, hence single operations only
+_kept: dict[int, list[np.ndarray]] = {}  # by size; without a lock, so each access is one atomic operation
 
 
 def take(size: int) -> np.ndarray:
-    """Return `size` uninitialized bytes; raises MemoryError if the allocation fails."""
+    """Return `size` uninitialized bytes; raise MemoryError if the allocation fails."""
     same = _kept.get(size)
     try:
         return same.pop() if same else np.empty(size, np.uint8)
@@ -25,12 +25,12 @@ def take(size: int) -> np.ndarray:
 
 
 def give_back(memories: list[np.ndarray]) -> None:
-    """Cache buffers for later calls and evict other sizes, oldest first, above the limit."""
+    """Cache buffers for later calls; above the limit, evict whole sizes, oldest first."""
     for memory in memories:
         if _LEAST_KEPT <= len(memory) <= _MOST_KEPT:
             same = _kept.setdefault(len(memory), [])
             same.append(memory)
-            if len(same) > 1 or len(_kept) > 1:  # otherwise it is the only buffer
+            if len(same) > 1 or len(_kept) > 1:  # a single buffer is below the limit
                 _forget()
 
 

@@ -1,40 +1,32 @@
 """The CUDA backend: kernels compiled by nvcc at first use and launched through PyCUDA.
 
-It works in the primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
+It uses the device's primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from .._util.imports import whole_imports
 from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
-from ..choose import machine_gpu as _choice
 from ..choose.chooser import Sizes
-from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cost_ms
-from ..choose.sharing import Member, shared
-from ..choose.specializations import DTYPES, ROWS
+from ..choose.group_plans import Member
+from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
+from ..choose.specializations import DTYPES, ROWS, executes
 from ..patterns import Full, Pattern
 from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
 from ..request.score import Score
-from ..schedule import compiler
+from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .host import dynamic_masks, execute, group, repeat
-from .sm80 import backward as portable_backward
-from .sm80 import forward as portable
-from .sm90 import backward as hopper_backward
-from .sm90 import forward as hopper
-from .sm90.forward.group import kind_of_group
 
 __all__ = [
     "LIMITS",
@@ -54,12 +46,12 @@ __all__ = [
 
 LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
 
-_works_in: int | None = None  # the process in which the backend was found to work
+_works_in: int | None = None  # id of the process in which the backend was found to work
 _log = logging.getLogger(__name__)
 
 
 def unavailable() -> str | None:
-    """Why the backend cannot run here and how to fix it, or None if it can. Creates no CUDA context."""
+    """Return why the backend cannot run here and how to fix it, or None if it can; creates no CUDA context."""
     global _works_in
     if _works_in != os.getpid():
         reason = _why_not()
@@ -103,18 +95,18 @@ def _why_not() -> str | None:
 def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None) -> tuple[Any, Any]:
     """Softmax attention over the pairs of a plan; see :func:`spattn.attention` for the arguments.
 
-    Device arrays are used in place, on the current stream of the caller's library, without synchronization. Host arrays
-    are copied to the device and the results back. The logger ``spattn.cuda`` reports at level DEBUG which kernels were
-    chosen and why a call fell back to the portable ones; cached dispatches of :func:`spattn.attention` log nothing.
+    Device arrays are used in place, on the caller's current stream, without synchronization. Host arrays are copied to
+    the device and the results back. At level DEBUG, the logger ``spattn.cuda`` reports the chosen kernels and why a
+    call fell back to the portable ones; cached dispatches of :func:`spattn.attention` log nothing.
 
     Raises
     ------
     TypeError, ValueError
         If `plan` is not a Plan, is invalid, or was made for other lengths, batch entries or heads.
     MemoryError
-        If the GPU is out of memory; the message has the bytes needed and free.
+        If the GPU is out of memory; the message states the bytes needed and free.
     CudaError
-        If a CUDA call fails; the message says if the process must restart.
+        If a CUDA call fails; the message states whether the process must restart.
     RuntimeError
         In a process forked after CUDA was initialised.
     """
@@ -123,24 +115,17 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """Cached dispatch of calls that differ in values, addresses, stream and scale only; for length-polymorphic plans
-    also in `kv_len` and the strides of k and v."""
+    """Return a cached dispatch of calls that differ only in values, addresses, stream and scale; for length-polymorphic
+    plans also in `kv_len` and the strides of k and v."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
-        return execute.Nothing(call)
-    ordinal = call.kind.ordinal(call.q)
-    gpu = device.get(ordinal)
-    kernels = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
-    if not kernels.accepts(plan.block_q, plan.block_kv):
-        kernels = portable
-    if not kernels.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
-    if kernels is not hopper:
-        _check_order(plan)
+        return execute.nothing(call)
+    gpu = device.get(call.kind.ordinal(call.q))
+    family = families.executing(families.of_call(call, gpu), plan)
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
-            kernels.NAME,
+            family.name,
             call.dtype,
             call.head_dim,
             call.head_dim_v,
@@ -148,16 +133,13 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
             plan.block_kv,
             gpu.name,
         )
-    if ordinal is None:
-        return execute.FromHost(call, plan, kernels, gpu, _forward_again)
-    return repeat.on_device(call, plan, kernels, gpu, _forward_again)
+    return repeat.forward(call, plan, family, gpu, _forward_again)
 
 
 def _forward_again(
     q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
 ) -> tuple[Any, Any]:
-    """Run a call again whose environment now selects other kernels, with a new plan of its pattern if these need
-    one."""
+    """Run a call again after SPATTN_CUDA_KERNEL has changed; make a new plan if the kernels now chosen need one."""
     call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
@@ -165,90 +147,79 @@ def _forward_again(
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """Cached dispatch of the gradients, with the forward's plan."""
+    """Return a cached dispatch of the gradients, with the forward's plan."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
-    _check_order(plan)
     if 0 in call.rows or call.kv_len == 0:
-        return execute.NoGradients(call)
+        return execute.no_gradients(call)
     gpu = device.get(call.kind.ordinal(call.q))
-    if not portable.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    sizes = call.dtype, call.head_dim, call.head_dim_v
 
-    def choose() -> ModuleType:
-        family = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
-        fits = family is hopper and hopper_backward.accepts(plan.block_q, plan.block_kv)
-        return hopper_backward if fits else portable_backward
+    def choose() -> families.Family:
+        return families.executing(families.of(gpu, *sizes), plan, backward=True)
 
-    return repeat.gradients(call, plan, gpu, choose)
+    choose()  # raises ValueError if no family executes the plan
+    return repeat.backward(call, plan, gpu, choose)
 
 
 def memory(call: Call) -> int:
-    """Total memory, in bytes, of the call's GPU."""
+    """Return the total memory, in bytes, of the call's GPU."""
     return device.get(call.kind.ordinal(call.q)).total_bytes
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """Plan in this device's tile shape, with long lists split so that the heads occupy all SMs.
+    """Plan in the device's tile shape; split long lists so that the heads occupy all SMs.
 
     A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
     """
     gpu = device.get(call.kind.ordinal(call.q))
-    each = _choice.workers_of(call.batch, call.heads_q, gpu.sm_count)
-    if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
-        return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
-    return _plan(gpu, pattern, call, each, max_bytes)
-
-
-def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None) -> Plan:
-    shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
+    return families.of_call(call, gpu).plan_for(pattern, call, gpu, max_bytes, backward)
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-    """Calls, by index, that share a grouped launch, each group with its plans; the log names the others.
+    """Return the groups of calls that can share a launch, each as plans by call index; log the others.
 
-    `calls` maps an index to a call, its plan and whether that plan must be kept. Calls of one device, dtype and class
-    of head dimensions are grouped, on GPUs with the Hopper kernels.
+    `calls` maps an index to a call, its plan and whether that plan must be kept. A group has one device, dtype and
+    class of head dimensions, and runs on GPUs with the Hopper kernels.
     """
     found: dict[tuple[Any, ...], dict[int, Member]] = {}
     for number, (call, plan, kept) in calls.items():
         ordinal = call.kind.ordinal(call.q)
-        gpu = None if ordinal is None else device.get(ordinal)
-        on_hopper = gpu is not None and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper
-        why = group.why_alone(call, plan if kept else None, on_hopper)
+        family = None if ordinal is None else families.of_call(call, device.get(ordinal))
+        why = group.why_alone(call, plan if kept else None, family)
         if why is not None:
             group.say_alone(number, why)
             continue
-        kind = ordinal, *kind_of_group(call.dtype, call.head_dim, call.head_dim_v)
-        each = _choice.workers_of(call.batch, call.heads_q, device.get(ordinal).sm_count)
-        found.setdefault(kind, {})[number] = Member(call, plan, kept, each)
-    several = {kind: members for kind, members in found.items() if len(members) > 1}
-    return [shared(members, device.get(ordinal).sm_count) for (ordinal, *_), members in several.items()]
+        launcher = families.launcher_of(call)
+        key = launcher, ordinal, *launcher.group_key(call.dtype, call.head_dim, call.head_dim_v)
+        each = workers_of(call.batch, call.heads_q, device.get(ordinal).sm_count)
+        found.setdefault(key, {})[number] = Member(call, plan, kept, each)
+    several = {key: members for key, members in found.items() if len(members) > 1}
+    return [launcher.plans(members, device.get(ordinal)) for (launcher, ordinal, *_), members in several.items()]
 
 
 def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-    """Cached dispatch of calls grouped by :func:`together`."""
+    """Return a cached dispatch of calls grouped by :func:`together`."""
     own = {}
     for number, (call, plan) in calls.items():
         own[number] = call, validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
-        _check_order(plan)
     first, _ = next(iter(own.values()))
-    return group.Group(own, device.get(first.kind.ordinal(first.q)))
+    return group.Group(own, families.launcher_of(first), device.get(first.kind.ordinal(first.q)))
 
 
 def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
-    """Cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
+    """Return a cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
     gpu = device.get(call.kind.ordinal(call.q))
-    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is not hopper:
+    launcher = families.of_call(call, gpu).launcher
+    if launcher is None:
         raise ValueError(
             "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
             f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; use to_host()"
         )
-    return dynamic_masks.prepare(call, chosen, gpu)
+    return dynamic_masks.prepare(call, chosen, launcher, gpu)
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Predicted time, in ms, of a forward with this plan on an H200, without host time.
+    """Predict a forward's time with this plan on an H200, in ms, without host time.
 
     Raises
     ------
@@ -260,18 +231,18 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """Predicted time, in ms, of attention over all pairs on an H200, without host time."""
+    """Predict the time of dense attention on an H200, in ms, without host time."""
     sizes = batch, heads, head_dim, head_dim_v
-    dense = _choice.cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    dense = cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return predicted_ms(dense, *sizes, dtype)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """The plan of the same pattern with the lowest predicted time, or None if `plan` is as fast."""
+    """Return the same pattern's plan with the lowest predicted time, or None if `plan` is as fast."""
     if plan.pattern is None:
         return None
     sizes = batch, heads, head_dim, head_dim_v
-    other = _choice.cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    other = cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return other if predicted_ms(other, *sizes, dtype) < predicted_ms(plan, *sizes, dtype) else None
 
 
@@ -280,44 +251,31 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
         raise ValueError(f"dtype: the GPU cost model requires {' or '.join(DTYPES)}, got {dtype}")
     if head_dim > LARGEST_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is not covered by the GPU cost model (max {LARGEST_HEAD_DIM})")
-    if not hopper.accepts(plan.block_q, plan.block_kv) or (plan.ordered and plan.block_q > ROWS):
+    if not executes(*plan.tile) or (plan.ordered and plan.block_q > ROWS):
         raise ValueError(
             f"plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got {plan!r}"
         )
 
 
-def _check_order(plan: Plan) -> None:
-    if plan.ordered:
-        raise ValueError("plan: ordered and gathered plans require the forward kernels of compute capability 9.0")
-
-
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts a plan."""
-    gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
-    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
-        if backward:  # another plan is faster than the portable kernels
-            return hopper_backward.accepts(plan.block_q, plan.block_kv) and not plan.ordered
-        if hopper.accepts(plan.block_q, plan.block_kv):
-            return True
-    if plan.ordered:
-        return False
-    return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
+    """True if :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts the plan."""
+    return families.accepts(call, device.get(call.kind.ordinal(call.q)), plan, backward)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
-    """Tile shape (block_q, block_kv), in tokens, for plans on a device."""
+    """Return the tile shape (block_q, block_kv), in tokens, for plans on a device."""
     gpu = device.get(ordinal)
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    return _kernels(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
+    return families.of(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
 
 
 def sm_count(ordinal: int | None = None) -> int:
-    """Number of SMs of a device."""
+    """Return the number of SMs of a device."""
     return device.get(ordinal).sm_count
 
 
 def info() -> dict[str, object]:
-    """Device, driver and compiler facts for :func:`spattn.show_versions`."""
+    """Return device, driver and compiler facts for :func:`spattn.show_versions`."""
     from cuda.bindings import driver
 
     gpu = device.get()
@@ -328,22 +286,5 @@ def info() -> dict[str, object]:
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
         "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
         "kernel cache": str(cache.folder()),
+        **({} if (note := families.note(gpu)) is None else {"kernels": note}),
     }
-
-
-def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
-    """The kernel family for a problem: a module with `tile`, `accepts` and `forward`. SPATTN_CUDA_KERNEL=portable
-    forces the portable one."""
-    return _choose(execute.chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
-
-
-@functools.cache
-def _choose(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
-    if choice not in ("auto", "portable"):
-        raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
-    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-        if not 1 <= size <= portable.LARGEST_HEAD_DIM:
-            raise ValueError(f"{name} {size} is not supported on CUDA (max {portable.LARGEST_HEAD_DIM})")
-    if choice == "auto" and hopper.supports(gpu, dtype, head_dim, head_dim_v):
-        return hopper
-    return portable

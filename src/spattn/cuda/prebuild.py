@@ -1,6 +1,6 @@
 """Compile the portable kernels on a machine without a GPU: ``python -m spattn.cuda.prebuild sm_80 sm_90``.
 
-For machines without nvcc: copy the folder that it prints there, or point ``SPATTN_CACHE_DIR`` at it.
+For machines without nvcc: copy the printed folder there, or point ``SPATTN_CACHE_DIR`` at it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from .driver import cache, compile
-from .sm80 import backward as portable_backward
-from .sm80.forward.params import STRUCTS
-from .sm80.forward.variants import HEAD_DIMS, merge_variant, tile_within, variant
+from .sm80.params import structs_of
+from .sm80.variants import HEAD_DIMS, backward_variants, forward_variants, tile_within, variant
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Shared memory per CTA in bytes (CUDA C++ Programming Guide, table of technical specifications).
@@ -27,21 +26,18 @@ _SHARED_BYTES_OTHERS = 99 << 10
 def kernels(
     arch: str, dtypes: Iterable[str], head_dims: Iterable[int]
 ) -> Iterator[tuple[str, dict[str, object], Mapping[str, np.dtype]]]:
-    """Yield (source, macros, structs) of all forward and backward kernels for plans in default tiles and 16-byte
-    aligned arrays."""
+    """Yield (source, macros, structs) of all kernels for plans in default tiles and 16-byte aligned arrays."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
-        yield *merge_variant(dtype), STRUCTS
-        for name in ("statistics", "sum"):
-            yield *portable_backward.variant(name, dtype), portable_backward.STRUCTS
+        found = [variant(source, dtype) for source in ("forward/merge", "backward/statistics", "backward/sum")]
         for head_dim in head_dims:
-            tile = tile_within(shared_bytes, dtype, head_dim)
+            dims, tile = (head_dim, head_dim), tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
-                yield *variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision), STRUCTS
+                found += forward_variants(dtype, precision, *dims, tile, True, shared_bytes)
                 for by_keys in (False, True):
-                    both = portable_backward.of_pass(dtype, head_dim, head_dim, by_keys, True, shared_bytes, precision)
-                    for own in both:
-                        yield own.source, own.macros, portable_backward.STRUCTS
+                    found += backward_variants(dtype, precision, *dims, by_keys, True, shared_bytes)
+        for source, macros, _ in found:
+            yield source, macros, structs_of(source)
 
 
 def main() -> None:

@@ -11,14 +11,16 @@ from ..planning.contract.cache import kept_with_plan
 
 __all__ = ["may_lose", "warn_where_dense_wins"]
 
-_LEAST_EFFICIENCY = 0.05  # plans below this efficiency are compared with dense attention
-_MOST_TILES = 4  # dense tiles per plan tile: a tile with its own Q, K and split-KV partials may cost as much
-_FACTOR, _LOST_MS = 1.5, 1.0  # dense must win by both; the cost model is accurate to about 25 %
+_LEAST_EFFICIENCY = 0.05  # only plans below this efficiency are compared with dense attention
+_MOST_TILES = 4  # a tile with its own Q, K and split-KV partials may cost as much as this number of dense tiles
+_FACTOR, _LOST_MS = 1.5, 1.0  # dense must be faster by both; the cost model is accurate to about 25 %
 
 
 def may_lose(plan: Plan) -> bool:
-    """Whether dense attention may be faster, without the cost model: low efficiency (unless q_len is short), and not
-    many more dense tiles than plan tiles."""
+    """Return whether dense attention may be faster; this check is cheaper than the cost model.
+
+    The efficiency must be low for a reason other than a short q_len, and dense tiles must not be many times more.
+    """
     dense = plan.variants * -(-plan.q_len // plan.block_q) * -(-plan.kv_len // plan.block_kv)
     queries = min(plan.block_q, plan.q_len) / plan.block_q
     return plan.efficiency < _LEAST_EFFICIENCY * queries and plan.tiles * _MOST_TILES > dense
@@ -28,7 +30,7 @@ def may_lose(plan: Plan) -> bool:
 def warn_where_dense_wins(
     plan: Plan, module: PredictingBackend, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
 ) -> tuple[float, float]:
-    """Warn once per plan if dense attention is predicted to be clearly faster; return both times."""
+    """Warn once for each plan if dense attention is predicted to be clearly faster; return both times."""
     sizes = batch, heads, head_dim, head_dim_v, dtype
     own, dense = module.predicted_ms(plan, *sizes), module.dense_ms(plan.q_len, plan.kv_len, *sizes)
     if own > max(_FACTOR * dense, dense + _LOST_MS):

@@ -1,4 +1,4 @@
-"""Run a call from the cache, or validate, plan and prepare it."""
+"""Run the cached dispatch of a call, or validate, plan and prepare the call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
-CONSTANT = (Pattern, Plan, str)  # immutable, so calls are cacheable; a mask may change between calls
+CONSTANT = (Pattern, Plan, str)  # immutable, unlike a mask array, so that calls can be cached
 
 
 def attention(
@@ -66,7 +66,7 @@ def attention(
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            # Copy a mask: the caller may change it before the backward pass.
+            # Copy a mask, which the caller may change before the backward pass.
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
             record = functools.partial(
@@ -113,7 +113,7 @@ def attention_backward(
 
 
 class CachedCall(NamedTuple):
-    """Cached dispatch of a call; a length-polymorphic one requires at least `least` keys."""
+    """The cached dispatch of a call; if length-polymorphic, it supports kv_len >= `least`."""
 
     run: Callable[..., Any]
     scale: float
@@ -122,7 +122,7 @@ class CachedCall(NamedTuple):
 
 
 def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
-    """Find a length-polymorphic cached call: decode steps differ in kv_len only."""
+    """Return the cached dispatch of a call that differs only in kv_len, as decoding steps do, or None."""
     found = None if key[0] is None else of_any_length(key[0])
     if found is None:
         return None
@@ -139,7 +139,7 @@ def _prepare(
     backward: bool = False,
     record: Callable[..., Any] | None = None,
 ) -> CachedCall:
-    """Plan and prepare a call, wrapped in autograd if `record` is given; cache it if its key determines the result."""
+    """Plan and prepare a call; cache it if its key determines the result. `record` wraps it in autograd."""
     module = backend_for(call, backend)
     plan = find_plan(module, pattern, call, backward=backward)
     if module.LIMITS.predicts and may_lose(plan):
@@ -165,7 +165,7 @@ def _prepare(
 
 
 def _selected(pattern: Any) -> MaskedPattern | None:
-    """Return `pattern` as a MaskedPattern, or None. No dynamic pattern can exist before its module is imported."""
+    """Return `pattern` as a MaskedPattern, or None; no dynamic pattern can exist before its module is imported."""
     found = sys.modules.get("spattn.patterns.dynamic")
     return None if found is None else cast("MaskedPattern | None", found.selected(pattern))
 
@@ -183,8 +183,7 @@ def _attend_masked(
     precision: str | None,
     layout: str,
 ) -> tuple[Any, Any]:
-    """Attention with a dynamic mask. Only the plan of its static pattern is cached; the backward pass converts a
-    snapshot of the mask to a host pattern."""
+    """Compute attention with a dynamic mask; only the plan of its static pattern is cached."""
     if traced(q, k, v):
         raise TypeError("pattern: a pattern of device arrays is not supported in a PyTorch graph; use .to_host(kv_len)")
     record = recorder(q, k, v)
@@ -203,6 +202,7 @@ def _attend_masked(
     if not call.layout.is_default:
         run = call.layout.around(run)
     if record is not None:
+        # The backward pass converts a copy of the mask, as it is now, to a host pattern.
         then = replace(chosen, selection=chosen.selection.copied())
         same: dict[str, Any] = {"backend": backend, "precision": precision, "layout": layout}
 

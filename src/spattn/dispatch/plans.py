@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan, validate
 from ..request.call import Call
 
@@ -38,7 +38,7 @@ def backend_for(call: Call, backend: str) -> Backend:
 def find_plan(
     module: Backend, pattern: Any, call: Call, max_bytes: int | None = None, *, backward: bool = False
 ) -> Plan:
-    """Return the plan of `pattern` for a call, or for its backward, on a backend."""
+    """Return the plan of `pattern` for a call on a backend, or for the gradients of the call."""
     check_grid(call.layout, pattern)
     needed, most = call.result_bytes(backward), module.memory(call)
     if needed > most:
@@ -57,7 +57,7 @@ def find_plan(
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
-    """Return the plan if the backend accepts its tiles, otherwise its pattern, to be planned and cached again."""
+    """Return the plan if the backend accepts it, otherwise its pattern, which the caller plans again."""
     index = plan.variant
     if index.shape[0] not in (1, call.batch) or index.shape[1] not in (1, call.heads_q):
         raise ValueError(
@@ -96,17 +96,56 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
-        named: Pattern = pattern_class(pattern)()
-        return named
-    what = f"the function {pattern.__name__}: call it" if inspect.isfunction(pattern) else type(pattern).__name__
+        return _named(pattern)
     kind = namespace_of(pattern)
-    if kind is not None:
-        if dtype_name(pattern) == "bool":
-            check_plain("pattern", pattern)
-            check_mask(tuple(pattern.shape), sizes)
-            return Mask(kind.to_host(pattern))
-        what = f"an array of {dtype_name(pattern)}"
-    raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
+    if kind is not None and dtype_name(pattern) == "bool" and not _is_sparse(pattern):
+        check_plain("pattern", pattern)
+        check_mask(tuple(pattern.shape), sizes)
+        return Mask(kind.to_host(pattern))
+    hint = _hint(pattern)
+    if hint is not None:
+        raise TypeError(f"pattern: {hint}")
+    expected = "expected a Pattern, a registered name, a Plan or a bool array"
+    raise TypeError(f"pattern: {expected}, got {type(pattern).__name__}")
+
+
+def _named(name: str) -> Pattern:
+    """Create the pattern registered as `name`, which must need no parameters."""
+    cls = pattern_class(name)
+    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    if needed:
+        given = ", ".join(f"{parameter}=..." for parameter in needed)
+        raise TypeError(f'pattern: "{name}" has parameters: pass spattn.patterns.registry.get("{name}", {given})')
+    made: Pattern = cls()
+    return made
+
+
+def _is_sparse(array: Any) -> bool:
+    """Return True for a sparse tensor of PyTorch."""
+    return str(getattr(array, "layout", "")).startswith("torch.sparse")
+
+
+def _hint(pattern: Any) -> str | None:
+    """Return how to convert an argument that is no pattern, or None if nobody knows."""
+    interop = "convert it by spattn.patterns.interop."
+    if pattern is None:
+        return 'got None; for all pairs, pass "full"'
+    if callable(pattern) and getattr(pattern, "__module__", "").startswith("spattn."):
+        return f"got {getattr(pattern, '__name__', pattern)} itself; call it to create a pattern"
+    if inspect.isfunction(pattern):
+        return f"got a function; if it is a mask_mod of FlexAttention, {interop}from_mask_mod(function)"
+    if type(pattern).__name__ == "BlockMask":
+        return f"got a BlockMask; {interop}from_block_mask(mask)"
+    if type(pattern).__module__.startswith("scipy.sparse"):
+        return f"got a sparse array of SciPy; {interop}from_scipy(matrix)"
+    if namespace_of(pattern) is None:
+        return None
+    if _is_sparse(pattern):
+        return f"got a sparse tensor; {interop}from_torch_sparse(tensor)"
+    dtype = dtype_name(pattern)
+    if "float" in dtype:
+        return f"got an array of {dtype}; if it is added to the scores as 0 or -inf, pass the mask array == 0"
+    return f"got an array of {dtype}; a mask must be bool: pass array != 0"
 
 
 def check_mask(shape: tuple[int, ...], sizes: Sizes) -> None:

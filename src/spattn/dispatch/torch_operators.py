@@ -1,6 +1,6 @@
-"""PyTorch custom operators for attention and its gradients: tracing, autograd, autocast, vmap.
+"""PyTorch custom operators for attention and its gradients, with tracing, autograd, autocast and vmap.
 
-Operators take tensors and plain values, so a pattern is passed in serialized form. A mask tensor stays a tensor,
+Operators take tensors and plain values, so they take a pattern in serialized form. A mask tensor stays a tensor,
 because its values are unknown during tracing: `allowed` is a padding mask (batch, kv_len), or a mask of pairs
 (batch or 1, heads or 1, q_len, kv_len).
 """
@@ -55,7 +55,7 @@ def _forward(
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits the default precision
+    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits a default precision
     with torch.no_grad():
         gradients = calls.attention_backward(
             without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
@@ -78,19 +78,19 @@ def _padding(valid: torch.Tensor) -> KeyPadding:
 
 
 def _empty(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:
-    """Return an empty tensor with the memory order of `like`'s axes."""
+    """Return an empty tensor whose axes have the memory order of `like`."""
     order = memory_order(Operand(0, tuple(like.shape), like.stride()))
     return torch.empty_permuted(shape, order, **{"dtype": like.dtype, "device": like.device} | options)
 
 
 def _in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return `x` with the strides of the fake kernel; backends may return others for unusual operand strides."""
+    """Return `x` with the strides of the fake kernel, which backends do not follow for unusual operand strides."""
     wanted = _empty(like, tuple(x.shape), device="meta").stride()
     if x.stride() == wanted:
         return x
     if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
         return x.as_strided(x.shape, wanted)  # the stride of an axis of size 1 is arbitrary
-    # empty_like() does not preserve the strides of axes of size 1
+    # empty_like() does not preserve the strides of axes of size 1.
     return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
 
 
@@ -112,7 +112,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
     q, k, v, pattern, allowed, *options = inputs
     ctx.save_for_backward(q, k, v, *output, allowed)
     ctx.pattern, ctx.options = pattern, options
-    ctx.set_materialize_grads(False)  # an unused lse has gradient None, which saves work
+    ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None, which saves work
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
@@ -129,7 +129,7 @@ _library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unr
 
 
 def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cast as ``scaled_dot_product_attention`` does; ``torch.library.register_autocast`` supports one dtype only."""
+    """Cast as ``scaled_dot_product_attention`` does; ``torch.library.register_autocast`` supports only one dtype."""
     cast = autocast(q, k, v)
     with torch._C._DisableAutocast():
         return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)
@@ -140,7 +140,7 @@ for _device in _DEVICES:
 
 
 def _over_a_batch(operator: Any, tensors: int) -> None:
-    """Register a vmap rule that folds the mapped axis into the batch; the pattern must not be per-batch."""
+    """Register a vmap rule that folds the mapped axis into the batch axis; it rejects patterns with a batch axis."""
 
     def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[tensors : tensors + 2]
@@ -241,9 +241,9 @@ def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
-    """Return the operator's arguments (serialized pattern, mask tensor); (None, None) if no operator applies.
+    """Return the operator's arguments (serialized pattern, mask tensor), or (None, None) if no operator applies.
 
-    Under torch.compile, types are checked first: Dynamo traces NumPy arrays and scalars as tensors.
+    Under torch.compile, the function first checks types, because Dynamo traces NumPy arrays and scalars as tensors.
     """
     is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
     if torch.compiler.is_dynamo_compiling() and not (
@@ -258,7 +258,7 @@ def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str
 
 
 def _eager(*arguments: Any, **options: Any) -> Any:
-    """Call eagerly on concrete tensors, and through the operator on traced ones."""
+    """Run attention eagerly on concrete tensors, and through the operator on traced tensors."""
     if compiling():
         return attention(*arguments, **options)
     found = calls.attention(*arguments, gradients=_eager_backward, **options)
@@ -266,14 +266,14 @@ def _eager(*arguments: Any, **options: Any) -> Any:
 
 
 def _eager_backward(*arguments: Any, **options: Any) -> Any:
-    """Backward of :func:`_eager`."""
+    """Run the backward pass as :func:`_eager` runs the forward pass."""
     found = calls.attention_backward(*arguments, **options)
     return attention_backward(*arguments, **options) if found is NotImplemented else found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Call without an operator, in a graph break of torch.compile; other tracers raise TypeError."""
+    """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
         pattern = arguments[-1]
         if not isinstance(pattern, Plan):
@@ -289,9 +289,9 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 
 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern) -> Any:
-    """Attend to the pairs of a pattern, restricted to the `valid` keys unless None.
+    """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `text` is the serialized pattern: with it, torch.compile guards on the pattern's value and not on its identity.
+    `text` is the serialized pattern, which lets torch.compile guard on the pattern's value and not on its identity.
     """
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]

@@ -13,8 +13,8 @@ from .plans import as_pattern
 __all__ = ["text_of"]
 
 
-# torch.compile embeds the results as constants. PyTorch 2.11 rejects a pattern as an argument of a constant function,
-# so the method itself is marked.
+# torch.compile embeds the results as constants. The method itself is marked, because PyTorch 2.11 rejects a pattern as
+# an argument of a constant function.
 torch.compiler.assume_constant_result(Pattern._serialized)
 
 

@@ -32,7 +32,7 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
 ) -> Any:
-    r"""Softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
+    r"""Compute softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def attention(
         is not finite, or exceeds the float32 range and `q` is not float64; if the pattern differs between batch entries
         under :func:`jax.vmap`.
     jax.errors.JaxRuntimeError
-        At run time, with the type and message of the original error: the named backend cannot run on this machine or
-        does not support the device, or memory is exhausted.
+        At run time, if the named backend cannot run on this machine or does not support the device, or if memory is
+        exhausted. The message contains the type and the message of the original error.
 
     Notes
     -----
@@ -128,7 +128,7 @@ def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attend(options: Options, *operands: Any) -> tuple[Any, Any]:
-    """Attend with operands that vary over the same mesh axes.
+    """Make the operands vary over the same mesh axes, and compute attention.
 
     Adding an empty sum does not change values, and XLA removes it, but it broadcasts the varying mesh axes; JAX then
     sums the gradients of operands that did not vary over the devices.
@@ -165,7 +165,7 @@ _differentiable.defvjp(_remember, _gradients)
 def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     """Call an FFI target, with a vmap rule that folds the mapped axis into the batch.
 
-    `results` holds shape, dtype and the value for empty operands of each result. Under vmap the pattern must not differ
+    `results` holds (shape, dtype, value if an operand is empty) of each result. Under vmap, the pattern must not differ
     between batch entries.
     """
 

@@ -197,6 +197,6 @@ class Memory(_Struct):
 
 
 def fits(struct: Any) -> bool:
-    """Whether a struct from the runtime has all fields declared here."""
+    """Return True if a struct from the runtime has all fields declared here."""
     name, kind = struct._fields_[-1]
     return struct.struct_size >= getattr(type(struct), name).offset + ctypes.sizeof(kind)

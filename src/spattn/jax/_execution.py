@@ -22,12 +22,8 @@ _INTERNAL = 13
 class Execution:
     """View of an XLA call frame; as a context manager, it frees the device memory that it allocated.
 
-    Memory may be freed before the kernels have run: XLA reuses it in stream order.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the runtime's structs lack fields declared in ``_c_api``.
+    Memory may be freed before the kernels have run, because XLA reuses it in stream order. The constructor raises
+    BackendUnavailableError if the runtime's structs lack fields declared in ``_c_api``.
     """
 
     def __init__(self, frame: Any, on_gpu: bool):
@@ -74,7 +70,7 @@ class Execution:
         return found
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate device memory until the execution ends; raise MemoryError if XLA has none left."""
+        """Allocate device memory, which is freed when the execution ends; raise MemoryError if XLA has none left."""
         wanted = c_api.NewMemory(size=nbytes, alignment=_ALIGNMENT)
         address: int = self._ask("allocate", wanted, MemoryError).data or 0
         self._memory.append((address, nbytes))

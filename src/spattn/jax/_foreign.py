@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Serialized form, passed as the call's attribute."""
+        """Return the serialized form, which is passed as the call's attribute."""
         return json.dumps(self)
 
 
@@ -81,8 +81,8 @@ def _handle(function: Callable[..., Any], on_gpu: bool, at: Any) -> int | None:
 def _answer(frame: Any) -> bool:
     """Answer XLA's initial query for the handler's version and traits; return False for any other call.
 
-    XLA checks the version and reports unsupported ones. There are no traits: a call must not be captured in a CUDA
-    graph, whose replay would use freed memory.
+    XLA checks the version and reports unsupported ones. No traits are set, because a call must not be captured in a
+    CUDA graph, whose replay would use freed memory.
     """
     extension = frame.extensions
     while extension and extension.contents.type != c_api.METADATA:

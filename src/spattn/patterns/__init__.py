@@ -12,7 +12,7 @@ from .sequence.documents import Documents
 from .sequence.intervals import ColumnIntervals, RowIntervals
 from .sequence.padding import KeyPadding
 from .sequence.tokens import GlobalTokens, Prefix
-from .sequence.windows import DilatedWindow, PeriodicWindow, SlidingWindow
+from .sequence.windows import DilatedWindow, PeriodicWindow, SlidingWindow, VerticalSlash
 
 __all__ = [
     "CSR",
@@ -63,23 +63,22 @@ if TYPE_CHECKING:
     from . import interop as interop
     from . import registry as registry
     from . import show as show
+    from .base.per_head import PerBatch, PerHead
     from .discovery import discover
     from .grids.neighborhood import Neighborhood
-    from .grids.per import PerAxis, PerBatch, PerHead
-    from .grids.windowed import axial, windowed
+    from .grids.per_axis import PerAxis, axial, windowed
     from .listed.clusters import Clusters
     from .papers.bigbird import BigBird
     from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
     from .registry import from_json
     from .sequence.queries_at import QueriesAt
-    from .sequence.vertical_slash import VerticalSlash
 
 _MODULES = ("authoring", "deepspeed", "interop", "registry", "show")
 _LATER = {
     "discovery": ("discover",),
+    "base.per_head": ("PerBatch", "PerHead"),
     "grids.neighborhood": ("Neighborhood",),
-    "grids.per": ("PerAxis", "PerBatch", "PerHead"),
-    "grids.windowed": ("axial", "windowed"),
+    "grids.per_axis": ("PerAxis", "axial", "windowed"),
     "listed.clusters": ("Clusters",),
     "papers.bigbird": ("BigBird",),
     "papers.recipes": (
@@ -94,15 +93,16 @@ _LATER = {
     ),
     "registry": ("from_json",),
     "sequence.queries_at": ("QueriesAt",),
-    "sequence.vertical_slash": ("VerticalSlash",),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import a module on first access: ``import spattn`` stays fast."""
+    """Import submodules on first access, so that ``import spattn`` stays fast."""
     module = name if name in _MODULES else next((m for m, names in _LATER.items() if name in names), None)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
+        if module is None:
+            from .._util.renamed import unknown
+
+            raise unknown(__name__, name)
         found = importlib.import_module(f"{__name__}.{module}")
     return found if name in _MODULES else getattr(found, name)

@@ -1,9 +1,10 @@
 """DeepSpeed's sparsity configurations: block layouts for a given sequence length.
 
-Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
-Every pair inside an allowed block is allowed, also above the diagonal with ``attention="unidirectional"``: DeepSpeed
-adds an element-wise causal mask separately, here ``& Causal()``. Random blocks are drawn by `seed` for each head, as
-in :class:`spattn.patterns.BigBird`.
+Each function takes the parameters of the DeepSpeed class that its docstring names. The sequence length must be a
+multiple of `block`. Every pair in an allowed block is allowed, even above the diagonal if
+``attention="unidirectional"``: DeepSpeed applies the element-wise causal mask separately; here, add ``& Causal()``. If
+q_len > kv_len, queries before position 0 have no row in the layout and attend to no key, not even to global blocks.
+Random blocks depend on `seed` and on the head, as in :class:`spattn.patterns.BigBird`.
 
 References
 ----------
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, NoReturn, ParamSpec
 
 import numpy as np
 
-from .base.check import reach
-from .base.parameters import Count, Positive, Word
+from .._util.imports import whole_imports
+from .base.check import Count, Positive, Word, reach
+from .base.class_registry import pattern_class
 from .base.pattern import Pattern
 from .base.recipe import recipe
 from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
@@ -34,18 +36,28 @@ _DIRECTIONS: tuple[Direction, ...] = ("bidirectional", "unidirectional")
 def _configuration(
     name: str, example: tuple[Any, ...], parameters: Callable[[Any, int], tuple[Any, ...]]
 ) -> Callable[[Callable[_P, Pattern]], Callable[_P, Pattern]]:
-    """Register a recipe; `parameters` draws random arguments after `block` for a number of blocks."""
+    """Register a recipe; ``parameters(draw, blocks)`` draws the random arguments that follow `block`."""
 
     def random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
         block = draw.integer(1, min(24, sizes.kv_len))
         blocks = draw.integer(1, sizes.kv_len // block)
         return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
 
-    return recipe(f"deepspeed_{name}", (example, 64), ((), 4096), random=random, fixes_lengths=True)
+    registered = f"deepspeed_{name}"
+    make = recipe(registered, (example, 64), ((), 4096), random=random, fixes_lengths=True)
+
+    def decorate(function: Callable[_P, Pattern]) -> Callable[_P, Pattern]:
+        made = make(function)
+        cls: Any = pattern_class(registered)
+        call = cls.__repr__
+        cls.__repr__ = lambda self: f"deepspeed.{call(self)}"
+        return made
+
+    return decorate
 
 
 def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
-    """Draw global block indices and, half the time, the ends of disjoint ranges that start there."""
+    """Draw indices of global blocks, or starts and ends of disjoint ranges of them."""
     if draw.flag():
         return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None
     cuts = sorted(set(draw.positions(blocks + 2, 4)))
@@ -65,12 +77,12 @@ def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
 
 @_configuration("dense", (8,), lambda draw, blocks: ())
 def dense(block: Positive = 16) -> Pattern:
-    """All blocks (``DenseSparsityConfig``).
+    """Allow all blocks (``DenseSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
 
     Returns
     -------
@@ -89,21 +101,21 @@ def fixed(
     num_different_global_patterns: Positive = 1,
     head: Word | None = None,
 ) -> Pattern:
-    """Local windows, and the last blocks of each as global columns (``FixedSparsityConfig``).
+    """Allow local windows, and the last blocks of each window as global columns (``FixedSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
     num_local_blocks, num_global_blocks : int, optional
-        Blocks of a local window, and how many of them are global: a divisor.
+        Blocks per local window, and how many of them are global; the first must be a multiple of the second.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block; bidirectional only.
     num_different_global_patterns : int, optional
-        Head h uses version ``h % num_different_global_patterns`` of the global blocks, counted from the window's end.
+        Head h uses group ``h % num_different_global_patterns`` of global blocks, counted from the end of the window.
     head : int or None, optional
-        Use this head's version for all heads.
+        Use the global blocks of this head for all heads.
 
     Returns
     -------
@@ -153,23 +165,24 @@ def variable(
     seed: Word = 0,
     head: Word | None = None,
 ) -> Pattern:
-    """Local windows of listed sizes, selected global blocks and random blocks (``VariableSparsityConfig``).
+    """Allow local windows of given sizes, selected global blocks and random blocks (``VariableSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
     num_random_blocks : int, optional
         Random blocks per block row, drawn from all blocks.
     local_window_blocks : tuple of int, optional
-        Blocks of consecutive local windows; the last size repeats to the end.
+        Blocks per local window, in order; the last size repeats to the end of the sequence.
     global_block_indices, global_block_end_indices : tuple of int, optional
-        Global blocks, or starts and ends of ranges of them; blocks past the end of the sequence are ignored.
+        Indices of global blocks, or starts and exclusive ends of ranges of them. Blocks past the end of the sequence
+        are ignored.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block.
     seed, head : int, optional
-        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
+        Key of the generator, and the head whose random blocks all heads use; by default, each head draws its own.
 
     Returns
     -------
@@ -209,12 +222,12 @@ def bigbird(
     seed: Word = 0,
     head: Word | None = None,
 ) -> Pattern:
-    """Window, global and random blocks (``BigBirdSparsityConfig``).
+    """Allow window, global and random blocks (``BigBirdSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
     num_random_blocks : int, optional
         Random blocks per block row, drawn from all blocks or, if unidirectional, from its own and earlier ones.
     num_sliding_window_blocks : int, optional
@@ -223,7 +236,7 @@ def bigbird(
         Leading block rows and columns that are global.
     attention : {"bidirectional", "unidirectional"}, optional
     seed, head : int, optional
-        Key of the generator, and the head whose random blocks all heads use; by default each head has its own.
+        Key of the generator, and the head whose random blocks all heads use; by default, each head draws its own.
 
     Returns
     -------
@@ -254,16 +267,16 @@ def bslongformer(
     global_block_end_indices: tuple[Count, ...] | None = None,
     attention: Direction = "bidirectional",
 ) -> Pattern:
-    """A window and selected global blocks (``BSLongformerSparsityConfig``).
+    """Allow a window of blocks and selected global blocks (``BSLongformerSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
     num_sliding_window_blocks : int, optional
         Blocks of the window, including the query's own.
     global_block_indices, global_block_end_indices : tuple of int, optional
-        Global blocks, or starts and ends of ranges of them.
+        Indices of global blocks, or starts and exclusive ends of ranges of them.
     attention : {"bidirectional", "unidirectional"}, optional
 
     Returns
@@ -286,19 +299,26 @@ def bslongformer(
 def local_sliding_window(
     block: Positive = 16, num_sliding_window_blocks: Positive = 3, attention: Direction = "unidirectional"
 ) -> Pattern:
-    """A window of blocks (``LocalSlidingWindowSparsityConfig``).
+    """Allow a window of blocks (``LocalSlidingWindowSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
-        Tokens of a block.
+        Tokens per block.
     num_sliding_window_blocks : int, optional
         Blocks of the window, including the query's own; ``num_sliding_window_blocks // 2`` on either side.
     attention : {"bidirectional", "unidirectional"}, optional
-        Unidirectional keeps the earlier side only.
+        Unidirectional drops the blocks after the query's own.
 
     Returns
     -------
     Pattern
     """
     return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))
+
+
+def __getattr__(name: str) -> NoReturn:
+    with whole_imports:
+        from .._util.renamed import unknown
+
+    raise unknown(__name__, name)

@@ -1,9 +1,9 @@
-"""Dynamic masks: patterns of device arrays that each call reads on the GPU.
+"""Dynamic masks: patterns given by GPU arrays, which each call reads on the device.
 
-A model that selects keys in every call holds the indices in device memory; planning from them would copy to the host
-and synchronize. Instead, kernels filter a plan's tiles by the mask in stream order. The arrays are not copied: a call,
-or a replayed graph, reads their current values. If PyTorch records a gradient, the call keeps a copy, from which the
-backward makes the pattern.
+A model that selects keys at run time holds their indices in device memory. Planning from them would copy them to the
+host and synchronize; instead, kernels filter the tiles of a plan by the mask, in stream order. The arrays are not
+copied: a call, or a replayed CUDA graph, reads their current values. If PyTorch records gradients, the call copies the
+arrays, and the backward pass builds an ordinary pattern from the copy.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from .._util.index_checks import LONGEST
 from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
+from .base.class_registry import pattern_class
 from .base.composition import per_entry
 from .base.pattern import Pattern
-from .base.registry import pattern_class
 
 __all__ = [
     "DynamicDocuments",
@@ -35,7 +35,7 @@ _HOST = "a dynamic mask supports & with a pattern only; for |, - and ~ use .to_h
 
 
 class _HostOnly:
-    """Rejects the operators that need the host."""
+    """Mixin that rejects ``|``, ``-`` and ``~``, which need the values on the host."""
 
     def __or__(self, other: Any) -> NoReturn:
         raise TypeError(_HOST)
@@ -47,41 +47,41 @@ class _HostOnly:
 
 
 class Form(NamedTuple):
-    """The statically known properties of a mask, for kernels and bounds."""
+    """Shapes and limits of a dynamic mask, which the host knows without reading the arrays."""
 
     name: str  # "blocks", "lengths", "documents" or "lines"
     batch: int
     heads: int
-    counts: tuple[int, ...]  # numbers per row of each array
-    rows: int = 1  # rows of an array per batch entry and head
-    block_q: int = 1  # tokens per block, 1 without blocks
+    counts: tuple[int, ...]  # length of the last axis of each array
+    rows: int = 1  # rows per batch entry and head
+    block_q: int = 1  # tokens per block; 1 if the mask has no blocks
     block_kv: int = 1
-    left: bool = False  # whether padding precedes the keys
+    left: bool = False  # True if padding precedes the keys
 
 
 class DynamicMask(_HostOnly):
-    """Base of dynamic masks: ``pattern & mask`` allows the pairs of both; a mask alone means ``Full() & mask``.
+    """Base class of dynamic masks. ``pattern & mask`` is the intersection; a mask alone means ``Full() & mask``.
 
-    Unions and complements need the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
+    For unions and complements, ``mask.to_host(kv_len)`` returns an ordinary pattern.
     """
 
     name: ClassVar[str]
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return the arrays, (batch or 1, heads or 1, rows, n), or without the leading axes if shared."""
+        """Return the arrays, each of shape ``([[batch,] heads,] rows, n)``; batch and heads may be 1."""
         raise NotImplementedError
 
     def form(self) -> Form:
-        """Return the statically known properties."""
+        """Return the shapes and limits."""
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """Check that the mask supports this number of keys.
+        """Check that the mask supports `kv_len` keys.
 
         Parameters
         ----------
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Raises
         ------
@@ -90,12 +90,12 @@ class DynamicMask(_HostOnly):
         """
 
     def to_host(self, kv_len: int) -> Pattern:
-        """Return the pattern of the current values; synchronizes with the device.
+        """Read the arrays and return an ordinary pattern; synchronizes with the device.
 
         Parameters
         ----------
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class DynamicMask(_HostOnly):
         raise NotImplementedError
 
     def copied(self) -> DynamicMask:
-        """Return the mask with copies of its arrays.
+        """Copy the mask and its arrays.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class DynamicMask(_HostOnly):
 
 @dataclass(frozen=True, eq=False)
 class MaskedPattern(_HostOnly):
-    """The intersection of a pattern and a dynamic mask, made by ``pattern & mask``.
+    """Intersection of a pattern and a dynamic mask: ``pattern & mask``.
 
     Parameters
     ----------
@@ -147,12 +147,12 @@ class MaskedPattern(_HostOnly):
             raise TypeError(f"selection: expected a DynamicMask, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """Return the pattern of the current values; synchronizes with the device.
+        """Read the arrays and return an ordinary pattern; synchronizes with the device.
 
         Parameters
         ----------
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -167,23 +167,23 @@ class MaskedPattern(_HostOnly):
 
 
 def selected(pattern: Any) -> MaskedPattern | None:
-    """Return a dynamic mask, or its intersection with a pattern, as a MaskedPattern; None for anything else."""
+    """Return a DynamicMask or MaskedPattern as a MaskedPattern; None for any other object."""
     if isinstance(pattern, DynamicMask):
         return MaskedPattern(pattern_class("full")(), pattern)
     return pattern if isinstance(pattern, MaskedPattern) else None
 
 
 def _class(name: str) -> Callable[..., Pattern]:
-    return pattern_class(name)  # by name: the modules of these classes import this one late
+    return pattern_class(name)  # by name, because the modules of these classes import this module lazily
 
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
-    """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
-    kind = namespace_of(value)
-    if kind is None or kind.name == "jax":
+    """Check that `value` is a device array of int32 or int64 whose ndim is in `axes`."""
+    library = namespace_of(value)
+    if library is None or library.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
     check_plain(name, value)
-    if kind.ordinal(value) is None:
+    if library.ordinal(value) is None:
         raise TypeError(f"{name}: expected an array on a GPU, got one in host memory")
     if dtype_name(value) not in ("int32", "int64"):
         raise TypeError(f"{name}: expected int32 or int64, got {dtype_name(value)}")
@@ -193,20 +193,20 @@ def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _leading(value: Any, own: int) -> tuple[int, int]:
-    """Return the batch entries and heads of an array with `own` trailing axes."""
+    """Return the sizes (batch, heads) of the leading axes of an array with `own` trailing axes."""
     batch, heads = (1, 1, *value.shape[: value.ndim - own])[-2:]
     return int(batch), int(heads)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicKeyBlocks(DynamicMask):
-    """A list of key blocks per query block: :class:`spattn.patterns.KeyBlocks` with indices on a GPU.
+    """List of key blocks per query block: :class:`spattn.patterns.KeyBlocks` with indices on a GPU.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n) on a GPU
-        Key block indices, in any order; indices out of range are ignored. The leading axes are optional. There are
-        ``ceil(kv_len / block_q)`` query blocks, which each call checks: a query's row is ``p // block_q``.
+        Key block indices, in any order; indices out of range are ignored. The leading axes are optional. A query at
+        position p uses row ``p // block_q``; each call checks that there are ``ceil(kv_len / block_q)`` rows.
     block_q, block_kv : int
         Tokens per query block and per key block.
 
@@ -243,8 +243,8 @@ class DynamicKeyBlocks(DynamicMask):
 
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
-        there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        return _class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
+        valid = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
+        return _class("key_blocks")(np.where(valid, blocks, -1), self.block_q, self.block_kv)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -254,7 +254,7 @@ class DynamicKeyPadding(DynamicMask):
     Parameters
     ----------
     lengths : int array (batch,) on a GPU
-        Keys that are not padding, clipped to [0, kv_len].
+        Number of keys per sequence that are not padding, clipped to [0, kv_len].
     left : bool, optional
         Whether the padding precedes the keys instead of following them.
     """
@@ -281,17 +281,17 @@ class DynamicKeyPadding(DynamicMask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicDocuments(DynamicMask):
-    """Keys of the query's own document: :class:`spattn.patterns.Documents` with cumulative lengths on a GPU.
+    """Packed documents: :class:`spattn.patterns.Documents` with cumulative lengths on a GPU.
 
     Parameters
     ----------
     cu_seqlens : int array (documents + 1,) or (batch, documents + 1) on a GPU
-        Start of each document, and the end of the last: ``0, n_0, n_0 + n_1, ...``; non-decreasing. Empty documents may
-        occur anywhere, for instance at the end, to keep the number of documents constant between calls.
+        Start of each document and end of the last, ``0, n_0, n_0 + n_1, ...``; non-decreasing. Documents may be empty,
+        for example to keep the shape of the array constant between calls.
 
     Notes
     -----
-    Tokens before the first and past the last document neither attend nor are attended to.
+    Tokens outside all documents attend to no key, and no query attends to them.
     """
 
     cu_seqlens: Any
@@ -324,7 +324,7 @@ class DynamicVerticalSlash(DynamicMask):
     columns : int array (batch, heads, n) on a GPU
         Key positions; positions out of range are ignored. The leading axes are optional.
     diagonals : int array (batch, heads, m) on a GPU
-        Distances ``p - j >= 0`` in tokens, likewise.
+        Distances ``p - j >= 0`` in tokens, with the same leading axes; distances out of range are ignored.
 
     References
     ----------

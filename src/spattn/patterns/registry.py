@@ -1,16 +1,21 @@
-"""Create patterns by their registered names, or from JSON."""
+"""Create patterns by their registered names, from JSON, or from expressions."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import operator
 from typing import Any
 
 from .._util.imports import whole_imports
+from .base.class_registry import DEEPEST, generation, names, pattern_class
 from .base.codec import decode
 from .base.pattern import Pattern
-from .base.registry import DEEPEST, generation, names, pattern_class
 
 __all__ = ["example", "from_json", "get", "names"]
+
+_OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Sub: operator.sub}
 
 
 def get(name: str, **params: Any) -> Pattern:
@@ -84,7 +89,7 @@ def from_json(text: str) -> Pattern:
 
 @functools.lru_cache(maxsize=32)
 def _read(text: str, generation: int) -> Pattern:
-    """Read a pattern once, until a name is registered anew."""
+    """Decode a pattern. Cached; registering a name again invalidates the cache."""
     with whole_imports:  # late: keeps `import spattn` fast
         import json
 
@@ -93,3 +98,63 @@ def _read(text: str, generation: int) -> Pattern:
     except RecursionError as error:
         raise ValueError(f"data: expected lists and dicts nested at most {2 * DEEPEST} deep, got more") from error
     return found
+
+
+def signature(name: str) -> str:
+    """Return the call signature of a registered pattern, without annotations."""
+    called = inspect.signature(pattern_class(name))
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in called.parameters.values()]
+    return name + str(called.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def make(name: str, *args: Any, **params: Any) -> Pattern:
+    """Create a registered pattern; ValueError if a parameter is missing or unknown."""
+    cls = pattern_class(name)
+    try:
+        inspect.signature(cls).bind(*args, **params)
+    except TypeError as error:
+        raise ValueError(f"pattern: expected {signature(name)}, got {str(error).removeprefix('got ')}") from error
+    return cls(*args, **params)
+
+
+def parse(text: str) -> Pattern:
+    """Parse registered names, with or without arguments, joined by ``& | - ~`` and parentheses.
+
+    Arguments are Python literals or patterns: ``per_head((causal, ~sinks(4)))``. Raises ValueError for anything else,
+    and TypeError if a parameter is of a wrong type.
+    """
+    try:
+        return _pattern(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise _unexpected(text) from error
+
+
+def _pattern(node: ast.expr) -> Pattern:
+    match node:
+        case ast.Name(name):
+            return make(name)
+        case ast.Call(ast.Name(name), args, keywords):
+            named = {keyword.arg: _argument(keyword.value) for keyword in keywords if keyword.arg is not None}
+            if len(named) == len(keywords):
+                return make(name, *map(_argument, args), **named)
+        case ast.BinOp(left, symbol, right) if type(symbol) in _OPERATORS:
+            return _OPERATORS[type(symbol)](_pattern(left), _pattern(right))
+        case ast.UnaryOp(ast.Invert(), operand):
+            return ~_pattern(operand)
+    raise _unexpected(ast.unparse(node))
+
+
+def _argument(node: ast.expr) -> Any:
+    match node:
+        case ast.Tuple(elements) | ast.List(elements):
+            return tuple(map(_argument, elements))
+        case ast.Name() | ast.Call() | ast.BinOp() | ast.UnaryOp(ast.Invert()):
+            return _pattern(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise _unexpected(ast.unparse(node)) from error
+
+
+def _unexpected(text: str) -> ValueError:
+    return ValueError(f"pattern: expected a description like 'causal & sliding_window(255, 0)', got {text!r}")

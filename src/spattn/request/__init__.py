@@ -1,1 +1,1 @@
-"""One attention call as data: its operands, sizes and layout."""
+"""The operands, sizes and layout of one attention call."""

@@ -33,17 +33,17 @@ _LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in fl
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Mutually compatible operands and the parameters of an attention call.
+    """The validated operands and parameters of an attention call.
 
-    A backend prepares a call once for every call with the same cache key: it may rely on all fields except the arrays'
-    values and addresses, and the scale.
+    A backend prepares all calls with the same cache key at once: it may rely on all fields except the scale and the
+    values and addresses of the arrays.
 
     Attributes
     ----------
     q, k, v : arrays
-        (batch, heads, length, head_dim) views of the operands, of one array backend, dtype and device.
+        (batch, heads, length, head_dim) views of the operands, which share array backend, dtype and device.
     layout : Layout
-        Axis order of the operands and results; backends see neither.
+        Axis order of the caller's operands and results; backends only see the views.
     kind : ArrayNamespace
         Array backend.
     dtype, device : str
@@ -53,11 +53,11 @@ class Call:
     scale : float
         Factor applied to ``q @ k.T``.
     precision : {None, "tf32"}
-        Precision of the matrix products; None means that of `dtype`.
+        Precision of the matrix products; None means the precision of `dtype`.
     return_lse : bool
         Whether lse is required.
     score : Score or None
-        Score function; None is the identity.
+        Score function; None means the identity.
     """
 
     q: Any = field(repr=False)
@@ -77,7 +77,7 @@ class Call:
     scale: float
     precision: str | None = None
     return_lse: bool = True
-    score: Score | None = None  # None: the identity
+    score: Score | None = None
 
     @classmethod
     def of(
@@ -91,9 +91,9 @@ class Call:
         return_lse: bool = True,
         layout: str = "bhsd",
     ) -> Call:
-        """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, errors name the argument."""
+        """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, and errors name the argument."""
         with whole_imports:
-            from .layout import Layout  # lazy, as backends are
+            from .layout import Layout  # imported late, as backends are
 
         kind, dtype, device = _check_operands(q, k, v)
         given = Layout.of(layout, q, k, v)
@@ -138,7 +138,7 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Query heads per KV head."""
+        """Number of query heads per key-value head."""
         return self.heads_q // self.heads_kv if self.heads_kv else 0
 
     @property
@@ -157,7 +157,7 @@ class Call:
         return *self.rows, self.head_dim_v
 
     def result_bytes(self, backward: bool = False) -> int:
-        """Bytes of out and lse, or of dq, dk and dv."""
+        """Return the bytes of out and lse, or of dq, dk and dv."""
         of_rows, of_keys = math.prod(self.rows), self.batch * self.heads_kv * self.kv_len
         itemsize = {"float64": 8, "float32": 4}.get(self.dtype, 2)
         if backward:
@@ -186,7 +186,7 @@ def check_options(backend: str, return_lse: bool = False, precision: str | None 
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayNamespace, str, str]:
-    """Check that q, k and v share array backend, dtype and device; return these."""
+    """Check that q, k and v share array backend, dtype and device; return all three."""
     like_q = _check_operand("q", q)
     for name, x in (("k", k), ("v", v)):
         kind, dtype, device = _check_operand(name, x)
@@ -213,7 +213,7 @@ def _check_operand(name: str, x: Any) -> tuple[ArrayNamespace, str, str]:
 
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
-    """Check the forward results and their gradients; dlse may be None."""
+    """Check the results of the forward pass and their gradients; dlse may be None."""
     of_out, of_lse = (call.layout.shape(call.out_shape), call.dtype), (call.layout.shape(call.rows), call.lse_dtype)
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
@@ -229,7 +229,7 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -
 
 
 def check_gradients(caller: str, kind: ArrayNamespace, **operands: Any) -> None:
-    """RuntimeError if a gradient is required through an operand."""
+    """Raise RuntimeError if an operand requires a gradient."""
     wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:
         raise RuntimeError(

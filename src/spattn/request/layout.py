@@ -1,4 +1,4 @@
-"""Axis order of q, k, v and results, and canonical (batch, heads, length, head_dim) views."""
+"""The axis order of q, k, v and results, and their canonical (batch, heads, length, head_dim) views."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DEFAULT = "bhsd"
 class Layout:
     """The axis order of a call's arrays.
 
-    All other code sees (batch, heads, length, head_dim), or (batch, heads, length) for per-row results. Both orders are
-    views of the same memory; only token grids without a uniform stride, as of a cropped image, are copied.
+    All other code sees (batch, heads, length, head_dim), or (batch, heads, length) for lse. Both orders are views of
+    the same memory. Only token grids without a uniform stride, such as those of a cropped image, are copied.
 
     Attributes
     ----------
     axes : tuple of str
-        Axis names. "total" is the packed tokens of all sequences in one batch entry; "*grid" is several token axes in
-        row-major order.
+        Axis names. "total" has the packed tokens of all sequences as one batch entry; "*grid" stands for several token
+        axes in row-major order.
     tokens : int
         Index of the token axis.
     grid : tuple of int
@@ -36,7 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
-        """Look up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
+        """Return the layout with this name; raise ValueError if it is unknown or an array has the wrong rank."""
         if name not in _LAYOUTS:
             raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
         layout = _LAYOUTS[name]
@@ -73,19 +73,19 @@ class Layout:
         return self.axes[-2] == "heads"
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(batch, heads, length, head_dim) of an array of this shape in this layout."""
+        """Return (batch, heads, length, head_dim) of an array with this shape in this layout."""
         batch, one, other, head_dim = self._joined(shape)
         return (batch, other, one, head_dim) if self._tokens_first else (batch, one, other, head_dim)
 
     def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in this layout of canonical `sizes`, with or without head_dim."""
+        """Convert canonical `sizes`, with or without head_dim, to the shape in this layout."""
         batch, heads, length, *head_dim = sizes
         entry, tokens = (() if self._packed else (batch,)), self.grid or (length,)
         inner = (*tokens, heads) if head_dim and self._tokens_first else (heads, *tokens)
         return *entry, *inner, *head_dim
 
     def view(self, x: Any) -> Any:
-        """The canonical view of an array; None stays None."""
+        """Return the canonical view of an array; None stays None."""
         if x is None:
             return None
         x = x.reshape(self._joined(x.shape)) if self._joins else x
@@ -100,7 +100,7 @@ class Layout:
         return x if shape is None else x.reshape(shape)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of canonical arrays and the scale to take and return arrays of this layout."""
+        """Wrap a function of canonical arrays and the scale, so that it takes and returns arrays in this layout."""
 
         def call(*operands: Any) -> tuple[Any, ...]:
             *arrays, scale = operands
@@ -109,13 +109,13 @@ class Layout:
         return call
 
     def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
-        """ValueError unless the arrays' grid is the pattern's only grid."""
+        """Raise ValueError if the arrays have a grid that is not the pattern's only grid."""
         if self.grid and not (len(grids) == 1 and self.grid in grids):
             expected = " and ".join(map(str, sorted(grids))) or "one axis of tokens, because the pattern has no grid"
             raise ValueError(f"q: expected the grid of the pattern, {expected}; got {self.grid}")
 
     def _joined(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape with one token axis and a batch axis."""
+        """Return the shape with one token axis and a batch axis."""
         axes = len(self.axes)  # without head_dim the token axis is last
         first, behind = (self.tokens, axes - self.tokens - 1) if len(shape) == self._rank else (axes - 2, 0)
         end = len(shape) - behind

@@ -1,1 +1,1 @@
-"""Scheduling passes from plans to work tables for every backend, in NumPy and Cython."""
+"""Scheduling passes, in NumPy and Cython: they turn plans into the work tables of the backends."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Compiled part of :mod:`spattn.schedule.items`: tile lists, and their cut into items."""
+"""Compiled part of :mod:`spattn.schedule.items`: find tile lists and split them into items."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -21,7 +21,7 @@ cdef enum:
 
 
 def lists_of(const Component[::1] components, const int32_t[::1] indptr, const int64_t[::1] tile_indptr):
-    """Return the nonempty lists as a (4, lists) int64 array: component, query tile, first tile and end."""
+    """Return the non-empty lists as a (4, lists) int64 array: component, query tile, first tile and end."""
     cdef int64_t most = 0, row, n, tile, found = 0
     for n in range(components.shape[0]):
         row = components[n].first_row + components[n].query_tiles
@@ -44,11 +44,11 @@ def lists_of(const Component[::1] components, const int32_t[::1] indptr, const i
 
 
 def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] meeting, dtype):
-    """Cut lists into items: (work, pieces, slots), `work` an array of `dtype` (WORK), stably sorted by falling length.
+    """Split lists into items; return (work, number of items of each list, number of slots).
 
-    `lists` are int64 arrays (component, query tile, first tile, end). An item has at most `longest` tiles; list n is
-    cut into at least ``least[n]`` pieces if it has as many tiles. Pieces of cut lists, and of lists marked in
-    `meeting`, write a partial.
+    `lists` are int64 arrays (component, query tile, first tile, end), `work` an array of `dtype` (WORK), stably sorted
+    by descending length. An item has at most `longest` tiles; list n has at least ``least[n]`` items, if it has that
+    many tiles. The items of split lists, and of lists where `meeting` is true, write a split-KV partial.
     """
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
@@ -65,7 +65,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
         length = end[n] - begin[n]
         if length < 1:
             raise ValueError(f"lists: a list must have at least one tile, got {length}")
-        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # mostly without a division
+        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # rarely needs the division
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
@@ -98,7 +98,7 @@ def fill(
     int32_t[::1] sources, int32_t[:, :, :, :] at, const int32_t[:, :, :, :] count, const int32_t[:, :, :, :] first,
     int64_t step,
 ):
-    """Write each row's sources, ``first, first + step, ...``, and advance `at`, the index of its next source."""
+    """Write the sources ``first, first + step, ...`` of each row, and advance `at`, the index of its next source."""
     cdef int64_t a, b, c, d, to, piece
     cdef bint sound = True
     for a in range(4):
@@ -121,14 +121,14 @@ def fill(
 
 
 cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogil:
-    """Sort items of up to `most` tiles by falling length: a stable radix sort."""
+    """Sort items by descending length with a stable radix sort; `most` is the maximum length."""
     cdef vector[Work] before
     cdef vector[int64_t] place
     cdef int64_t n, key
     cdef int shift = 0
     while most >> shift:
         before.assign(items, items + count)
-        place.assign(min(most >> shift, DIGIT) + 2, 0)  # next item of each digit, after a leading zero
+        place.assign(min(most >> shift, DIGIT) + 2, 0)  # index of each digit's next item, then of the next digit's
         for n in range(count):
             key = most - (before[n].end - before[n].begin)
             place[(key >> shift & DIGIT) + 1] += 1

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Compiled part of :mod:`spattn.schedule.proof`: proof.h on NumPy arrays."""
+"""Compiled part of :mod:`spattn.schedule.proof`: run proof.h on NumPy arrays."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -53,8 +53,7 @@ def find_fault(
     const int32_t[::1] indptr, const int32_t[::1] sources, const int32_t[::1] variants, int64_t length,
     int64_t block, int64_t together, const int32_t[:, ::1] order,
 ):
-    """Return the first fault as (number, variant, index); number 0 for none. Parameters are the fields of ``Writers``,
-    `views` as bytes.
+    """Return (number, variant, index) of the first fault, number 0 if there is none; takes the fields of ``Writers``.
     """
     cdef Writers own
     cdef Finding found

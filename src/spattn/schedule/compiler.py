@@ -1,18 +1,18 @@
 """Compile a pattern to a plan, through the plan cache.
 
-1. Bind the pattern to the lengths, once per variant (:mod:`spattn.patterns`).
+1. Bind the pattern of each variant to the lengths (:mod:`spattn.patterns`).
 2. :func:`spattn.planning.tiles.build.tile_pattern` turns its parts into affine views, tiles and bitmasks: *what* is
    computed.
 3. :func:`spattn.schedule.items.share_out` turns tile lists into work items, split-KV partials and combines: *who*
    computes it.
 
-Passes that only some backends need run on demand, and their tables are cached with the plan: :mod:`spattn.schedule`.
+Passes that only some backends need (:mod:`spattn.schedule`) run on demand, and their tables are cached with the plan.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from ..planning.contract.validated import mark_validated, validated
 from ..request.call import Call
 
 __all__ = ["are_scattered", "plan", "plan_for"]
+
+_FIELDS = {field.name for field in fields(Plan)}
 
 
 def plan(
@@ -49,20 +51,19 @@ def plan(
     tiled_for: int | None = None,
     tile_by_tile: bool = False,
 ) -> Plan:
-    """Return the cached or a new plan for these arguments; :func:`spattn.plan` lists the errors.
+    """Return a cached or new plan for these arguments; :func:`spattn.plan` lists the errors.
 
     Parameters
     ----------
     pieces : int, optional
-        Number of pieces, of at least a few tiles each, that the lists of a variant are cut into; 0: about four per
-        worker.
+        Approximate number of items into which to split the lists of a variant, each of at least a few tiles; 0 means
+        about four for each worker.
     ordered : bool, optional
         Permute tokens as the pattern suggests. Heads whose pattern has no permutation keep the token order.
     gathered : bool, optional
-        Gather the keys of each query tile, for patterns that list their pairs. Heads with other patterns are planned
-        without gathering.
+        Gather the keys of each query tile, for patterns that list their pairs. Heads with other patterns do not gather.
     tiled_for : int, optional
-        Reuse the tiles of the plan for this number of workers, if it is cached.
+        Reuse the tiles of the plan for this number of workers, if that plan is cached.
     tile_by_tile : bool, optional
         Whether the backend expands lists tile by tile; `max_bytes` then also limits the expanded lists.
 
@@ -109,7 +110,7 @@ def _found_or_made(key: tuple[Any, ...], max_bytes: int | None, tiled_for: int |
             return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
         return keep(key, _compile(budget, *key), budget.needed)
-    if max_bytes is not None:  # a cached plan must fit as a new one would
+    if max_bytes is not None:  # the limit applies to cached plans as to new ones
         Budget(max_bytes).need(kept.needed)
     return kept.at(key[2])
 
@@ -122,15 +123,15 @@ def plan_for(
     max_bytes: int | None = None,
     **options: Any,
 ) -> Plan:
-    """Return the plan of a call, with the tile, the workers and other `options` of :func:`plan` of a backend."""
+    """Return the plan of a call, with the backend's tile, workers and other `options` of :func:`plan`."""
     sizes: dict[str, Any] = {"batch": call.batch, "heads": call.heads_q, "tile": tile, "workers": workers}
     return plan(pattern, call.q_len, call.kv_len, max_bytes=max_bytes, **sizes, **options)
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:
-    """Whether the pattern lists its pairs, no permutation clusters them, and sampled tiles hold few pairs.
+    """Return whether the pattern lists its pairs, no permutation clusters them, and sampled tiles hold few pairs.
 
-    A plan in token order would then be large and slower than gathered keys or one-query tiles, so callers skip it.
+    A plan in token order would then be large, and slower than gathered keys or one-query tiles.
     """
     if not pattern._has_order or q_len < tile[0]:  # no full query tile to sample
         return False
@@ -138,14 +139,14 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: 
     bound = [variant.bind(q_len, kv_len) for variant in variants]
     if len(bound) != 1 or not bound[0]._lists_pairs:
         return False
-    with whole_imports:  # deferred: few patterns need it
+    with whole_imports:  # imported late: few patterns need it
         from ..planning.tiles import listed as _listed
 
     return _listed.are_scattered(bound[0], q_len, kv_len, tile) and bound[0]._in_order() is None
 
 
 def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
-    """Return the plan with the same tiles, cut for another number of workers or pieces."""
+    """Return the plan with the same tiles, split into items for another number of workers or pieces."""
     with whole_imports:
         from .items import Sharing, share_out
 
@@ -168,25 +169,20 @@ def _compile(
     ordered: bool,
     gathered: bool,
 ) -> Plan:
-    with whole_imports:  # deferred: cached plans do not need it
+    with whole_imports:  # imported late: cached plans do not need it
         from ..planning.tiles.build import tile_pattern
-        from .growth import Growth, fixed
-        from .items import Sharing
+        from .growth import Growth
+        from .items import Sharing, share_out
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
     sharing = Sharing(workers, pieces)
-    growth = Growth.of(tiled, q_len, sharing).fields if len(tiled.growing) else None
-    made = Plan(
-        pattern=pattern,
-        q_len=q_len,
-        block_q=tiled.tile[0],
-        block_kv=tiled.tile[1],
-        components=tiled.components,
-        indptr=tiled.indptr,
-        key_view=tiled.key_view,
-        variant=tiled.variant,
-        **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
-    )
+    growth = Growth(tiled, q_len, sharing).fields if len(tiled.growing) else None
+    if growth is None:
+        changed = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)._asdict()
+    else:
+        changed = growth(kv_len)
+    same = {name: value for name, value in vars(tiled).items() if name in _FIELDS}
+    made = Plan(pattern=pattern, q_len=q_len, block_q=tiled.tile[0], block_kv=tiled.tile[1], **same | changed)
     budget.need(made.nbytes)
     return mark_validated(made, tiled.least, growth)
 

@@ -1,4 +1,4 @@
-"""Gradient units of the CPU backward: contributions to a row of dK have a fixed order."""
+"""Gradient units of the CPU backward, which fix the order in which contributions to a row of dK are added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._util.ragged import ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import AXES
-from .order import by_rows
+from .item_order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 
@@ -29,41 +29,29 @@ UNIT = np.dtype(
     ]
 )
 """A unit runs the work items [first, last) of all query heads of one key-value head, head by head. It accumulates dK
-and dV of the keys [begin, end) in rows from `offset` on of a shared workspace.
+and dV of the keys [begin, end) in a shared workspace, in the rows from `offset` on.
 """
 
-_PARALLEL_UNITS = 8  # per call, independent of the thread count: each further unit of a head costs another dK and dV
+_PARALLEL_UNITS = 8  # of a call, whatever the thread count: each further unit of a head needs another copy of dK and dV
 
 
 @dataclass(frozen=True)
 class Units:
-    """A plan's work in backward order, and its units. The arrays are read-only.
+    """A plan's work items in backward order, and its units, in read-only arrays."""
 
-    Attributes
-    ----------
-    work : (items,) WORK array
-        The plan's, but each variant's items in row order, so that a slice of it touches few keys.
-    units : (batch · heads_kv · per_head,) UNIT array
-        Those of a (batch, key-value head) are adjacent.
-    per_head : int
-        Units of each (batch, key-value head).
-    rows : int
-        Rows of the workspace.
-    """
-
-    work: np.ndarray
-    units: np.ndarray
-    per_head: int
-    rows: int
+    work: np.ndarray  # (items,) WORK: each variant's items in row order, so that a slice reads few keys
+    units: np.ndarray  # (batch · heads_kv · per_head,) UNIT: a key-value head's units are adjacent
+    per_head: int  # number of units of each key-value head of each batch entry
+    rows: int  # number of rows of the workspace
 
 
 @kept_with_plan
 def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
-    """Return the units for these numbers of heads; independent of the thread count."""
+    """Return the units for these numbers of heads; they do not depend on the thread count."""
     work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     kinds, kind = np.unique(groups, axis=0, return_inverse=True)
-    # Permuted keys span the whole range.
+    # With permuted keys each unit covers all keys.
     ranges = _key_ranges(plan, work) if per_head > 1 and not plan.ordered else None
     cuts = np.stack([_cut(plan, work, ranges, variants, per_head) for variants in kinds])
     made = cuts[kind.ravel()].ravel()
@@ -78,7 +66,7 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
 def _cut(
     plan: Plan, work: np.ndarray, ranges: tuple[np.ndarray, np.ndarray] | None, variants: np.ndarray, count: int
 ) -> np.ndarray:
-    """Return `count` units of nearly equal numbers of tiles from the concatenated items of the variants."""
+    """Split the concatenated items of the variants into `count` units with nearly equal numbers of tiles."""
     item = np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
     cost = np.concatenate([[0], np.cumsum(work["end"][item] - work["begin"][item])])
     bound = np.searchsorted(cost, cost[-1] * np.arange(count + 1) // count)
@@ -119,7 +107,7 @@ def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _boxes(
     grid: np.ndarray, first: np.ndarray, last: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Decompose ranges of row-major grid indices into boxes: (range, first and last coordinates), last axis first."""
+    """Decompose ranges of row-major grid indices into boxes; yield (range of each box, first and last coordinates)."""
     of_range = np.arange(len(first))
     for axis in reversed(range(AXES)):
         (row, start), (last_row, stop) = (np.divmod(number, grid[of_range, axis]) for number in (first, last))
@@ -138,7 +126,7 @@ def _boxes(
 def _box(
     grid: np.ndarray, axis: int, row: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return first and last coordinates of boxes: one row-major index before `axis`, the full range after it."""
+    """Return (first, last) coordinates of boxes that have index `row` before `axis`, [start, stop] on it, all after."""
     low, high = np.zeros_like(grid), grid - 1
     low[:, axis], high[:, axis] = start, stop
     for before in reversed(range(axis)):

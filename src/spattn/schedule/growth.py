@@ -1,43 +1,38 @@
-"""Tile lists that grow with kv_len, for plans with all keys between the sequence ends allowed.
+"""Tile lists that grow with kv_len, for plans that allow all keys between the ends of the sequence.
 
-Tiles are found once, for a short sequence. A longer one adds full tiles between the ends, and changes the bitmask of
-the last tile before the end.
+The planner finds the tiles once, for a short sequence. A longer sequence adds full tiles between the ends, and changes
+the bitmask of the last tile before the last keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from .._util.cached import Recent
+from .._util.cached import BoundedCache
 from .._util.frozen import frozen
 from .._util.ragged import offsets
 from ..planning.tiles.build import Tiled
 from .items import Sharing, share_out
 
-__all__ = ["Growth", "fixed"]
+__all__ = ["Growth"]
 
-_MAX_LISTS = 8  # numbers of tiles with cached lists: each serves as many key lengths as a tile has keys
+_MAX_LISTS = 8  # maximum number of cached lists: one for each number of tiles, which serves block_kv lengths
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """A plan with growing tile lists: tiles at `kv_len` keys, call sizes, lists cached by number of tiles."""
+    """Computes the fields of a plan that grow with kv_len; `lists` caches tile lists by number of tiles."""
 
     tiled: Tiled
     q_len: int
     sharing: Sharing
-    lists: Recent
-
-    @classmethod
-    def of(cls, tiled: Tiled, q_len: int, sharing: Sharing) -> Growth:
-        """Return the growth of these tiles."""
-        return cls(tiled, q_len, sharing, Recent(_MAX_LISTS))
+    lists: BoundedCache = field(default_factory=lambda: BoundedCache(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
-        """Return the length-dependent plan fields for `kv_len` keys, at least those of the tiles."""
+        """Return the fields of the plan that depend on kv_len, which must be at least ``tiled.kv_len``."""
         own, (block_q, block_kv) = self.tiled, self.tiled.tile
         by, growing = kv_len - own.kv_len, own.components["key_view"][own.growing]
         keys = int(own.views["extent"][growing[0], -1]) + by
@@ -58,7 +53,7 @@ class Growth:
         }
 
     def _listed(self, tiles: int, views: np.ndarray) -> dict[str, Any]:
-        """Return the lists with `tiles` tiles before the end, and their work items."""
+        """Return the lists and work items for `tiles` tiles in the growing key view."""
         own = self.tiled
         more = tiles - int(own.views["tiles"][own.components["key_view"][own.growing[0]]])
         count, indices = np.diff(own.tile_indptr), own.indices.copy()
@@ -70,14 +65,7 @@ class Growth:
         return listed | items._asdict()
 
 
-def fixed(tiled: Tiled, q_len: int, sharing: Sharing) -> dict[str, Any]:
-    """Return the same fields of a plan with a fixed `kv_len`."""
-    names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
-    items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)
-    return {name: getattr(tiled, name) for name in names} | items._asdict()
-
-
 def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:
-    """Return the bitmask, (1, block_q, words), that allows the first `keys` keys to every query."""
+    """Return a bitmask, (1, block_q, words), in which every query may attend to the first `keys` keys."""
     row = np.frombuffer(((1 << keys) - 1).to_bytes(block_kv // 8, "little"), "<u8").astype(np.uint64)
     return np.broadcast_to(row, (1, block_q, len(row)))

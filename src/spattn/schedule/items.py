@@ -1,4 +1,4 @@
-"""Work items, split-KV partials and their combination: the writers of all rows."""
+"""Work items, split-KV partials and combines, which together write every row once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
 
-_SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in combining than it gains
+_SHORTEST_PIECE = 16  # tiles: with shorter items, combining partials costs more than balance gains
 _PIECES_PER_WORKER = 4
 _NOTHING = np.zeros(0, np.int32)
 
 
 class Sharing(NamedTuple):
-    """Workers that share the lists of a variant, or the number of pieces of each list; 0: about four per worker."""
+    """How to split the lists of a variant: into `pieces` items, or if this is 0, about four items for each worker."""
 
     workers: int
     pieces: int = 0
 
     def longest(self, tiles: int) -> int:
-        """Return the largest number of tiles of a piece, for lists of `tiles` tiles in total."""
+        """Return the maximum number of tiles of an item, for lists with `tiles` tiles in total."""
         if self.pieces:
             return max(_SHORTEST_PIECE, -(-tiles // self.pieces))
         return max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * self.workers)).bit_length())
 
 
 class Items(NamedTuple):
-    """The fields of :class:`~spattn.Plan` that assign work to items."""
+    """The fields of :class:`~spattn.Plan` that say which item or combine writes each row."""
 
     work: np.ndarray
     work_indptr: np.ndarray
@@ -50,9 +50,7 @@ class Items(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Tile lists to cut into items: owner, range, whether each row has one list as its only writer (`alone`), and
-    otherwise the rows that they write (`places`), in list order.
-    """
+    """Tile lists to split into items. If `alone`, each row has exactly one list; `places` returns the lists' rows."""
 
     component: np.ndarray
     query_tile: np.ndarray
@@ -63,7 +61,7 @@ class Lists(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The items of one variant; `counts` are the sources of each combined row."""
+    """The items and combines of one variant; `counts` has the number of sources of each combined row."""
 
     work: np.ndarray
     slots: int
@@ -73,14 +71,14 @@ class Share(NamedTuple):
 
 
 def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, sharing: Sharing) -> Items:
-    """Cut the lists of every variant, with components from `ends`, into items; ValueError for 2³¹ workspace rows."""
+    """Split the lists of every variant into items; variant v has the components ``ends[v]`` to ``ends[v + 1] - 1``."""
     lists = lists_of(tiled.components, tiled.indptr, tiled.tile_indptr)
     bounds = np.searchsorted(lists[0], ends)
     shares = [
         _share(tiled, lists[:, begin:end], first, last, q_len, block_q, sharing)
         for (first, last), (begin, end) in zip(itertools.pairwise(ends), itertools.pairwise(bounds), strict=True)
     ]
-    if tiled.q_order.size:  # merges name rows
+    if tiled.q_order.size:  # combines refer to rows, not to indices
         shares = [own._replace(rows=rows[own.rows]) for own, rows in zip(shares, tiled.q_order, strict=True)]
     made = join_shares(shares, block_q)
     prove(
@@ -90,12 +88,7 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
             made.work["component"],
             made.work["query_tile"],
             made.work["slot"],
-            made.work_indptr,
-            made.slots,
-            made.merge_rows,
-            made.merge_indptr,
-            made.merge_sources,
-            made.merge_variants,
+            *made[1:],
             q_len,
             block_q,
             order=tiled.q_order,
@@ -105,7 +98,7 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
 
 
 def join_shares(shares: list[Share], block_q: int) -> Items:
-    """Join the items of all variants. ValueError for 2³¹ workspace rows or more."""
+    """Join the items of all variants; raise ValueError for 2³¹ or more workspace rows."""
     slots = max(share.slots for share in shares)
     if slots * block_q > LARGEST:
         most = slots * block_q
@@ -130,14 +123,14 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
 
 
 def _offsets(shares: list[Share], name: str) -> np.ndarray:
-    """Return the start of each variant's elements, and the end of the last."""
+    """Return the start of each variant's elements of an array, and their total number."""
     return frozen(np.array([0, *itertools.accumulate(len(getattr(share, name)) for share in shares)], np.int32))
 
 
 def _share(
     tiled: Tiled | Plan, lists: np.ndarray, first: int, last: int, q_len: int, block_q: int, sharing: Sharing
 ) -> Share:
-    """Return the items of the components [first, last), which have these lists."""
+    """Return the items of the components [first, last), whose lists are `lists`."""
     own, (component, query_tile, begin, end) = tiled.components[first:last], lists
 
     def where() -> list[Place]:
@@ -149,7 +142,7 @@ def _share(
 
 
 def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: int) -> bool:
-    """Return whether each row has one list as its writer: a component has no row twice, and may have all rows."""
+    """Return whether each row has exactly one list: true of a single component that covers all rows."""
     if len(components) != 1 or lists != components["query_tiles"][0]:
         return False
     return math.prod(tiled.views["extent"][components["query_view"][0]].tolist()) == q_len
@@ -158,12 +151,12 @@ def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: in
 def _where(
     of_rows: Sequence[int], views: np.ndarray, component: np.ndarray, query_tile: np.ndarray, query_tiles: np.ndarray
 ) -> list[Place]:
-    """Return the rows that the lists of components write, family by family."""
+    """Return the rows that the lists of the components write, family by family."""
     found: list[Place] = []
     begins = np.searchsorted(component, np.arange(len(views) + 1)).tolist()
     for _, members in itertools.groupby(range(len(views)), of_rows.__getitem__):
         family = list(members)
-        begin, end = begins[family[0]], begins[family[0] + 1]  # lists of its first component
+        begin, end = begins[family[0]], begins[family[0] + 1]  # the lists of the family's first component
         number = np.full(query_tiles[family[0]], -1)
         number[query_tile[begin:end]] = np.arange(end - begin)
         if end > begin:
@@ -174,9 +167,9 @@ def _where(
 def cut_lists(
     lists: Lists, tiles: int, q_len: int, block_q: int, sharing: Sharing, least: np.ndarray | None = None
 ) -> Share:
-    """Cut lists of `tiles` tiles in total into items, list i into at least ``least[i]`` pieces.
+    """Split lists with `tiles` tiles in total into items; list i gets at least ``least[i]`` of them.
 
-    A list stays whole, and its item writes the output, if no other list shares its rows.
+    An item that has a whole list, and whose rows no other list shares, writes the output. Others write partials.
     """
     longest = sharing.longest(tiles)
     where = None if lists.alone else lists.places()
@@ -190,14 +183,14 @@ def cut_lists(
 
 
 def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
-    """(lists,) bool: whether a list shares a row with another one."""
+    """Return whether each list shares a row with another list: (lists,) bool."""
     covered, found = np.zeros(q_len, np.uint8), np.zeros(lists, bool)
-    if len(where) == 1:  # which has no row twice
+    if len(where) == 1:  # lists of one Place have disjoint rows
         return found
     for place in where:
         rows = place.rows(covered)
         rows += place.of_tiles((place.numbers() >= 0).view(np.uint8))
-        np.minimum(rows, 2, out=rows)  # after the sum: an empty list of a view must not hide two writers
+        np.minimum(rows, 2, out=rows)  # uint8 must not overflow; 2 stands for two or more writers
     if covered.max(initial=0) > 1:
         for place in where:
             number = place.numbers()
@@ -209,7 +202,7 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
 def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows without a single writer, their numbers of sources, and the sources in workspace order."""
+    """Return the rows that no item writes alone, the number of sources of each, and the sources in workspace order."""
     some = shared.any()
     # Every row has exactly one writer.
     if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:
@@ -221,8 +214,8 @@ def _merges(
     merged = np.nonzero(rest)[0].astype(np.int32) if written.any() else np.arange(q_len, dtype=np.int32)
     if not some:
         return merged, np.zeros(len(merged), np.int32), _NOTHING
-    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces with a partial
-    following = np.zeros(1 + q_len, np.int32)  # sources of each row, then where its next one goes
+    own = np.where(shared, pieces, 0).astype(np.int32)  # number of partials of each list
+    following = np.zeros(1 + q_len, np.int32)  # number of sources of each row, then the index of its next source
     each = [place.of_lists(own, 0) for place in where]
     for place, count in zip(where, each, strict=True):
         place.rows(following[1:])[...] += count

@@ -1,8 +1,8 @@
-"""Packed GQA: query heads of a group in one query tile, with (query head, query) rows.
+"""Packed GQA: the query heads of a group share a query tile, with (query head, query) rows.
 
-With few queries most rows of a tile are padding, and every query head reads the keys of its group again. Here the heads
-become an axis of the query view, so that one work item serves the group and reads each key once. The result is an
-ordinary plan for an ordinary call with ``heads_kv`` heads and ``group * q_len`` queries in the same memory.
+With few queries, most rows of a tile are padding, and every query head reads the keys of its group again. Here the
+heads become an axis of the query view, so that one work item serves the group and reads each key once. The result is an
+ordinary plan, for a call with ``heads_kv`` heads and ``group * q_len`` queries in the same memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["pack_heads", "variant_of_groups"]
 
 @kept_with_plan
 def pack_heads(plan: Plan, group: int) -> Plan | None:
-    """Return the plan with each group's heads in one query tile; None if they do not fit or differ in variant."""
+    """Return the plan with the heads of each group in one query tile; None if they do not fit or differ in variant."""
     heads = 1 << (group - 1).bit_length()
     rows = plan.block_q // heads
     queries, keys, _ = roles(plan)
@@ -53,7 +53,7 @@ def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
 
 
 def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, Any]:
-    """Return the ``merge_*`` fields with the rows of each variant repeated for every head of a group."""
+    """Return the ``merge_*`` fields, with the rows of each variant repeated for every head of a group."""
     counts, head_rows, head_counts, head_sources = np.diff(plan.merge_indptr), [], [], []
     for variant in range(plan.variants):
         first, last = plan.merge_variants[variant : variant + 2]

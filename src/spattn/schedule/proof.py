@@ -1,4 +1,4 @@
-"""Proof that each row is written once and each partial is read once."""
+"""Prove that each row is written once and each partial is read once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._proof import find_fault
 
 __all__ = ["Writers", "prove"]
 
-# The faults of kernels/proof.h, from 1 on; {at} is a row, a partial or an item.
+# Messages for the faults of kernels/proof.h, from fault 1 on; {at} is a row, a partial or an item.
 _FAULTS = (
     "work item {at} has an invalid view or tile",
     "row {at} is out of range",
@@ -24,52 +24,30 @@ _FAULTS = (
 
 
 class Writers(NamedTuple):
-    """Writers of each variant's rows: work items and combined partials; fields in the order of `find_fault`.
-
-    Attributes
-    ----------
-    views : (views,) array of VIEW
-    query_view : (owners,) int32 array
-        View of rows of each owner of work items.
-    owner, tile : (items,) int32 arrays
-        Owner and (first) tile of each work item.
-    slot : (items,) int64 array
-    work_indptr, merge_variants : (variants + 1,) int32 arrays
-    slots : int
-    merge_rows, merge_indptr, merge_sources : int32 arrays
-        As in a plan.
-    length : int
-        Rows of a variant.
-    block : int
-        Cells of a tile.
-    together : int, optional
-        Tiles of a work item, default 1: partials have ``together * block`` rows.
-    order : (variants, length) or (0, 0) int32 array, optional
-        Permutation of the rows.
-    """
+    """The work items and combines that write the rows of each variant; fields are in the order of `find_fault`."""
 
     views: np.ndarray
-    query_view: np.ndarray
-    owner: np.ndarray
-    tile: np.ndarray
-    slot: np.ndarray
+    query_view: np.ndarray  # (owners,) int32: the view that has the rows of each owner of work items
+    owner: np.ndarray  # (items,) int32
+    tile: np.ndarray  # (items,) int32: the first tile of each work item
+    slot: np.ndarray  # (items,) int64
     work_indptr: np.ndarray
     slots: int
     merge_rows: np.ndarray
     merge_indptr: np.ndarray
     merge_sources: np.ndarray
     merge_variants: np.ndarray
-    length: int
-    block: int
-    together: int = 1
-    order: np.ndarray = NO_ORDER
+    length: int  # number of rows of a variant
+    block: int  # number of cells of a tile
+    together: int = 1  # number of tiles of a work item; partials have together * block rows
+    order: np.ndarray = NO_ORDER  # (variants, length) or (0, 0) int32: permutation of the rows
 
 
 def prove(writers: Writers) -> None:
-    """Raise RuntimeError unless each row has one writer and each partial row one reader, which writes its row.
+    """Raise RuntimeError unless each row has one writer, and each row of a partial is read once, for its own row.
 
-    Runs on every plan, so that a planner bug is an error and never a wrong result. O(items + rows / 64 + merges +
-    sources) time, one bit per row and 16 bytes per partial of memory.
+    This check runs on every plan, so that a planner bug raises an error instead of returning a wrong result. It takes
+    O(items + rows / 64 + merges + sources) time, and one bit for each row and 16 bytes for each partial.
     """
     fault, variant, at = find_fault(*writers._replace(views=writers.views.view(np.uint8)))
     if fault:

@@ -1,7 +1,7 @@
-"""In-kernel reduction (fix-up): work items that combine the partials of their rows themselves.
+"""In-kernel reduction (fix-up): a work item combines the partials of its rows itself.
 
-This saves the partials of one source a round trip through memory. Forward rows are combined by the later of two
-sources. Gradient rows are sums; their first source can add any number of others, in order.
+Its own partial then needs no round trip through memory. In the forward kernel the later of two sources combines a row.
+Gradient rows are sums: their first source adds any number of others, in order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..planning.contract.types import Plan
 
 __all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
 
-_WORTH = 4  # a launch costs some microseconds: fix-up items must write at least this part of all rows
-_SHARED = -2  # marks a row of a partial that has more than two sources, or whose partial is the earlier of two
+_WORTH = 4  # fix-up items need a launch of some microseconds, so they must write at least 1/_WORTH of all rows
+_SHARED = -2  # marks a row that this partial cannot fix up: it has more than two sources, or this is the earlier one
 
 
 class Merges(NamedTuple):
-    """Partials to combine, as in a plan: rows, sources of each row, and the rows of each variant."""
+    """Combines, as in a plan: rows, the sources of each row, and the rows of each variant."""
 
     rows: np.ndarray
     indptr: np.ndarray
@@ -30,32 +30,22 @@ class Merges(NamedTuple):
 
 
 class Reductions(NamedTuple):
-    """Fix-up items of a plan, and the partials that remain to combine.
+    """Fix-up items of a plan, and the rows left to the combine kernel."""
 
-    Attributes
-    ----------
-    slots : (items,) int32 array
-        The plan's, but -2 - i for fix-up item i.
-    priors : (reductions, block_q) int32 array
-        Workspace row of the other partial of each row; -1 for padding.
-    merges : Merges
-        The plan's without the rows of fix-up items.
-    """
-
-    slots: np.ndarray
-    priors: np.ndarray
-    merges: Merges
+    slots: np.ndarray  # (items,) int32: the plan's slots; fix-up item i has -2 - i instead
+    priors: np.ndarray  # (reductions, block_q) int32: workspace row of each row's other partial; -1 for padding
+    merges: Merges  # the plan's combines, without the rows of fix-up items
 
     @property
     def reduces(self) -> np.ndarray:
-        """(items,) bool: fix-up items."""
+        """Whether each item is a fix-up item: (items,) bool."""
         return self.slots <= -2
 
 
 def find_reductions(plan: Plan) -> Reductions:
-    """Find the work items that can write their output although other items contribute to their rows.
+    """Find the work items that can write the output of rows to which another item contributes.
 
-    A fix-up item has exactly one other source in each row, an earlier one, and runs after all other items.
+    Each row of a fix-up item has exactly one other source, an earlier one. Fix-up items run after all other items.
     """
     slots, block_q = plan.work["slot"].astype(np.int32), plan.block_q
     priors: list[np.ndarray] = []
@@ -63,7 +53,7 @@ def find_reductions(plan: Plan) -> Reductions:
     counts = np.diff(plan.merge_indptr)
     for variant in range(plan.variants):
         merges = np.arange(*plan.merge_variants[variant : variant + 2])
-        prior = np.full((plan.slots, block_q), -1, dtype=np.int64)  # by partial and cell
+        prior = np.full((plan.slots, block_q), -1, dtype=np.int64)
         flat = prior.reshape(-1)
         bounds = plan.merge_indptr[plan.merge_variants[variant : variant + 2]]
         flat[plan.merge_sources[bounds[0] : bounds[1]]] = _SHARED
@@ -84,33 +74,21 @@ def find_reductions(plan: Plan) -> Reductions:
 
 
 class SumReductions(NamedTuple):
-    """Fix-up items of a gradient kernel, and the sums that remain.
+    """Fix-up items of a gradient kernel, and the sums left to the combine kernel."""
 
-    Attributes
-    ----------
-    slots : (items,) int32 array
-        The pass's, but -2 - i for fix-up item i.
-    rest_indptr : (reductions · rows + 1,) int32 array
-        Start of the other sources of each row of each fix-up item.
-    rest_sources : int32 array
-        Those sources: workspace rows, in the order of addition.
-    merges : Merges
-        The pass's without the rows of fix-up items.
-    """
-
-    slots: np.ndarray
-    rest_indptr: np.ndarray
-    rest_sources: np.ndarray
-    merges: Merges
+    slots: np.ndarray  # (items,) int32: the kernel's slots; fix-up item i has -2 - i instead
+    rest_indptr: np.ndarray  # (reductions · rows + 1,) int32: start of each fix-up row's other sources
+    rest_sources: np.ndarray  # int32: the other sources as workspace rows, in the order of addition
+    merges: Merges  # the kernel's combines, without the rows of fix-up items
 
 
 def find_sum_reductions(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, length: int
 ) -> SumReductions:
-    """Find the work items that are the first source of all their rows, and can write the sums.
+    """Find the work items that are the first source of all their rows, so that they can write the sums.
 
-    They run after all others, in a launch that pays off if they write enough of the rows. `rows` are those of an item,
-    `length` those of a result.
+    They run after all other items, in a launch that pays off only if they write enough rows. `rows` is the number of
+    rows of an item, `length` that of a result.
     """
     given, slots, counts = slots, slots.astype(np.int32), np.diff(merges.indptr)
     found = [_first_sources(slots, work_indptr, merges, rows, variant) for variant in range(len(work_indptr) - 1)]
@@ -130,19 +108,19 @@ def find_sum_reductions(
 
 
 def no_sum_reductions(slots: np.ndarray, merges: Merges) -> SumReductions:
-    """Return no fix-up items: a later kernel sums all shared rows."""
+    """Return a result without fix-up items: the combine kernel sums all shared rows."""
     return SumReductions(slots.astype(np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32), merges)
 
 
 def _first_sources(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, variant: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a variant's items that are the first source of all their rows, and each row's merge (-1: padding)."""
+    """Return a variant's items that are the first source of all their rows, and each row's combine (-1: padding)."""
     first, last = work_indptr[variant : variant + 2]
     item = first + np.nonzero(slots[first:last] >= 0)[0]
     merge = np.arange(*merges.variants[variant : variant + 2])
     merge = merge[merges.indptr[merge] < merges.indptr[merge + 1]]
-    shape = int(slots[item].max(initial=-1)) + 1, rows  # by partial and row
+    shape = int(slots[item].max(initial=-1)) + 1, rows  # (partials, rows)
     of_row, later = np.full(shape, -1), np.zeros(shape, bool)
     every = slice(*merges.indptr[merges.variants[variant : variant + 2]])
     later.reshape(-1)[merges.sources[every]] = True
@@ -153,7 +131,7 @@ def _first_sources(
 
 
 def _without(merges: Merges, kept: np.ndarray, counts: np.ndarray) -> Merges:
-    """Select the merges where `kept` is true."""
+    """Select the combines where `kept` is true."""
     return Merges(
         merges.rows[kept],
         np.r_[0, np.cumsum(counts[kept])].astype(np.int32),

@@ -10,7 +10,7 @@ __all__ = ["key_views_of", "roles"]
 
 
 def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ascending query views and key views of a plan, and a component that owns each CSR row."""
+    """Return the query views and the key views of a plan, ascending, and a component for each CSR row."""
     row_component = np.zeros(len(plan.indptr) - 1, dtype=np.int64)
     keys = []
     for number, component in enumerate(plan.components):
@@ -22,7 +22,7 @@ def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def key_views_of(plan: Plan, component: np.void) -> np.ndarray:
-    """Return the indices of the key views in a component's lists."""
+    """Return the indices of the key views that a component's lists use."""
     first = component["first_row"]
     used = plan.key_view[plan.indptr[first] : plan.indptr[first + component["query_tiles"]]]
     return component["key_view"] + np.arange(used.max(initial=-1) + 1)

@@ -1,4 +1,4 @@
-"""Wave quantization: cut some of the equal items so that all workers finish together."""
+"""Wave quantization: split some of the lists so that all workers finish together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 __all__ = ["cut_for_rounds"]
 
-_ROUNDS = 40  # with more rounds the last one hardly matters
+_ROUNDS = 40  # with more rounds, an incomplete last round hardly matters
 _PIECES = 2, 3, 4, 5, 6, 8
-_WORTH = 0.01, 8  # of the time, and iterations of a worker: cut lists cost a reduction
+_WORTH = 0.01, 8  # accept this share of the time plus this number of iterations: split lists need a reduction
 
 
 def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:
-    """Return the number of pieces to cut each list into, so that workers finish together.
+    """Return the number of items to split each list into, so that all workers finish together.
 
-    `length` is the iterations of each list, equal for all heads; workers take the lists of all heads, longest first.
+    `length` has each list's iterations, the same for all heads. Workers take the lists of all heads, longest first.
     """
     whole = np.ones(len(length), np.int64)
     if not 0 < len(length) * heads <= _ROUNDS * workers:
@@ -25,7 +25,7 @@ def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:
     shared = float(length.sum()) * heads / workers
     if time <= (1 + _WORTH[0]) * shared + _WORTH[1]:
         return whole
-    left = -(-(len(length) * heads % workers) // heads)  # lists of a head in the last round
+    left = -(-(len(length) * heads % workers) // heads)  # number of lists of each head in the last round
     for pieces in _PIECES:
         for count in (left, left + 1):
             cut = whole.copy()
@@ -36,7 +36,7 @@ def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:
 
 
 def _time(length: np.ndarray, pieces: np.ndarray, heads: int, workers: int) -> float:
-    """Return the finish time of the last worker."""
+    """Return the time at which the last worker finishes, in iterations."""
     items = np.repeat(np.repeat(length / pieces, pieces), heads)
     ends = [0.0] * workers
     for item in np.sort(items)[::-1].tolist():

@@ -1,4 +1,4 @@
-"""Broadcast per-tile values to rows, and reduce them back, with strided views."""
+"""Broadcast values of tiles to rows, and reduce values of rows to tiles, with strided views."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Place", "places"]
 
 
 class Place(NamedTuple):
-    """The rows that lists write: those of a view, and of `copies` equally spaced copies of it.
+    """The rows that lists write: the rows of `copies` equally spaced copies of a view.
 
     Attributes
     ----------
     view : VIEW record
     copies : int
     number : (tiles,) int array
-        The list of each tile of the first view, -1 for none; each further copy adds `lists`.
+        The list of each tile of the first copy, -1 for none; in copy c the index is ``lists * c`` larger.
     lists : int
     cell : (tiles,) int array
-        Offset of each tile's cells within its list.
+        Index of each tile's first cell among the cells of its list.
     axes : list of (int, int, int, int)
-        (stride, extent, box, number) of each axis by falling stride, so that loops over rows are in memory order;
-        number 0 is the axis of the copies.
+        (stride, extent, box, number) of each axis, sorted by descending stride so that loops visit rows in memory
+        order; number 0 is the axis of the copies.
     """
 
     view: np.void
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     def of(
         cls, view: np.void, number: np.ndarray, cell: np.ndarray, copies: int = 1, step: int = 0, lists: int = 0
     ) -> Place:
-        """Return the rows of `copies` views, `step` rows apart."""
+        """Return the rows of `copies` copies of a view, `step` rows apart."""
         shape = zip(
             view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
         )
@@ -56,12 +56,12 @@ class Place(NamedTuple):
         return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
-        """Return a strided view, (*axes), of a per-row array; it has each row at most once."""
+        """Return a strided view, (*axes), of an array with one element for each row; it has each row at most once."""
         strides = tuple(stride * of_row.itemsize for stride, *_ in self.axes)
         return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self.axes], strides)
 
     def of_tiles(self, values: np.ndarray) -> np.ndarray:
-        """Broadcast (copies, tiles) values to rows, (*axes)."""
+        """Broadcast values of tiles, (copies, tiles), to rows, (*axes)."""
         cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self.axes])
         for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
@@ -69,19 +69,19 @@ class Place(NamedTuple):
         return cells
 
     def any_of_tiles(self, cells: np.ndarray) -> np.ndarray:
-        """Reduce (*axes) by tile to (copies, tiles): whether any row of a tile is true."""
+        """Return whether any row of each tile is true, (copies, tiles), given values of rows, (*axes)."""
         for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
                 cells = np.logical_or.reduceat(cells, np.arange(0, extent, box), axis=axis)
         return cells.transpose(np.argsort([number for *_, number in self.axes])).reshape(self.copies, -1)
 
     def of_lists(self, values: np.ndarray, nothing: int) -> np.ndarray:
-        """Broadcast values of lists to rows, (*axes); `nothing` for rows without a list."""
+        """Broadcast values of lists to rows, (*axes); rows without a list get `nothing`."""
         number = self.numbers()
         return self.of_tiles(np.where(number < 0, values.dtype.type(nothing), values[number]))
 
     def numbers(self) -> np.ndarray:
-        """Return the list of each tile, (copies, tiles), -1 for none."""
+        """Return the list of each tile, (copies, tiles), or -1."""
         further = self.lists * np.arange(self.copies)[:, None]
         return np.where(self.number < 0, -1, self.number + further)
 
@@ -90,7 +90,7 @@ class Place(NamedTuple):
         found: np.ndarray = np.zeros((1,) * (1 + AXES), np.int32)
         if self.cell.any():
             found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
-        # Cells between neighbours along each axis.
+        # Distance in cell indices between neighbors along each axis.
         sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)
         for axis, (_, extent, box, number) in enumerate(self.axes):
             if box > 1:
@@ -100,9 +100,8 @@ class Place(NamedTuple):
 
 
 def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
-    """Yield the rows of views of one shape at different offsets. Lists are numbered from `first` on, view by view;
-    tiles without one have -1 in `number`.
-    """
+    """Yield the rows of views that differ only in their offset; `number` has the list of each tile, or -1, and lists
+    are numbered from `first` on, view by view."""
     lists, cell = int((number >= 0).sum()), np.zeros(len(number), np.int64)
     start = 0
     for count in _evenly(views["offset"]):
@@ -116,7 +115,7 @@ def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]
 
 
 def _evenly(offsets: np.ndarray) -> Iterator[int]:
-    """Yield the lengths of the evenly spaced runs of `offsets`."""
+    """Split `offsets` into evenly spaced runs and yield their lengths."""
     start, at = 0, offsets.tolist()
     while start < len(at):
         stop = start + 1

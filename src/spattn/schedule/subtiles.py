@@ -1,8 +1,9 @@
-"""Sub-tile lists of the GPU backward: the dQ kernel by query rows, the dK/dV kernel by key rows.
+"""Sub-tile lists of the GPU backward, for the dQ kernel and the dK/dV kernel.
 
-A query sub-tile is `side` cells of a query tile, consecutive or those of a :class:`Cut`, a key sub-tile 64 consecutive
-cells of a key tile: the rows and columns that a group of threads multiplies at once. An item has a few sub-tiles as
-rows and a list of sub-tiles of the other kind as columns. The lists of the dK/dV kernel are the plan's transpose.
+A query sub-tile has `side` cells of a query tile, chosen by a :class:`Cut`; a key sub-tile has 64 consecutive cells of
+a key tile. A group of threads multiplies one by the other at once. An item multiplies a few sub-tiles, its rows, by a
+list of sub-tiles of the other side, its columns. In the dQ kernel the rows are queries, in the dK/dV kernel, whose
+lists are the transpose of the plan, they are keys.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ __all__ = [
     "subtile_masks",
 ]
 
-KEYS = 64  # of a sub-tile
-FULL, EMPTY = -1, -2  # masks that need no bits
+KEYS = 64  # number of keys of a sub-tile
+FULL, EMPTY = -1, -2  # mask indices of pairs of sub-tiles that need no bitmask
 SUBTILE_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", "columns", "slot", "heads")])
-"""An item. Its rows are tile `tile` of view `view`, and the following ones if an item has several; its columns are the
+"""An item. Its rows are tile `tile` of view `view`, and the tiles after it if an item has several. Its columns are the
 entries [begin, end), for each of `heads` query heads. `columns` is the first view of its columns, `slot` as in a plan.
 """
 SUBTILE_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
@@ -48,21 +49,11 @@ SUBTILE_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "hea
 
 
 class Cut(NamedTuple):
-    """Partition of query tiles into sub-tiles.
+    """A partition of query tiles into sub-tiles."""
 
-    Attributes
-    ----------
-    side : int
-        Queries of a sub-tile.
-    orders : (n, block_q) int array
-        Permutations of a tile's cells, sub-tile by sub-tile.
-    of_view : (views,) int array
-        The permutation of each view.
-    """
-
-    side: int
-    orders: np.ndarray
-    of_view: np.ndarray
+    side: int  # number of queries of a sub-tile
+    orders: np.ndarray  # (n, block_q) int: permutations that list a tile's cells sub-tile by sub-tile
+    of_view: np.ndarray  # (views,) int: index of each view's permutation
 
     @classmethod
     def consecutive(cls, plan: Plan, side: int) -> Cut:
@@ -73,54 +64,38 @@ class Cut(NamedTuple):
 class SubtileMasks(NamedTuple):
     """Bitmasks of pairs of sub-tiles.
 
-    Attributes
-    ----------
-    numbers : (orders, masks + 1, query sub-tiles of a tile, key sub-tiles of a tile) int32 array
-        The mask of each pair, `FULL` or `EMPTY`; the last one is for full tiles (mask -1).
-    bits : (n, side, 64) bool array
-    cut : Cut
+    `numbers`, (orders, masks + 1, query sub-tiles of a tile, key sub-tiles of a tile) int32, has the index of each
+    pair's mask, `FULL` or `EMPTY`. Index -1 of its second axis is for full tiles, whose mask is -1.
     """
 
     numbers: np.ndarray
-    bits: np.ndarray
+    bits: np.ndarray  # (n, side, 64) bool
     cut: Cut
 
     def of(self, query_view: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the numbers for tiles of query views with masks."""
+        """Return the mask indices of the sub-tiles of tiles, given their query views and masks."""
         return self.numbers[self.cut.of_view[query_view], mask]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Sub-tile lists of a backward kernel. The arrays are read-only.
+    """The sub-tile lists of a backward kernel, in read-only arrays.
 
-    Attributes
-    ----------
-    work : (items,) array of SUBTILE_WORK
-        By variant, sorted by falling cost.
-    work_indptr, variant, slots
-        As in a plan; the variants of the dK/dV kernel are of key-value heads.
-    entries : (entries,) array of SUBTILE_ENTRY
-    masks : (entries, subtiles) int32 array
-        For each sub-tile of the rows, its bitmask in :class:`SubtileMasks`, `FULL` or `EMPTY`.
-    merges : Merges
-        Remaining sums, of workspace rows ``slot * rows of an item + row``.
-    kv_len : int
-        Keys of the plan.
+    The fields are as in a plan, but in the dK/dV kernel a variant belongs to a key-value head.
     """
 
-    work: np.ndarray
+    work: np.ndarray  # (items,) SUBTILE_WORK, grouped by variant, sorted by descending cost
     work_indptr: np.ndarray
     variant: np.ndarray
     slots: int
-    entries: np.ndarray
-    masks: np.ndarray
-    merges: Merges
+    entries: np.ndarray  # (entries,) SUBTILE_ENTRY
+    masks: np.ndarray  # (entries, sub-tiles of an item's rows) int32: mask in SubtileMasks, FULL or EMPTY
+    merges: Merges  # sums over workspace rows; source ``slot * rows of an item + row``
     kv_len: int
 
 
 class _Visits(NamedTuple):
-    """Pairs of query and key tiles: one element for each entry of each component."""
+    """Pairs of a query tile and an entry of its key tile list, for each component."""
 
     component: np.ndarray
     query_tile: np.ndarray
@@ -128,7 +103,7 @@ class _Visits(NamedTuple):
 
 
 def subtile_masks(plan: Plan, cut: Cut) -> SubtileMasks:
-    """Cut the bitmasks of a plan's tiles into those of sub-tiles."""
+    """Split the bitmasks of a plan into bitmasks of pairs of sub-tiles."""
     count, block_q, words = plan.masks.shape
     little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
     rows = np.unpackbits(little, bitorder="little").reshape(count, block_q, words, KEYS)
@@ -143,7 +118,7 @@ def subtile_masks(plan: Plan, cut: Cut) -> SubtileMasks:
 
 
 def by_queries(plan: Plan, cut: Cut) -> Pass:
-    """Return the lists of the dQ kernel: the plan's items, with key sub-tiles as columns."""
+    """Return the lists of the dQ kernel, which has the plan's items, with key sub-tiles as columns."""
     parts = plan.block_kv // KEYS
     components = plan.components[plan.work["component"]]
     work = np.zeros(len(plan.work), SUBTILE_WORK)
@@ -166,10 +141,10 @@ def by_queries(plan: Plan, cut: Cut) -> Pass:
 
 
 def _sources(plan: Plan, cut: Cut) -> np.ndarray:
-    """Return the sources of a plan's merges, for items with rows sub-tile by sub-tile."""
+    """Return the sources of a plan's combines, for items whose rows are ordered sub-tile by sub-tile."""
     query_view = plan.components["query_view"][plan.work["component"]]
     variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
-    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # by variant and partial; items without one last
+    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # the last column is for items without a partial
     order[variant, plan.work["slot"]] = cut.of_view[query_view]
     of_variant = np.diff(plan.merge_indptr[plan.merge_variants])
     slot, cell = np.divmod(plan.merge_sources, plan.block_q)
@@ -187,19 +162,11 @@ def by_keys(
     workers: int,
     rounds: int | None = None,
 ) -> Pass:
-    """Return the lists of the dK/dV kernel: for every `together` key tiles the query sub-tiles that attend to them.
+    """Return the lists of the dK/dV kernel: for each `together` key tiles, the query sub-tiles that attend to them.
 
-    An item processes the heads of a group sequentially, so that sums have a fixed order. Lists of all components with
-    one key view are joined.
-
-    Parameters
-    ----------
-    together : int
-        Key tiles of an item.
-    workers : int
-        Workers that share a key-value head: long lists are split.
-    rounds : int, optional
-        Workers that share the items of all heads: some items are split so that these finish together.
+    An item processes the heads of a group one after the other, so that sums have a fixed order. The lists of all
+    components with the same key view are joined. Long lists are split for the `workers` that share a key-value head. If
+    `rounds` workers share the items of all heads, more items are split so that these workers finish together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())
@@ -231,12 +198,7 @@ def by_keys(
             joined["view"],
             joined["tile"],
             joined["slot"].astype(np.int64),
-            items.work_indptr,
-            items.slots,
-            items.merge_rows,
-            items.merge_indptr,
-            items.merge_sources,
-            items.merge_variants,
+            *items[1:],
             plan.kv_len,
             plan.block_kv,
             together,
@@ -249,7 +211,7 @@ def by_keys(
         items.slots,
         frozen(np.concatenate(entries)),
         frozen(np.concatenate(masks)),
-        Merges(items.merge_rows, items.merge_indptr, items.merge_sources, items.merge_variants),
+        Merges(*items[3:]),
         plan.kv_len,
     )
     show("pass by keys", plan=plan, made=made, cut=cut, heads=(batch, heads_q, heads_kv), together=together)
@@ -266,7 +228,7 @@ def _transpose(
     workers: int,
     taken: tuple[int, int] | None,
 ) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (share, work, entries, masks) of key-value heads with these variants of query heads, in order."""
+    """Return (share, work, entries, masks) of the key-value heads whose query heads have these variants, in order."""
     listed = tile_lists(plan)
     visits = [_visits(plan, listed, int(variant)) for variant in variants]
     head = np.repeat(np.arange(len(visits)), [len(v.entry) for v in visits])
@@ -274,19 +236,19 @@ def _transpose(
     relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
     parts_q, parts_kv = subtiles.numbers.shape[2:]
-    # One element per pair of sub-tiles.
+    # From here on, arrays have an element for each pair of sub-tiles.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
     number = subtiles.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, subtile = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
-    # Falling tiles: if every item visits the queries near its keys in ascending order, earlier items have passed them
-    # already, and later additions to the same sums (turns.py) need not wait.
+    # Key tiles descend: if every item visits the queries near its keys in ascending order, earlier items have added to
+    # the same sums already, so that later items (turns.py) need not wait.
     column = (view[pair], -row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
     order = np.lexsort((subtile, *column[::-1]))
     sorted_columns = np.stack(column)[:, order].astype(np.int64)
-    differs = np.ones((2, len(order)), bool)  # from the previous element: of list, of column
+    differs = np.ones((2, len(order)), bool)  # whether the list, or the column, differs from the previous element's
     differs[0, 1:] = (sorted_columns[:2, 1:] != sorted_columns[:2, :-1]).any(axis=0)
     differs[1, 1:] = (sorted_columns[:, 1:] != sorted_columns[:, :-1]).any(axis=0)
     at, place = order[differs[1]], np.cumsum(differs[1]) - 1
@@ -318,7 +280,7 @@ def _share(
     workers: int,
     least: np.ndarray | None,
 ) -> Share:
-    """Return the items of lists of (view, index of `together` tiles)."""
+    """Return the items of lists, which have a view and an index of `together` key tiles each."""
     end, number = np.append(begin, entries)[1:], np.arange(len(begin))
     where = []
     for view in np.unique(lists[0]):
@@ -329,7 +291,7 @@ def _share(
 
 
 def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:
-    """Return the rows of lists, each of `together` tiles of a view."""
+    """Return the rows of lists that have `together` tiles of a view each."""
     tiles = int(view["tiles"])
     of_row = np.full(-(-tiles // together), -1)
     of_row[row] = number
@@ -338,7 +300,7 @@ def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, bl
 
 
 def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
-    """Return all entries of a variant's components, which may share lists."""
+    """Return all entries of a variant's components; components of a family share lists."""
     number = np.nonzero(plan.components["variant"] == variant)[0]
     tiles = plan.components["query_tiles"][number]
     component, query_tile = np.repeat(number, tiles), ramp(tiles)
@@ -349,7 +311,7 @@ def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
 
 
 def _first_equal(views: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return, for each view in `used`, the first equal one; other views, which no kernel reads, map to themselves."""
+    """Map each view in `used` to the first equal view; other views, which no kernel reads, map to themselves."""
     names = "offset", "stride", "extent", "box"
     table = np.column_stack([views[name][used] for name in names])
     _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)

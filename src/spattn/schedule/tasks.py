@@ -1,4 +1,4 @@
-"""Tasks: work items and partials to combine, for every batch entry and head of their variant."""
+"""Tasks: work items and combines, repeated for every batch entry and head of their variant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = np.dtype([(name, "i4") for name in ("item", "batch", "head_q", "head_kv")
 
 
 class Listed(Protocol):
-    """Work items by variant: a plan, or a kernel of its backward."""
+    """Work items grouped by variant: a plan, or the lists of a backward kernel."""
 
     @property
     def work(self) -> np.ndarray: ...
@@ -31,11 +31,11 @@ class Listed(Protocol):
 def order_tasks(
     plan: Listed, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int, keys_together: int
 ) -> np.ndarray:
-    """Return the tasks of chosen work items, (tasks,) array of TASK, in launch order.
+    """Return the tasks of the `chosen` work items in launch order: (tasks,) array of TASK.
 
-    Runs few heads at a time, so that their keys and values stay in the cache, and within these the longest items first,
-    to balance the SMs. `keys_together` is the number of keys, over all concurrent heads, that the cache holds with
-    their values.
+    The launch processes a few heads at a time, so that their keys and values stay in the cache, and starts with their
+    longest items, to balance the SMs. `keys_together` is the number of keys, over all heads, that fit the cache
+    together with their values.
     """
     group = heads_q // heads_kv
     together = max(1, keys_together // plan.kv_len) * group
@@ -51,7 +51,7 @@ def order_tasks(
         tasks["item"] = np.repeat(first, last - first) + rank
         tasks["batch"], tasks["head_q"] = place // heads_q, place % heads_q
         tasks["head_kv"] = tasks["head_q"] // group
-        # Interleave heads item by item, so that equal items of neighbouring tiles run concurrently.
+        # Interleave the heads item by item, so that equal items of adjacent tiles run concurrently.
         tasks = tasks[np.lexsort((place, rank, -length[tasks["item"]]))]
         pieces.append(tasks[chosen[tasks["item"]]])
     tasks = np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)
@@ -60,7 +60,7 @@ def order_tasks(
 
 
 def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, heads_q: int) -> np.ndarray:
-    """(batch · heads_q, 4) int32: range in ``merge_rows`` of each head's variant, batch entry, head."""
+    """Return (first and end index in ``merge_rows``, batch entry, head) of each head: (batch · heads_q, 4) int32."""
     own = np.broadcast_to(variant, (batch, heads_q)).ravel()
     place = np.arange(batch * heads_q)
     columns = (merge_variants[own], merge_variants[own + 1], place // heads_q, place % heads_q)
@@ -68,30 +68,18 @@ def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, hea
 
 
 class LaunchLists(NamedTuple):
-    """Numbering of tasks: variant by variant, head by head, work item (or combined row) by item.
+    """The numbering of tasks: by variant, then by head, then by work item or combined row."""
 
-    Attributes
-    ----------
-    heads : (batch · heads_q,) int32 array
-        The indices batch · heads_q + head, grouped by variant.
-    head_indptr : (variants + 1,) int32 array
-        Start of the heads of each variant.
-    items, merges : (variants + 1,) int32 arrays
-        Start of the work items, and of the combined rows, of each variant.
-    items_first, merges_first : (variants + 1,) int64 arrays
-        First task of each variant, and the total number of tasks.
-    """
-
-    heads: np.ndarray
-    head_indptr: np.ndarray
-    items: np.ndarray
-    items_first: np.ndarray
-    merges: np.ndarray
-    merges_first: np.ndarray
+    heads: np.ndarray  # (batch · heads_q,) int32: the indices batch · heads_q + head, grouped by variant
+    head_indptr: np.ndarray  # (variants + 1,) int32: start of the heads of each variant
+    items: np.ndarray  # (variants + 1,) int32: start of the work items of each variant
+    items_first: np.ndarray  # (variants + 1,) int64: first task of each variant, and the total
+    merges: np.ndarray  # like `items`, for combined rows
+    merges_first: np.ndarray  # like `items_first`, for combined rows
 
 
 def launch_lists(plan: Plan, batch: int, heads_q: int) -> LaunchLists:
-    """Return the launch lists of a plan, with a head's tasks adjacent so that concurrent heads share cached K and V."""
+    """Return the launch lists of a plan; the tasks of a head are adjacent, so that its K and V stay in the cache."""
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1)
     heads = np.argsort(variant, kind="stable").astype(np.int32)
     counts = np.bincount(variant, minlength=plan.variants)

@@ -1,4 +1,4 @@
-"""Tensor maps (TMA) of a plan's views: which views share one, and how many a plan needs."""
+"""Assign TMA tensor maps to the views of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .roles import roles
 
 __all__ = ["MAPS", "VIEW", "MapSpec", "halve", "joint_heads", "map_views", "mapped", "maps_of"]
 
-MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+MAPS = (16, 240)  # maximum number of tensor maps of the two kernel variants; 240 fill 32 KiB of parameters
 
 VIEW = np.dtype(
     [
@@ -22,7 +22,7 @@ VIEW = np.dtype(
         ("shift_z", "i4"),
         ("problem", "i4"),
         ("half", "i4", AXES),
-        ("cells", "i4"),
+        ("unused", "i4"),
         ("offset", "i8"),
         ("stride", "i8", AXES),
         ("extent", "i4", AXES),
@@ -33,7 +33,7 @@ VIEW = np.dtype(
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A tensor map of one or several views, in tokens; innermost axis (2) first, as in TMA."""
+    """A tensor map that one or several views use, in tokens; the innermost axis (2) comes first, as in TMA."""
 
     offset: int
     extents: tuple[int, ...]
@@ -44,16 +44,15 @@ class MapSpec:
 def map_views(
     views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
 ) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """A minimal set of tensor maps for the views `ids`, and the device records of all views.
+    """Return a minimal set of tensor maps for the views `ids`, and the device records of all views.
 
-    Views that differ in offset only share a map if the offsets form an arithmetic progression and an axis is free for
-    it, unless `join` is False: the residue classes of a dilated or strided pattern are one map. Equal views always
-    share.
+    Equal views share a map. Unless `join` is False, views that differ only in their offset also share one, if the
+    offsets form an arithmetic progression and an axis of the map is free for it. The residue classes of a dilated or
+    strided pattern thus need one map.
     """
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
         records[name] = views[name]
-    records["cells"] = views["box"].prod(axis=1)
     classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for number in ids:
         view = views[number]
@@ -78,7 +77,7 @@ def map_views(
 def _progressions(
     offsets: np.ndarray, members: list[int], join: bool
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Split views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    """Split views into arithmetic progressions of offsets; yield (start, step, [(offset, view), ...])."""
     order = np.argsort(offsets, kind="stable")
     pending = [(int(offsets[i]), members[i]) for i in order]
     while pending:
@@ -96,10 +95,10 @@ def _progressions(
 
 
 def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Give each warpgroup its own TMA box: cut the query box in `parts` along the first divisible axis."""
+    """Split the query box of each map into `parts`, along the innermost divisible axis: one box for each warpgroup."""
     halved, axes = [], []
     for spec in specs:
-        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # innermost axis first
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)
         if axis is None:
             raise ValueError(f"plan: cannot split a query box {spec.box[::-1]} into {parts} parts")
         box = list(spec.box)
@@ -114,22 +113,22 @@ def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tu
     return tuple(halved), views
 
 
-Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
+Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # tensor maps, and the device records of all views
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
-    """Tensor maps per batch entry of the layout that :func:`make_layout` would make."""
-    (query_specs, _), (key_specs, _) = mapped(plan, plan.views, moves)
+    """Return the number of tensor maps of each batch entry in the layout that :func:`make_layout` would make."""
+    (query_specs, _), (key_specs, _) = mapped(plan, moves)
     return 2 * (len(query_specs) + len(key_specs))
 
 
-def mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
-    """Tensor maps and device records of the query views and of key views `views`; gathered views need no map."""
+def mapped(plan: Plan, moves: bool) -> tuple[Mapped, Mapped]:
+    """Return maps and records of the query views and of the key views; permuted and gathered views need no map."""
     query_ids, key_ids, _ = roles(plan)
     queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
-    return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
+    return queries, map_views(plan.views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def joint_heads(operand: Operand) -> bool:
-    """Whether batch and head are one axis of constant stride."""
+    """Return whether batch and heads form one axis of constant stride."""
     return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]

@@ -1,6 +1,6 @@
 """Deterministic accumulation order of the fused backward.
 
-The dK/dV kernel adds to dQ, one query sub-tile at a time, always in item order, so that sums are bitwise reproducible.
+The dK/dV kernel adds to the rows of a query sub-tile of dQ in item order, so that sums are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from .subtiles import Pass
 
 __all__ = ["Turns", "take_turns"]
 
-_LATENCY = 1.5  # iterations from an addition to the next one to the same sums
+_LATENCY = 1.5  # minimum distance between two additions to the same sums, in iterations
 
 
 class Turns(NamedTuple):
-    """Accumulation order of a kernel.
+    """The accumulation order of a kernel."""
 
-    Attributes
-    ----------
-    rank : (entries,) int32 array
-        Number of entries that add to the same sums before this one.
-    lag : float
-        Mean number of iterations by which an item must trail the earlier ones that run concurrently.
-    """
-
-    rank: np.ndarray
-    lag: float
+    rank: np.ndarray  # (entries,) int32: number of entries that add to the same sums before this entry
+    lag: float  # mean number of iterations by which an item must trail earlier concurrent items
 
 
 def take_turns(made: Pass, subtile: np.ndarray, side_by_side: int) -> Turns:

@@ -4,6 +4,9 @@ Provides inputs, error bounds, a reference executor of plans, and the properties
 Hypothesis strategies are in :mod:`spattn.testing.strategies`.
 """
 
+from typing import NoReturn
+
+from .._util.imports import whole_imports
 from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .bounds import assert_within_bound, count_orders, dense_mask, error_bound, naive, naive_gradients, naive_orders
 from .check import Expectation, check_pattern
@@ -32,3 +35,10 @@ __all__ = [
     "plan_pairs",
     "random",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    with whole_imports:
+        from .._util.renamed import unknown
+
+    raise unknown(__name__, name)

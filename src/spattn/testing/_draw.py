@@ -1,4 +1,4 @@
-"""Draw numbers, arrays and annotated pattern parameters with Hypothesis."""
+"""Draw integers, arrays and annotated pattern parameters with Hypothesis."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from ..patterns import Pattern
-from ..patterns.base.parameters import Range, alternatives, limits, parameters
-from ..patterns.base.registry import names, pattern_class
+from ..patterns.base.check import Range, alternatives, limits, parameters
+from ..patterns.base.class_registry import names, pattern_class
 
 __all__ = ["Draw", "Sizes"]
 
 Choice = TypeVar("Choice")
 
 _FAR = st.sampled_from([2**31, 2**40 - 1, 2**40 + 1, 2**62, sys.maxsize, 2**64, 10**30])
-_SMALL = 8  # the first values of a range are drawn as often as all others together
+_SMALL = 8  # the first values of an integer range are drawn as often as all others together
 
 
 class Sizes(NamedTuple):
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 class Draw:
-    """Random values for :meth:`spattn.patterns.Pattern.random`.
+    """Source of random values for :meth:`spattn.patterns.Pattern.random`.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Draw:
         return self._draw(st.integers(least, max(least, most)))
 
     def size(self, least: int, most: int) -> int:
-        """Draw as :meth:`integer`, but occasionally a number beyond every sequence, or beyond 64 bits.
+        """Draw like :meth:`integer`, but occasionally a value larger than any sequence, or than 64 bits.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class Draw:
         return self._draw(st.sampled_from(options))
 
     def positions(self, below: int, most: int = 6) -> tuple[int, ...]:
-        """Draw positions in any order, possibly repeated or beyond every sequence.
+        """Draw positions in any order, possibly with repeats or larger than any sequence.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Draw:
         return values[0] if len(set(values)) == 1 and self.flag() else tuple(values)
 
     def flags(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw a random boolean array; the density is drawn too, 0 and 1 included.
+        """Draw a boolean array with a random density, which may be 0 or 1.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class Draw:
         return self._rng().random(shape) < share
 
     def integers(self, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """Draw a random array of integers from `least` to `most`.
+        """Draw an array of integers from `least` to `most`.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class Draw:
         return np.random.default_rng(self.integer(0, 2**32 - 1))
 
     def fitted(self, sizes: Sizes, kv_len: int) -> Sizes:
-        """Replace kv_len, and draw a q_len that is often equal to it.
+        """Replace kv_len, and draw a q_len that often equals kv_len.
 
         Parameters
         ----------
@@ -198,10 +198,10 @@ class Draw:
     # -- drawing by annotations ---------------------------------------------------------------------------------------
 
     def instance(self, cls: type[Pattern], sizes: Sizes) -> tuple[Pattern, Sizes]:
-        """Draw a pattern with parameters by their annotations, or from the example if an annotation has no range.
+        """Draw a pattern: each parameter by its annotation, or the example's value if the annotation has no range.
 
-        An ``int`` without a range is drawn between 1 and the example's value. If the pattern rejects the lengths, those
-        of its example are returned.
+        An ``int`` without a range is drawn between 1 and the example's value. If the pattern rejects the lengths, the
+        returned sizes have the lengths of the example.
 
         Parameters
         ----------
@@ -267,14 +267,14 @@ class Draw:
         return self._several(within, sizes) if several else self._one(within, sizes)
 
     def _one(self, within: Range, sizes: Sizes) -> int:
-        """Draw an integer of a range, often one of the first, up to its end or beyond the sequence."""
+        """Draw an integer in a range, often one of the first; in an unbounded range, it may exceed the sequence."""
         least = within.least if within.least is not None else -sizes.kv_len - 3
         if within.most is None:
             return self.choice([self.integer(least, least + _SMALL), self.size(least, max(least, sizes.kv_len + 3))])
         return self.integer(least, min(least + _SMALL, within.most) if self.flag() else within.most)
 
     def _several(self, within: Range, sizes: Sizes) -> tuple[int, ...]:
-        """Draw integers of a range, in any order or evenly spaced."""
+        """Draw a tuple of integers in a range, in any order or evenly spaced."""
         if self.flag():
             return tuple(self._one(within, sizes) for _ in range(self.integer(0, 6)))
         first, step = self._one(within, sizes), self.integer(2, 9)

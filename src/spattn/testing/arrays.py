@@ -24,7 +24,7 @@ DTYPES = {
 
 
 def eps(dtype: npt.DTypeLike) -> float:
-    """Machine epsilon of `dtype`.
+    """Return the machine epsilon of `dtype`.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def inputs(
     layout: str | tuple[str, str, str] = "contiguous",
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random normal ``q, k, v`` for :func:`spattn.attention`.
+    """Return random normal ``q, k, v`` for :func:`spattn.attention`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def random(
     layout: str = "contiguous",
     seed: int | tuple[int, ...] = 0,
 ) -> np.ndarray:
-    """Random normal array (batch, heads, tokens, features) in a given dtype and layout.
+    """Return a random normal array (batch, heads, tokens, features) in a given dtype and layout.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _overlapping(draw: Callable[..., np.ndarray], b: int, h: int, t: int, f: int) -> np.ndarray:
-    """Make rows that overlap: token i starts one element after token i - 1."""
+    """Return overlapping rows: token i starts one element after token i - 1."""
     heads = draw(b, h, max(t + f, 1))
     return as_strided(heads, (b, h, t, f), (*heads.strides[:2], heads.itemsize, heads.itemsize), writeable=False)
 
@@ -154,13 +154,13 @@ LAYOUTS: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_heads": lambda draw, b, h, t, f: np.broadcast_to(draw(b, 1, t, f), (b, h, t, f)),
     "broadcast_tokens": lambda draw, b, h, t, f: np.broadcast_to(draw(b, h, 1, f), (b, h, t, f)),
     "overlapping": _overlapping,
-    # one element past an aligned address, like x[1:]
+    # starts one element past an aligned address, like x[1:]
     "misaligned": lambda draw, *shape: _offset_copy(a := draw(*shape), a.itemsize),
-    # not a multiple of the element size, like a field of a packed record
+    # starts at an address that is not a multiple of the element size, like a field of a packed record
     "unaligned": lambda draw, *shape: _offset_copy(draw(*shape), 1),
     "read_only": lambda draw, *shape: _read_only(draw(*shape)),
 }
-"""Layout name → function that makes an array (batch, heads, tokens, features) from a random generator."""
+"""Maps the name of a layout to a function that draws an array (batch, heads, tokens, features) in this layout."""
 
 
 def at_protected_page(array: np.ndarray) -> np.ndarray:

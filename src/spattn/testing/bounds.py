@@ -1,4 +1,4 @@
-"""Error bounds, computed from the rounding error of the naive formula and never tuned by hand."""
+"""Error bounds, computed from the rounding errors of the naive formula instead of tuned by hand."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
     "naive_orders",
 ]
 
-_PRODUCTS = 1 << 21  # products of Q Kᵀ over all evaluations; with fewer, the maximum error varies too much
+_PRODUCTS = 1 << 21  # minimum products of Q Kᵀ over all orders; with fewer, the maximum error varies too much
 
 
 def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
-    """Evaluate the pattern's predicate for every pair: a bool array (batch, heads, q_len, kv_len).
+    """Evaluate the pattern's predicate for every pair.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def naive(
 
 
 def count_orders(q: np.ndarray, k: np.ndarray, mask: np.ndarray) -> int:
-    """Return the number of evaluation orders for a problem, 2 to 32: more if fewer products contribute an error.
+    """Return the number of evaluation orders for a problem, 2 to 32; more if fewer products contribute to the error.
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ def naive_orders(
     scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Evaluate :func:`naive` in several orders: a list of ``out`` and a list of ``lse`` for :func:`error_bound`.
+    """Evaluate :func:`naive` in several orders, for :func:`error_bound`.
 
-    A single evaluation of a small problem may be exact by chance; the maximum error over all orders counts.
+    A single evaluation of a small problem may be exact by chance; the bound uses the maximum error over all orders.
 
     Parameters
     ----------
@@ -168,20 +168,36 @@ def naive_gradients(
         Of the shapes of q, k and v.
     """
     p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
-    scale = _scale(scale, q)
-    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    p, do, kk, vv = p.astype(wide), dout.astype(wide), _per_query_head(k, q, wide), _per_query_head(v, q, wide)
-    dp = (do @ _swap(vv)).astype(dtype).astype(wide)
-    delta = (p * dp).sum(axis=-1, keepdims=True)
-    if dlse is not None:
-        delta -= dlse[..., None]
-    delta = delta.astype(dtype).astype(wide)
-    ds = (p * (dp - delta) * wide.type(scale)).astype(dtype).astype(wide)
+    return gradients_of_weights(p.astype(wide), dout, q, k, v, _scale(scale, q), dtype, dlse)
+
+
+def gradients_of_weights(
+    p: np.ndarray,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    dtype: np.dtype,
+    dlse: np.ndarray | None,
+    out: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compute gradients from the weights P, with every step rounded; `out`, if given, yields the row sums of P∘dP."""
+    wide, group = p.dtype, q.shape[1] // k.shape[1] if k.shape[1] else 1
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(dtype).astype(wide)
 
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
 
-    return (ds @ kk).astype(dtype), over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
+    do = dout.astype(wide)
+    dp = rounded(do @ _swap(_per_query_head(v, q, wide)))
+    delta = (p * dp if out is None else do * out.astype(wide)).sum(axis=-1, keepdims=True)
+    delta = rounded(delta if dlse is None else delta - dlse[..., None])
+    ds = rounded(p * (dp - delta) * wide.type(scale))
+    dq = (ds @ _per_query_head(k, q, wide)).astype(dtype)
+    return dq, over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
 
 
 def _weights(
@@ -210,7 +226,7 @@ def _weights(
 
 
 def _product(a: np.ndarray, b: np.ndarray, order: int) -> np.ndarray:
-    """Compute ``a @ b``, or with ``order & 4`` sum sequentially, as a register accumulates."""
+    """Compute ``a @ b``; if ``order & 4``, sum sequentially, like an accumulator register."""
     if not order & 4:
         return a @ b
     b = np.ascontiguousarray(b)
@@ -234,14 +250,14 @@ def _swap(x: np.ndarray) -> np.ndarray:
 
 
 def error_bound(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
-    """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
+    """Return ``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over finite reference values.
 
     Parameters
     ----------
     reference64 : array
         Result of :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`, more precise than `dtype`.
     naive_lowprec : array or list of arrays
-        Results of :func:`naive` or :func:`naive_gradients`; the largest error of a list counts.
+        Results of :func:`naive` or :func:`naive_gradients`; of a list, the maximum error is used.
     dtype : dtype
         Dtype of the inputs under test.
 
@@ -288,10 +304,10 @@ def assert_within_bound(
     wide, finite = actual.astype(reference64.dtype), np.isfinite(reference64)
     same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
     assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
-    budget = error_bound(reference64, naive_lowprec, dtype)
+    limit = error_bound(reference64, naive_lowprec, dtype)
     error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
-    assert error.max(initial=0) <= budget, (
-        f"{what}: error {error.max():.3g} exceeds the bound {budget:.3g}; "
+    assert error.max(initial=0) <= limit, (
+        f"{what}: error {error.max():.3g} exceeds the bound {limit:.3g}; "
         f"{_first(error == error.max(), wide, reference64)}"
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from .. import patterns, reference
+from .. import reference
 from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_json
 from ..schedule.compiler import plan as make_plan
@@ -17,7 +16,7 @@ from .arrays import inputs
 from .bounds import assert_within_bound, dense_mask, naive_orders
 from .contract import check_plan, execute
 
-__all__ = ["Expectation", "check_pattern", "check_picture"]
+__all__ = ["Expectation", "check_pattern"]
 
 
 _MOST_TOKENS_OF_ENDS = 10_000
@@ -29,9 +28,10 @@ def check_pattern(
 ) -> None:
     """Assert that a pattern has all properties that spattn relies on.
 
-    The closed form and the declared ends equal the predicate; the plan equals both, its tiles are disjoint, and
-    executing it gives the result of :mod:`spattn.reference`; the laws of composition hold; masked keys do not change
-    the result; ``from_json(to_json())`` restores the pattern. Use :class:`Expectation` to check kernels.
+    These are: :meth:`~spattn.patterns.Pattern.runs` and :meth:`~spattn.patterns.Pattern.ends` agree with the predicate;
+    the plan visits each allowed pair once, and its execution gives the result of :mod:`spattn.reference`; the laws of
+    composition hold; masked keys do not change the result; ``from_json(to_json())`` restores the pattern. Use
+    :class:`Expectation` to check kernels.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def check_pattern(
     q_len, kv_len : int
         Lengths in tokens; `kv_len` defaults to `q_len`. Keep them small: every pair is evaluated.
     batch, heads : int, optional
-        Sizes for patterns that differ between batch entries or heads; `heads` defaults to the pattern's number.
+        Sizes for patterns that differ between batch entries or heads; `heads` defaults to the pattern's heads.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def check_pattern(
 
 
 def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
-    """Check that the closed form equals the predicate."""
+    """Check that the index set equals the predicate."""
     expected = dense_mask(pattern, batch, heads, q_len, kv_len)
     for b, h, index_set in _index_sets(pattern, batch, heads, q_len, kv_len):
         dense = index_set.to_dense()
@@ -73,8 +73,8 @@ def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len
 
 
 def check_ends(pattern: Pattern, q_len: int, further: tuple[int, int] = (1, 66)) -> None:
-    """Check that the ends of one head's pattern are equal at two lengths, `further` tokens beyond the ends, and that
-    all pairs between the ends are allowed or none. Ends of more than 10,000 tokens are skipped."""
+    """Check the ends of one head's pattern at two lengths, `further` tokens beyond the ends: their masks are equal, and
+    pairs between the ends are all allowed or all masked. Ends of more than 10,000 tokens are skipped."""
     ends = pattern.ends(q_len)
     if ends is None or sum(ends[:2]) > _MOST_TOKENS_OF_ENDS:
         return
@@ -126,7 +126,7 @@ def check_planned(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
 def check_unseen_keys(
     pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int, forward: Forward | None = None
 ) -> None:
-    """Check that NaN at keys that no query of a head may attend to does not change the result.
+    """Check that NaN at keys to which no query of a head attends does not change the result.
 
     `forward` takes ``q, k, v, pattern`` and returns ``out, lse``; by default, the reference backend.
     """
@@ -179,13 +179,6 @@ class Expectation:
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
             assert_within_bound(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
-
-
-def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:
-    """Check that ``spattn.patterns.show.draw`` draws the pattern; requires matplotlib."""
-    assert importlib.util.find_spec("matplotlib"), "matplotlib is not installed; run pip install matplotlib"
-    axes = patterns.show.draw(pattern, q_len, q_len if kv_len is None else kv_len)
-    assert axes is not None
 
 
 def _index_sets(

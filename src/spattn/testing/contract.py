@@ -1,7 +1,7 @@
 """Reference executor of plans in plain NumPy, and checks of the plan contract.
 
-The code implements the text of :mod:`spattn.planning.contract.types`, independent of the planner and the kernels. It
-is the specification for kernels, and detects invalid plans.
+The code implements the text of :mod:`spattn.planning.contract.types`, independently of the planner and the kernels. It
+is an executable specification for kernels, and detects invalid plans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_plan", "execute", "plan_pairs"]
 
 
 def plan_pairs(plan: Plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """List all (query row, key) pairs that the work items of a variant visit, with repeats, sorted by row and key.
+    """Return all (query row, key) pairs that the work items of a variant visit, with repeats, sorted by row and key.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
 
 
 def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Execute a plan in float64 as a kernel would: work items write outputs or split-KV partials, then rows combine.
+    """Execute a plan in float64 like a kernel: work items write outputs or split-KV partials, which are then combined.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: floa
 
 
 def _visits(plan: Plan, variant: int) -> np.ndarray:
-    """Count the visits of each pair by the variant's work items, (q_len, kv_len)."""
+    """Count how often the work items of a variant visit each pair, (q_len, kv_len)."""
     visits = np.zeros((plan.q_len, plan.kv_len), dtype=np.uint16)
     for item in _items(plan, variant):
         for row, key, allowed in _tiles(plan, item):
@@ -149,12 +149,12 @@ def _attend(
     return out, lse
 
 
-def _weighted(logits: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+def _weighted(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
     """Return (softmax(scores) @ values, log Σ exp(scores)), or (0, −inf) if all scores are −inf."""
-    row_max = logits.max(initial=-np.inf)
+    row_max = scores.max(initial=-np.inf)
     if row_max == -np.inf:
         return np.zeros(values.shape[-1]), -np.inf
-    p = np.exp(logits - row_max)
+    p = np.exp(scores - row_max)
     return (p / p.sum()) @ values, np.log(p.sum()) + row_max
 
 
@@ -163,7 +163,7 @@ def _items(plan: Plan, variant: int) -> np.ndarray:
 
 
 def _cells(view: np.void, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (position, is real) of each cell of a tile, by the contract's *view* and *tile* paragraphs."""
+    """Return (position, False for padding) of each cell of a tile; see *view* and *tile* in the contract."""
     place = np.unravel_index(tile, tuple(view["grid"]))
     coordinate = np.indices(tuple(view["box"])).reshape(3, -1) + (np.array(place) * view["box"])[:, None]
     real = (coordinate < view["extent"][:, None]).all(axis=0)
@@ -178,7 +178,7 @@ def _query_cells(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at(order: np.ndarray, component: np.void, place: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Map permuted indices to positions, by the contract's *order* paragraph; padding cells map to anything."""
+    """Map permuted indices to positions, which are arbitrary at padding cells; see *order* in the contract."""
     return order[component["variant"]][np.where(real, place, 0)] if order.size else place
 
 
@@ -202,7 +202,7 @@ def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, 
 
 
 def _check_lists(plan: Plan, variant: int) -> None:
-    """Check that each tile of the variant's lists is in one work item, and each item in the variant's components."""
+    """Check that each tile of a variant's lists is in one work item, and each item in a component of the variant."""
     visited: Counter[tuple[int, int]] = Counter()
     for item in _items(plan, variant):
         assert plan.components[item["component"]]["variant"] == variant, "a work item of another variant's component"
@@ -218,7 +218,7 @@ def _check_lists(plan: Plan, variant: int) -> None:
 
 
 def _check_writers(plan: Plan, variant: int) -> None:
-    """Check that each row is written once, each partial by one item, and that combining reads each source once."""
+    """Check that each row and each partial is written once, and that the combine reads each source once."""
     written: Counter[int] = Counter()
     filled: Counter[tuple[int, int]] = Counter()  # row of the workspace, row of the output
     slots: Counter[int] = Counter()

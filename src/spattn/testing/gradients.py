@@ -9,7 +9,7 @@ import numpy as np
 from .. import reference
 from ..patterns import Pattern
 from .arrays import random
-from .bounds import assert_within_bound, dense_mask, naive, naive_gradients
+from .bounds import assert_within_bound, dense_mask, gradients_of_weights, naive, naive_gradients
 
 __all__ = ["GradientExpectation", "naive_from_results"]
 
@@ -30,7 +30,7 @@ def naive_from_results(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluate the formula of :func:`spattn.attention_backward`, with every step rounded.
 
-    ``out`` and ``lse`` are rounded inputs of the formula; their evaluation order and an additional error can be set.
+    The formula takes rounded ``out`` and ``lse``; `order` and `ulps` set their evaluation order and an added error.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def naive_from_results(
     -------
     dq, dk, dv : arrays
     """
-    dtype, group = q.dtype, q.shape[1] // k.shape[1]
+    dtype = q.dtype
     wide = np.promote_types(dtype, np.float32)
     factor = wide.type(q.shape[3] ** -0.5 if scale is None else scale)
     out, lse = naive(q, k, v, mask, float(factor), order=order)
@@ -57,17 +57,10 @@ def naive_from_results(
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(dtype).astype(wide)
 
-    def over_group(x: np.ndarray) -> np.ndarray:
-        return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
-
-    kk, vv = (np.repeat(x.astype(wide), group, axis=1) for x in (k, v))
-    qq, do = q.astype(wide), dout.astype(wide)
-    logits = np.where(mask, rounded(rounded(qq @ kk.swapaxes(2, 3)) * factor), -np.inf)
-    p = rounded(np.exp(logits - lse[..., None]))
-    delta = (do * out.astype(wide)).sum(axis=3, keepdims=True)
-    delta = rounded(delta if dlse is None else delta - dlse[..., None])
-    ds = rounded(p * (rounded(do @ vv.swapaxes(2, 3)) - delta) * factor)
-    return (ds @ kk).astype(dtype), over_group(ds.swapaxes(2, 3) @ qq), over_group(p.swapaxes(2, 3) @ do)
+    keys = np.repeat(k.astype(wide), q.shape[1] // k.shape[1], axis=1)
+    scores = np.where(mask, rounded(rounded(q.astype(wide) @ keys.swapaxes(2, 3)) * factor), -np.inf)
+    p = rounded(np.exp(scores - lse[..., None]))
+    return gradients_of_weights(p, dout, q, k, v, float(factor), dtype, dlse, out)
 
 
 class GradientExpectation:

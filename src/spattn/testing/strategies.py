@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from .. import patterns
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.class_registry import pattern_class
 from ._draw import Draw, Sizes
 from .arrays import DTYPES, LAYOUTS
 
@@ -18,7 +18,7 @@ __all__ = ["Case", "Draw", "Problem", "Sizes", "cases", "compositions", "dtypes"
 
 
 class Case(NamedTuple):
-    """Pattern with matching sizes.
+    """A pattern with matching sizes.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Case with the arguments of its inputs: ``inputs(*problem.shape, ...)``.
+    """A case with the arguments of its inputs: ``inputs(*problem.shape, ...)``.
 
     Parameters
     ----------
@@ -58,14 +58,14 @@ class Problem(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v."""
+        """Return batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v."""
         s = self.case.sizes
         return s.batch, s.heads_q, s.heads_kv, s.q_len, s.kv_len, self.head_dim, self.head_dim_v
 
 
 @st.composite
 def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, min_len: int = 1) -> Sizes:
-    """Sizes with mostly equal lengths; also decoding with few queries, and more queries than keys.
+    """Draw sizes, mostly with equal lengths, sometimes with fewer queries (decoding) or more queries than keys.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def cases(
     max_heads: int = 4,
     min_len: int = 1,
 ) -> Case:
-    """Registered patterns with matching sizes, drawn by :meth:`spattn.patterns.Pattern.random`.
+    """Draw registered patterns with matching sizes, by :meth:`spattn.patterns.Pattern.random`.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def cases(
     Examples
     --------
     >>> from hypothesis import find
-    >>> case = find(cases("sliding_window"), lambda case: case.pattern.right is None)
+    >>> case = find(cases("sliding_window"), lambda case: case.pattern.right == -1)
     >>> case.pattern.index_set(case.sizes.q_len, case.sizes.kv_len).nnz > 0
     True
     """
@@ -123,7 +123,7 @@ def cases(
 
 @st.composite
 def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
-    """Compositions of registered patterns with ``& | - ~``.
+    """Draw compositions of registered patterns with ``& | - ~``.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_he
 
 
 def dtypes() -> st.SearchStrategy[str]:
-    """Names in :data:`spattn.testing.DTYPES`.
+    """Draw names in :data:`spattn.testing.DTYPES`.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def dtypes() -> st.SearchStrategy[str]:
 
 
 def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
-    """Names in :data:`spattn.testing.LAYOUTS` for q, k and v; often contiguous.
+    """Draw names in :data:`spattn.testing.LAYOUTS` for q, k and v; often contiguous.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def problems(
     dtype: str | None = None,
     layout: tuple[str, str, str] | None = None,
 ) -> Problem:
-    """Problems for :func:`spattn.attention`.
+    """Draw problems for :func:`spattn.attention`.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     device, dtype : optional
         Device and dtype of the parameters.
     **others
-        Other arguments of ``nn.MultiheadAttention``: ``batch_first=True``, and the defaults of the rest.
+        Other arguments of ``nn.MultiheadAttention``; only ``batch_first=True`` and the defaults are supported.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     @property
     def _rows(self) -> tuple[int, int, int]:
-        """Rows of the q, k and v projections."""
+        """Return the number of rows of the q, k and v projections."""
         of_heads = self.embed_dim // self.num_heads * self.num_kv_heads
         return self.embed_dim, of_heads, of_heads
 
@@ -152,7 +152,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         need_weights: bool = False,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Multi-head attention of `query` over `key` and `value`.
+        """Compute multi-head attention of `query` over `key` and `value`.
 
         Parameters
         ----------
@@ -175,11 +175,11 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         Raises
         ------
         TypeError
-            If `key_padding_mask` is neither boolean nor floating-point, or an argument is unknown; as
+            If `key_padding_mask` is neither boolean nor floating-point, or an argument is unknown; otherwise, as for
             :func:`spattn.attention`.
         ValueError
             If inputs have wrong shapes; if `need_weights` is True or another argument is not its default; if an element
-            of an additive `key_padding_mask` is not 0, −inf or the minimum of its dtype; as :func:`spattn.attention`.
+            of an additive `key_padding_mask` is not 0, −inf or its dtype's minimum; as for :func:`spattn.attention`.
         """
         self._check(query, key, value, others | {"need_weights": need_weights})
         weights, biases = self.in_proj_weight.split(self._rows), (None, None, None)
@@ -208,7 +208,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
 
 def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Validate a padding mask; invert a boolean one to True at tokens."""
+    """Validate a padding mask, and invert a boolean one, so that True marks tokens."""
     if padding.shape != key.shape[:2]:
         raise ValueError(f"key_padding_mask: expected shape {tuple(key.shape[:2])}, got {tuple(padding.shape)}")
     if padding.dtype != torch.bool and not padding.is_floating_point():

@@ -17,7 +17,7 @@ __all__ = ["trace"]
 
 
 class _Recorder:
-    """The recorded steps."""
+    """A list of recorded steps, and the constants that they use."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -45,14 +45,14 @@ class _Recorder:
         return Traced(self, result, sample)
 
     def operand(self, x: Any) -> Any:
-        """The recorded form of an argument."""
+        """Return the recorded form of an operand: a Ref, a Constant or the value itself."""
         if isinstance(x, Traced):
             return x.ref
         return self.constant(x) if isinstance(x, torch.Tensor) else x
 
 
 class Traced(torch.Tensor):  # type: ignore[misc]
-    """A tracer: one number per pair. `sample` holds the first pair's value, which gives dtype and shape."""
+    """A tracer tensor for one value per pair; `sample` is the value at the first pair, with its dtype and shape."""
 
     recorder: _Recorder
     ref: Ref
@@ -80,9 +80,9 @@ class Traced(torch.Tensor):  # type: ignore[misc]
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
-    """Turn ``table[i]`` into an operation on `i`: PyTorch would convert a 0-d index to a Python number.
+    """Mode that records ``table[i]`` as an operation on `i`; PyTorch would convert a 0-d index to a Python int.
 
-    Also refuses random numbers in calls without tracers, which `Traced` does not see.
+    It also rejects random numbers in calls without tracers, which do not reach :class:`Traced`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +119,7 @@ def _sample(x: Any) -> Any:
 
 
 def _check(func: Any) -> None:
-    """TypeError for mutating, random or data-dependent operations."""
+    """Raise TypeError for mutating, random or data-dependent operations."""
     if func._schema.is_mutable:
         raise TypeError(f"mask_mod: in-place operations are not supported, got {func}")
     _check_random(func)
@@ -138,11 +138,8 @@ def _check_random(func: Any) -> None:
 def trace(function: Callable[..., Any], arguments: int) -> Trace:
     """Trace a function of `arguments` integers.
 
-    Raises
-    ------
-    TypeError
-        If the function branches on values, mutates a tensor, is random, refers to a tensor that is not plain, or does
-        not return a 0-d bool tensor.
+    Raises TypeError if it branches on values, mutates a tensor, draws random numbers, refers to a tensor that is not
+    plain, or does not return a 0-d bool tensor.
     """
     # torch.compile must not trace into the tracers.
     compiler = "torch._dynamo" in sys.modules
@@ -170,7 +167,7 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
 
 
 def _try(whole: Trace, result: Ref) -> None:
-    """TypeError if torch.vmap cannot vectorize the trace over pairs."""
+    """Raise TypeError if torch.vmap cannot vectorize the trace over pairs."""
     try:
         whole.evaluate(result, {ref.number: np.zeros(1, np.int64) for ref in whole.arguments})
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Map PyTorch operations on integers and booleans to NumPy operators.
 
-A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that also
-work on tiles of positions: sums, differences, minima, maxima, comparisons, ``//`` and ``%`` by constants, ``& | ~``.
+A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that work on
+whole tiles: sums, differences, minima, maxima, comparisons, ``//`` and ``%`` by constants, ``& | ~``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8}  # suppor
 
 
 def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
-    """The result of a step whose operands `value` resolves; NotImplemented without a rule."""
+    """Evaluate a step by its rule, or return NotImplemented if there is none; `value` resolves operands."""
     name, dtype = step.name.split(".")[1], step.result.dtype
     kinds = {_kind(x) for x in step.args if x is not None}
     rule: Callable[..., Any] | None = None
@@ -34,7 +34,7 @@ def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
 
 
 def _kind(operand: Any) -> str:
-    """'bool', 'integer', or an unsupported kind."""
+    """Return 'bool', 'integer', or the name of an unsupported type."""
     if isinstance(operand, Constant) and operand.array.ndim:
         return "table"
     if isinstance(operand, (Ref, Constant)):
@@ -44,7 +44,7 @@ def _kind(operand: Any) -> str:
 
 
 def _numbers_fit(operands: tuple[Any, ...]) -> bool:
-    """Whether Python numbers are representable in every operand's integer dtype, to which PyTorch casts them."""
+    """Return True if Python ints fit into the integer dtype of every tensor operand, to which PyTorch casts them."""
     types = [x.dtype for x in operands if isinstance(x, Ref) and x.dtype in _BITS]
     return all(0 <= x - _least(dtype) < 1 << _BITS[dtype] for x in operands if type(x) is int for dtype in types)
 
@@ -54,7 +54,7 @@ def _least(dtype: str) -> int:
 
 
 def _wrapped(value: Any, dtype: str) -> Any:
-    """Wrap integers around to a dtype of fewer bits, as PyTorch does."""
+    """Wrap int64 values around to a dtype of fewer bits, as PyTorch does."""
     return (value - _least(dtype)) % (1 << _BITS[dtype]) + _least(dtype)
 
 
@@ -67,7 +67,7 @@ def _subtract(a: Any, b: Any, alpha: int = 1) -> Any:
 
 
 def _divide(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Floor division or remainder by a positive constant; other divisors are unsupported."""
+    """Return the rule of floor division or remainder, which supports only positive constant divisors."""
 
     def rule(a: Any, b: Any, rounding_mode: str = "floor") -> Any:
         constant = isinstance(b, (int, np.integer)) and b > 0

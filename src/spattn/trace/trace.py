@@ -40,7 +40,7 @@ class Constant:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Constant:
-        """Copy a tensor; TypeError if it is not plain."""
+        """Copy a tensor; raise TypeError if it is not plain."""
         oddity = TORCH.oddity(tensor)
         if oddity is not None:
             raise TypeError(f"mask_mod: expected references to plain tensors, got {oddity}")
@@ -60,12 +60,12 @@ class Constant:
         return hash(self._digest)
 
     def tensor(self) -> torch.Tensor:
-        """The constant as a tensor."""
+        """Return the constant as a new tensor."""
         return TORCH.from_numpy(self.array.copy())
 
 
 class Step(NamedTuple):
-    """A PyTorch operation such as ``aten.add.Tensor`` on references, constants, numbers and tuples of these."""
+    """A PyTorch operation such as ``aten.add.Tensor`` on references, constants, Python scalars and tuples of these."""
 
     result: Ref
     name: str
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps that the result of a function depends on, in order."""
+    """A traced function: the steps on which its result depends, in order."""
 
     arguments: tuple[Ref, ...]
     steps: tuple[Step, ...]
@@ -83,7 +83,7 @@ class Trace:
 
     @cached_property
     def depends(self) -> dict[int, frozenset[int]]:
-        """Argument numbers that each argument and each step's result depend on."""
+        """Map the number of each argument and each step's result to the numbers of the arguments it depends on."""
         found = {ref.number: frozenset({ref.number}) for ref in self.arguments}
         for step in self.steps:
             found[step.result.number] = frozenset().union(*(found[ref.number] for ref in refs(step[2:])))
@@ -91,11 +91,11 @@ class Trace:
 
     @property
     def used(self) -> frozenset[int]:
-        """Argument numbers that the result depends on."""
+        """Return the numbers of the arguments on which the result depends."""
         return self.depends[self.result.number] if isinstance(self.result, Ref) else frozenset()
 
     def needs(self, wanted: Any) -> tuple[Step, ...]:
-        """The steps that an operand depends on."""
+        """Return the steps on which an operand depends."""
         numbers, steps = {ref.number for ref in refs(wanted)}, []
         for step in reversed(self.steps):
             if step.result.number in numbers:
@@ -122,7 +122,7 @@ class Trace:
         return TORCH.to_host(found).reshape(shape)
 
     def fix(self, number: int, value: int) -> Trace:
-        """Bind an argument to a value, and fold the steps that depend on it alone."""
+        """Bind an argument to a value, and fold the steps that depend on no other argument."""
         if all(ref.number != number for ref in self.arguments):
             return self
         known: dict[int, Any] = {number: torch.tensor(value, device="cpu")}
@@ -153,7 +153,7 @@ def mapped(function: Callable[[Any], Any], operand: Any) -> Any:
 
 
 def refs(operand: Any) -> Iterator[Ref]:
-    """All references in nested tuples."""
+    """Yield all references in nested tuples."""
     if isinstance(operand, Ref):
         yield operand
     elif isinstance(operand, tuple):
@@ -162,7 +162,7 @@ def refs(operand: Any) -> Iterator[Ref]:
 
 
 def _replay(steps: tuple[Step, ...], values: dict[int, Any]) -> dict[int, Any]:
-    """Execute steps; return `values`, keyed by number, extended by their results."""
+    """Execute steps, add their results to `values` (by number) and return it."""
 
     def value(operand: Any) -> Any:
         if isinstance(operand, Ref):

@@ -27,7 +27,7 @@ _BEYOND = {
     "dropout": "must be 0 (set it in the configuration, or call eval())",
     "output_attentions": "attention weights are never materialized",
 }
-"""Unsupported arguments that change the result or request other results, with error messages."""
+"""Error messages of unsupported arguments, which would change the result or request further results."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -42,7 +42,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend to q, k, v (batch, heads, tokens, head_dim); return out (batch, tokens, heads, head_dim) and None."""
+    """Compute attention of q, k, v (batch, heads, tokens, head_dim); return (batch, tokens, heads, head_dim), None."""
     _refuse({"dropout": dropout} | others)
     pattern, kv_len = _pattern(module, query, key, attention_mask, is_causal), key.shape[2]
     if isinstance(attention_mask, PatternMask):

@@ -19,9 +19,9 @@ Patterns = Pattern | dict[str, Pattern | None] | list[Pattern | None]
 
 
 class SpattnPattern:
-    """Descriptor ``spattn_pattern`` of all configurations; stores JSON, returns patterns.
+    """Descriptor ``spattn_pattern`` of all configurations, which stores JSON and returns patterns.
 
-    JSON, because Transformers deep-copies a configuration's ``__dict__`` and writes it as JSON.
+    It stores JSON because Transformers deep-copies a configuration's ``__dict__`` and writes it as JSON.
     """
 
     def __get__(self, config: Any, owner: type | None = None) -> Any:
@@ -52,13 +52,7 @@ def install() -> None:
 
 
 def restriction(config: Any) -> Pattern | tuple[Pattern, ...]:
-    """Return the pattern of a configuration, or one per layer; Full if unset.
-
-    Raises
-    ------
-    ValueError
-        If the configuration lacks the layers or layer types, or its model has cross-attention.
-    """
+    """Return the pattern of a configuration, or one per layer; Full if unset, ValueError if layers do not match."""
     given = getattr(config, _NAME, None)
     return Full() if given is None else _of_layers(config, given)
 
@@ -101,7 +95,7 @@ def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
 
 
 def _text(given: Any) -> str:
-    """Serialize a pattern or a dict or list of patterns; JSON is validated and returned."""
+    """Serialize a pattern, or a dict or list of patterns; validate JSON and return it unchanged."""
     if isinstance(given, str):
         _patterns(given)
         return given
@@ -127,7 +121,7 @@ def _text_of_one(pattern: Any) -> str:
 
 
 def _patterns(given: Any) -> Patterns:
-    """Decode the stored value; in a configuration made before :func:`register`, it may be anything."""
+    """Decode the stored value, which is not yet validated if the configuration was created before :func:`register`."""
     found = _decoded(given if isinstance(given, str) else _text(given))
     return found.copy() if isinstance(found, (dict, list)) else found  # do not expose the cached object
 

@@ -24,32 +24,18 @@ MaskFunction = Callable[..., Any]
 
 
 class NoWindow(ValueError):
-    """Empty sliding window: no query has an allowed key; eager attention returns the mean of all values."""
+    """Error for an empty sliding window, with which eager attention returns the mean of all values."""
 
 
-_CAUSAL = SlidingWindow(None, 0)
+_CAUSAL = SlidingWindow(-1, 0)
 _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
 
 
 def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
     """Return the pattern of a mask function of Transformers, or of an and/or composition of them, else None.
 
-    Parameters
-    ----------
-    mask_function : callable
-        Function of batch, head, query and key indices, counted from the start of the sequence.
-    kv_offset : int
-        Sequence index of the pattern's position 0.
-
-    Returns
-    -------
-    Pattern or None
-        Query and key positions are relative to `kv_offset`.
-
-    Raises
-    ------
-    NoWindow
-        If one of the functions is an empty window.
+    Key and query positions count from sequence index `kv_offset`. Raises NoWindow if one of the functions is an empty
+    window.
     """
     rule = _RULES.get(_code(mask_function))
     return None if rule is None else rule(_closed_over(mask_function), kv_offset)
@@ -74,7 +60,7 @@ def both(one: Any, other: Any) -> Pattern:
     if not all(isinstance(w, SlidingWindow) for w in windows):
         return one & other
     sides = ([getattr(w, side) for w in windows] for side in ("left", "right"))
-    return SlidingWindow(*(min((n for n in side if n is not None), default=None) for side in sides))
+    return SlidingWindow(*(min((n for n in side if n >= 0), default=-1) for side in sides))
 
 
 def _code(function: MaskFunction) -> CodeType | None:
@@ -107,7 +93,7 @@ def _starts(packed: dict[str, Any]) -> list[np.ndarray]:
 
 
 def _in_each_sequence(given: dict[str, Any], kv_offset: int) -> Pattern | None:
-    """Convert a mask on positions within packed sequences; equal to the inner mask if translation-invariant."""
+    """Convert a mask on positions within packed sequences: the inner mask if it is translation-invariant, else None."""
     inner = known_pattern(given["mask_function"], kv_offset)
     return inner if inner is not None and inner.translation_invariant else None
 

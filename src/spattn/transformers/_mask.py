@@ -1,4 +1,4 @@
-"""Mask function for Transformers: a tensor subclass that carries a pattern."""
+"""Mask function for Transformers, which returns a tensor subclass that carries a pattern."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPIES = {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten
 
 
 class PatternMask(torch.Tensor):  # type: ignore[misc]
-    """Pattern wrapped as a bool tensor (batch, 1, q_len, kv_len) without data, passed through the model as its mask.
+    """A pattern as a bool tensor (batch, 1, q_len, kv_len) without data, which the model passes on like a mask.
 
     Operations other than copies raise TypeError: the result would no longer match the pattern.
     """
@@ -78,7 +78,7 @@ for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor"):
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:
-    """Select the pattern of a layer from one for all layers or one per layer."""
+    """Return the pattern of a layer; `patterns` is one for all layers or one per layer."""
     if isinstance(patterns, Pattern):
         return patterns
     layer = getattr(module, "layer_idx", None)
@@ -103,12 +103,12 @@ def pattern_mask(
     device: Any = "cpu",
     **others: Any,
 ) -> PatternMask:
-    """Make the mask of "spattn", with the signature of Transformers' AttentionMaskInterface.
+    """Return the mask for "spattn"; has the signature of Transformers' AttentionMaskInterface.
 
     Query i is at index ``q_offset + i`` and key j at ``kv_offset + j`` of the sequence that `mask_function` describes;
-    `attention_mask` (batch, tokens so far) is False at padding. `others` allow skipping masks and are ignored.
+    `attention_mask` (batch, tokens so far) is False at padding. `others`, which permit skipping masks, are ignored.
     """
-    q_offset = int(q_offset)  # a device tensor for static caches
+    q_offset = int(q_offset)  # may be a device tensor (static caches)
     first, shape = q_offset - kv_offset, (batch_size, 1, q_length, kv_length)
     try:
         known = known_pattern(mask_function, kv_offset)
@@ -144,7 +144,7 @@ def _by_rows(mask_function: Callable[..., Any], q_offset: int, kv_offset: int) -
 
 
 def _seen(pattern: Pattern, tokens: int, kv_length: int) -> int:
-    """Return the number of keys visible to the queries.
+    """Return the number of keys to which queries may attend.
 
     A static cache has unused entries at the end, which a causal pattern masks. Dropping them gives all decode steps the
     same pattern.

@@ -16,7 +16,7 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def refusal(model: PreTrainedModel) -> str | None:
-    """Return why a model is not supported, judged by its classes and configuration, or None."""
+    """Return the reason why a model is not supported, from its classes and configuration, or None."""
     layers = {type(module): module for module in model.modules()}
     for cls in layers:
         if issubclass(cls, PreTrainedModel) and not cls._can_set_attn_implementation():
@@ -58,7 +58,7 @@ def _beyond(module: nn.Module) -> str | None:
 
 
 def _names(cls: type[nn.Module], word: str) -> bool:
-    """Whether a method of a layer's class refers to this name."""
+    """Return True if a method of a layer's class refers to the name `word`."""
     return any(word in code.co_names for code in _codes(cls))
 
 

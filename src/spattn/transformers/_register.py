@@ -23,24 +23,23 @@ _Model = TypeVar("_Model", bound=PreTrainedModel)
 def register() -> None:
     """Register ``attn_implementation="spattn"`` with Transformers; idempotent.
 
-    Attention covers the pairs that the model's mask allows: causal masks, sliding windows and chunks per layer type,
-    left and right padding, packed sequences (`position_ids` without `attention_mask`), and all cache types.
-    ``config.spattn_pattern`` restricts the mask further; the result is the intersection. It is one
-    :class:`spattn.patterns.Pattern` for all layers, a dict from names in ``config.layer_types`` to patterns (missing
-    types are unrestricted), a list with a pattern or None per layer, or the JSON of one of these. Its positions count
-    from 0 within each sequence, independent of padding and packing. The configuration stores JSON, which
-    ``save_pretrained()`` writes, and returns patterns.
+    Supports the model's own masks: causal masks, sliding windows and chunks per layer type, left and right padding,
+    packed sequences (`position_ids` without `attention_mask`), and all cache types. ``config.spattn_pattern`` is
+    intersected with the model's mask. It is one :class:`spattn.patterns.Pattern` for all layers, a dict from names in
+    ``config.layer_types`` to patterns (missing types are unrestricted), a list with a pattern or None per layer, or the
+    JSON of one of these. Its positions count from 0 within each sequence, independent of padding and packing. The
+    configuration stores JSON, which ``save_pretrained()`` writes, and returns patterns.
 
     Notes
     -----
     :func:`use` also checks that the model is supported. Without it, a model that does not use Transformers'
     AttentionInterface stays dense, with a message in Transformers' log.
 
-    Masks are patterns: no q_len × kv_len array is materialized. A mask function that is not a window, chunk or packing
-    function of Transformers is traced (:func:`spattn.patterns.interop.from_mask_mod`). Query rows with no allowed key,
-    e.g. padding, give 0, where other implementations give the mean of all values. The host reads padding masks, which
-    synchronizes with the GPU once per forward pass and layer type; ``torch.compile`` breaks the graph there and at each
-    attention call.
+    Masks are patterns: no q_len × kv_len array is materialized. Mask functions other than the window, chunk and packing
+    functions of Transformers are traced (:func:`spattn.patterns.interop.from_mask_mod`). Query rows with no allowed
+    key, e.g. padding, give 0, where other implementations give the mean of all values. The host reads padding masks,
+    which synchronizes with the GPU once per forward pass and layer type; ``torch.compile`` breaks the graph there and
+    at each attention call.
 
     The forward pass of a model raises ValueError for unsupported features: attention dropout in training, logit
     soft-capping, learned sinks, position biases, indexer-selected keys, paged caches, attention weights
@@ -73,8 +72,8 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     pattern : Pattern, dict, list or str, optional
         New value of ``config.spattn_pattern``, see :func:`register`: one pattern for all layers, a dict from names in
         ``config.layer_types`` to patterns (missing types keep the model's mask), or a list with a pattern or None per
-        layer. Default None keeps the configuration's value. In a composite model it applies to the text model,
-        ``config.get_text_config()``.
+        layer. By default, the configuration keeps its value. In a composite model, the pattern applies to the text
+        model, ``config.get_text_config()``.
 
     Returns
     -------

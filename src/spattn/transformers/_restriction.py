@@ -20,19 +20,9 @@ def renumbered(
 ) -> Pattern:
     """Map a pattern from positions within each sequence to indices in a padded or packed batch.
 
-    Parameters
-    ----------
-    pattern : Pattern
-    packed : (batch, tokens) int array or None
-        Positions within packed sequences.
-    valid : (batch, tokens so far) bool tensor or None
-        False at padding. Left padding is not counted and gets position 0.
-    kv_offset, tokens : int
-        Index of the first token, nonzero if a cache dropped earlier ones, and the number of tokens.
-
-    Returns
-    -------
-    Pattern
+    `packed` (batch, tokens) holds positions within packed sequences. `valid` (batch, tokens so far) is False at
+    padding; left padding is not counted and gets position 0. The first of `tokens` tokens has index `kv_offset`, which
+    is nonzero if a cache dropped earlier ones.
     """
     before = np.zeros(1, np.int64) if valid is None else (valid.cumsum(1) == 0).sum(1).cpu().numpy()
     if pattern.translation_invariant or (packed is None and not kv_offset and not before.any()):
@@ -45,7 +35,7 @@ def renumbered(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Renumbered(ByContent, Pattern):
-    """Pattern `inner` evaluated at a position per token."""
+    """Pattern `inner`, evaluated at ``positions[i]`` for token i."""
 
     inner: Pattern
     positions: np.ndarray
@@ -64,5 +54,5 @@ class _Renumbered(ByContent, Pattern):
         return allowed(self.inner, apply(self._look_up, q), apply(self._look_up, k))
 
     def _look_up(self, tokens: np.ndarray) -> np.ndarray:
-        """Look up positions; indices out of range, from padding of tiles, are clipped."""
+        """Look up positions of tokens; clip indices out of range, which occur in the padding of tiles."""
         return self.positions[np.clip(tokens, 0, len(self.positions) - 1)]

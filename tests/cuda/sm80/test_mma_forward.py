@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import Tiling, cuda, patterns, plan, reference
 from spattn.cuda.sm80 import forward as portable
-from spattn.cuda.sm80.forward import variants
-from spattn.testing import DTYPES, Expectation, inputs
+from spattn.testing import DTYPES, Expectation, dense_mask, inputs
 from spattn.testing.strategies import cases, compositions
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
@@ -68,28 +67,33 @@ def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("tile", [(16, 64), (48, 64), (64, 192), (128, 128)], ids=str)
-def test_any_tile(check, tile, dtype):
-    """Plans of other tile shapes than the default run too."""
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("tile", [(16, 64), (48, 64), (64, 192), (128, 128), (176, 64), (256, 64)], ids=str)
+def test_any_tile(check, tile, head_dim, dtype):
+    """Plans of other tile shapes than the default run too, large tiles on several CTAs."""
     pattern = patterns.SlidingWindow(90, 40) | patterns.GlobalTokens(3)
 
     def forward(q, k, v, pattern, scale=None):
         made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=tile, workers=7), heads=2)
         return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
 
-    check(pattern, *inputs(1, 2, 2, 300, 300, 64, dtype=dtype), forward=forward)
+    check(pattern, *inputs(1, 2, 2, 300, 300, head_dim, dtype=dtype), forward=forward)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_multiply_adds(check, monkeypatch, head_dim):
-    """float32 without tensor cores: what tiles get that are too large for the TF32 kernel."""
-    monkeypatch.setattr(variants, "LARGEST_TF32_BLOCK_Q", 0)
-
-    def forward(q, k, v, pattern, scale=None):
-        made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=(128, 64), workers=3), heads=2)
-        return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
-
-    check(patterns.strided(24), *inputs(1, 2, 2, 300, 300, head_dim), forward=forward)
+@pytest.mark.parametrize("workers", [1, 40])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_fallback_rows_of_large_tiles(dtype, workers):
+    """NaN in a value reaches the rows that see it: those of the right CTA of a tile, and no others."""
+    pattern, bad = patterns.SlidingWindow(20, 5), [100, 300]
+    q, k, v = inputs(1, 2, 2, 500, 500, 64, dtype=dtype)
+    made = plan(pattern, 500, 500, tiling=Tiling(tile=(256, 64), workers=workers), heads=2)
+    clean, changed = cuda.forward(q, k, v, made, 0.125), v.copy()
+    changed[:, :, bad] = np.nan
+    out, lse = cuda.forward(q, k, changed, made, 0.125)
+    touched = dense_mask(pattern, 1, 1, 500, 500)[0, 0][:, bad].any(axis=1)
+    assert np.isnan(out[:, :, touched].astype(np.float64)).all()
+    out[:, :, touched] = clean[0][:, :, touched]
+    Expectation(pattern, q, k, v, 0.125).check(out, lse)
 
 
 @pytest.mark.parametrize("workers", [1, 16, 132])

@@ -137,8 +137,7 @@ def test_public_face():
     made = spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda")
     assert np.array_equal(out, cuda.forward(q, k, v, made, 0.125, precision="tf32")[0])
     large = plan(patterns.Causal(), 100, 100, tiling=Tiling(tile=(256, 64)), heads=2)
-    with pytest.raises(ValueError, match="precision: tiles of 256 × 64 do not fit the 'tf32' kernel"):
-        cuda.forward(q, k, v, large, 0.125, precision="tf32")
+    np.testing.assert_array_equal(out, cuda.forward(q, k, v, large, 0.125, precision="tf32")[0])
 
 
 @pytest.mark.parametrize(

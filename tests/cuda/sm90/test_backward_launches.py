@@ -11,6 +11,7 @@ import pytest
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.backward_pass import BackwardPass
+from spattn.cuda.sm90 import maps
 from spattn.cuda.sm90.backward import params as params_of
 from spattn.cuda.sm90.backward import prepared
 from spattn.schedule.tensor_maps import MAPS
@@ -52,8 +53,8 @@ def launched(monkeypatch):
     monkeypatch.setattr(prepared, "kernel", kernel)
     monkeypatch.setattr(prepared, "Launch", Launch)
     monkeypatch.setattr(prepared, "start", start)
-    monkeypatch.setattr(params_of, "encode_map", lambda *args: 0)
-    monkeypatch.setattr(params_of, "replace_address", lambda *args: None)
+    monkeypatch.setattr(maps, "encode_map", lambda *args: 0)
+    monkeypatch.setattr(maps, "replace_address", lambda *args: None)
     return SimpleNamespace(names=names, written=written, waits=waits)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
-from spattn.cuda.sm90.backward import layout, prepared, specializations
+from spattn.cuda.sm90.backward import prepared, specializations
+from spattn.cuda.sm90.backward import tables as layout
 from spattn.planning.contract.types import positions
 from spattn.schedule.subtiles import EMPTY, by_keys, subtile_masks
 

@@ -9,7 +9,7 @@ import pytest
 
 import spattn
 from spattn import patterns
-from spattn.cuda.sm90 import select
+from spattn.cuda.sm90 import dynamic_masks
 from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
@@ -92,7 +92,7 @@ def test_room(host, form, rows):
     pattern, q_len, kv_len = host
     form, given = form(np.random.default_rng(q_len), kv_len)
     plan = compiler.plan(pattern, q_len, kv_len, heads=2, tile=(rows, 64), workers=3)
-    room, lists = select.room(plan, form, q_len), tile_lists(plan)
+    room, lists = dynamic_masks.room(plan, form, q_len), tile_lists(plan)
     masks = np.zeros(len(plan.work), int)
     for number, item in enumerate(plan.work):
         component, tiles = plan.components[item["component"]], 0
@@ -113,7 +113,7 @@ def test_room(host, form, rows):
 def test_views_of_keys():
     """Tiles of keys lie side by side in one view, or in several that have no key twice."""
     found = {
-        name: select._key_views(compiler.plan(pattern, q_len, kv_len, tile=(128, 64)))
+        name: dynamic_masks._key_views(compiler.plan(pattern, q_len, kv_len, tile=(128, 64)))
         for name, (pattern, q_len, kv_len) in HOSTS.items()
     }
     assert found["causal"] == found["window"] == found["full"] == 1 and found["more keys"] == 2
@@ -121,14 +121,14 @@ def test_views_of_keys():
     twice = compiler.plan(patterns.Full(), 200, 333)
     views = twice.views.copy()
     views["offset"] = 0
-    assert select._key_views(replace(twice, views=views)) is None
+    assert dynamic_masks._key_views(replace(twice, views=views)) is None
 
 
 def test_items_of_variants():
     """Each pair of a variant of the plan and a selection has its own items, and its heads find them."""
     pattern = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30)))
     plan = compiler.plan(pattern, 260, batch=2, heads=4)
-    items = select.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
+    items = dynamic_masks.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
     assert items.variant.tolist() == [[0, 0, 2, 2], [1, 1, 3, 3]]
     for pair, (variant, selection) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         own = slice(items.work_indptr[pair], items.work_indptr[pair + 1])
@@ -139,7 +139,7 @@ def test_items_of_variants():
 def test_changed_items_are_found():
     pattern = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30)))
     plan = compiler.plan(pattern, 260, batch=2, heads=4)
-    items = select.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
+    items = dynamic_masks.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
     check_table("selected items", plan=plan, items=items)
     rooms, starts = items.work.copy(), items.starts.copy()
     rooms["end"][3] += 1
@@ -155,7 +155,7 @@ def test_changed_items_are_found():
 def test_too_many_tiles():
     plan = compiler.plan(patterns.Full(), 1 << 17)
     with pytest.raises(ValueError, match=r"pattern: expected a selection of at most 2147483647 tiles, got one of up"):
-        select.items_of(plan, Form("lengths", 1025, 1, (1,)), 1025, 1, 1 << 17)
+        dynamic_masks.items_of(plan, Form("lengths", 1025, 1, (1,)), 1025, 1, 1 << 17)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spattn.cuda.driver import compile
-from spattn.cuda.sm90.select import _FORMS
+from spattn.cuda.sm90.dynamic_masks import _FORMS
 
 CXX = shutil.which("c++")
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(CXX is None, reason="no C++ compiler was found")]
@@ -49,7 +49,7 @@ HARNESS = """
 #include "shim.h"
 #define SPATTN_MAPS 16
 #define SPATTN_PROBLEMS 1
-#include "sm90/select/masks.cu"
+#include "sm90/dynamic_masks/masks.cu"
 using namespace spattn::sm90;
 
 // The kind of the tile of `rows` queries from q0 on and 64 keys from k0 on, and its bitmask.

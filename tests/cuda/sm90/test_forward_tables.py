@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 
@@ -13,9 +12,8 @@ import spattn.patterns as patterns
 from spattn import Tiling, plan
 from spattn.arrays.operand import Operand
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90 import forward as hopper
-from spattn.cuda.sm90.forward.fitted import fit_keys
-from spattn.cuda.sm90.forward.layout import fragment_masks, make_layout
+from spattn.cuda.sm90.family import why_not
+from spattn.cuda.sm90.forward.tables import fragment_masks, make_layout
 from spattn.planning import positions
 from spattn.planning.contract.types import tile_lists
 from spattn.schedule import compiler
@@ -50,34 +48,11 @@ def cells(spec, view, corner, box):
     return np.where(inside, total, -1)
 
 
-BOXES = [
-    (patterns.Neighborhood((24, 32), 7), (8, 8)),
-    (patterns.windowed((24, 32), 8, 3), (8, 8)),
-    (patterns.Neighborhood((6, 8, 16), 3), (3, 4, 4)),
-]
-
-
-@pytest.mark.parametrize(("pattern", "box"), BOXES, ids=repr)
-def test_maps_of_regions_read_no_key_of_others(pattern, box):
-    made = compiler.plan(pattern, 768, tile=(math.prod(box), 64), box=box)
-    layout, fitted = make_layout(made), fit_keys(made)
-    assert layout.fewest_cells < 64
-    for item, work in zip(layout.work, made.work, strict=True):
-        for e in range(work["begin"], work["end"]):
-            entry, number = layout.entries[e], item["key_view"] + layout.entries[e]["view"]
-            view = layout.key_views[number]
-            spec = layout.key_specs[view["map"] // 2 - len(layout.query_specs)]
-            found = cells(spec, view, [entry[a] for a in "xyz"], spec.box)
-            position, valid = positions(fitted.views[number], fitted.lists.indices[e : e + 1])
-            np.testing.assert_array_equal(found[valid[0]], position[valid])
-            assert len(found) == view["cells"] == valid.size
-
-
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("pattern, q_len, kv_len", CASES, ids=lambda c: repr(c) if not isinstance(c, int) else str(c))
 def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
     made = plan(pattern, q_len, kv_len, tiling=Tiling(tile=tile, workers=4))
-    layout, fitted = make_layout(made), fit_keys(made)
+    layout, lists = make_layout(made), tile_lists(made)
     specs = layout.query_specs + layout.key_specs
     for item, work in zip(layout.work, made.work, strict=True):
         component = made.components[work["component"]]
@@ -94,7 +69,7 @@ def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
             view = layout.key_views[number]
             spec = specs[view["map"] // 2]
             found = cells(spec, view, [entry[a] for a in "xyz"], spec.box)
-            assert_same_cells(found, fitted.views[number], fitted.lists.indices[e])
+            assert_same_cells(found, made.views[number], lists.indices[e])
 
 
 def assert_same_cells(found, view, tile):
@@ -183,4 +158,4 @@ ROWS = Operand(4096, (1, 2, 64, 64), (8192, 4096, 64, 1))
 def test_why_the_portable_kernels_run(changed, reason):
     operands = {"q": ROWS, "k": ROWS, "v": ROWS, "out": ROWS} | changed
     call = ForwardPass(device=None, stream=0, plan=None, lse=0, dtype="float16", scale=1.0, allocate=None, **operands)
-    assert re.match(reason, hopper.why_not(call))
+    assert re.match(reason, why_not(call))

@@ -18,7 +18,7 @@ from spattn.arrays import namespace_of
 from spattn.cuda.driver import buffer
 from spattn.cuda.host import group
 from spattn.cuda.sm90.forward import group as hopper_group
-from spattn.cuda.sm90.forward import params, prepared
+from spattn.cuda.sm90.forward import launches, params, prepared
 from spattn.dispatch import plans
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.usefixtures("no_plans")]
@@ -93,7 +93,7 @@ def gpu(torch, monkeypatch, started, tensor_maps):
 
     for module in (hopper_group, prepared):
         monkeypatch.setattr(module, "upload", upload)
-        monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(launches, "kernel", kernel)
 
     def alone(q, k, v, pattern, *, return_lse=False, **options):
         return ("alone", None) if return_lse else "alone"
@@ -354,7 +354,7 @@ def test_captured(gpu, problems, monkeypatch):
     gpu.captures = True
     held = grouped(problems), grouped(problems)
     assert len(held) == 2 and len(kept) == 1
-    assert isinstance(next(iter(kept.values())), hopper_group.GroupOnDevice)
+    assert isinstance(next(iter(kept.values())), launches.Launches)
 
 
 def test_out_of_memory(gpu, problems, torch, monkeypatch):

@@ -9,9 +9,9 @@ from spattn import Tiling, patterns, plan
 from spattn._util.ragged import offsets
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90.forward import group, params, prepared
+from spattn.cuda.sm90.forward import group, launches, params
 from spattn.cuda.sm90.forward.joined import join
-from spattn.cuda.sm90.forward.layout import make_layout
+from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
 
@@ -45,8 +45,7 @@ def uploaded(monkeypatch, tensor_maps):
         return None, at
 
     monkeypatch.setattr(group, "upload", upload)
-    for module in (group, prepared):
-        monkeypatch.setattr(module, "kernel", lambda *arguments: arguments)
+    monkeypatch.setattr(launches, "kernel", lambda *arguments: arguments)
     return memory
 
 
@@ -132,14 +131,16 @@ def test_a_changed_table_is_found(calls, name, field):
 def test_tasks_are_those_of_all_problems(calls, uploaded):
     """Each once, those that finish others in a second launch, the longest first."""
     parts = [group.part_of(call) for call in calls]
-    made = group.GroupOnDevice(parts, GPU)
+    made = group.prepare(parts)
     to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0)] * len(parts)
     joined = join([part.layout for part in parts], [0] * len(parts))
-    dtype = params.params_dtype(made._kernel[3]["SPATTN_MAPS"], made._kernel[3]["SPATTN_PROBLEMS"])
-    assert made._kernel[4] == params.structs(made._kernel[3]["SPATTN_MAPS"], made._kernel[3]["SPATTN_PROBLEMS"])
+    dtype = params.params_dtype(made._attention[3]["SPATTN_MAPS"], made._attention[3]["SPATTN_PROBLEMS"])
+    assert made._attention[4] == params.structs(
+        made._attention[3]["SPATTN_MAPS"], made._attention[3]["SPATTN_PROBLEMS"]
+    )
     length = joined.work["end"] - joined.work["begin"]
     for launch, finishing in enumerate((False, True)):
-        (filled,) = np.frombuffer(made._template.fill_all(launch, to, 9), dtype)
+        (filled,) = np.frombuffer(made.template.fill(launch, to), dtype)
         at = max(place for place in uploaded if place <= filled["tasks"])
         skipped = (int(filled["tasks"]) - at) // uploaded[at].itemsize
         tasks = uploaded[at][skipped : skipped + int(filled["task_count"])]
@@ -151,19 +152,19 @@ def test_tasks_are_those_of_all_problems(calls, uploaded):
             own["item"] += first
             expected |= {tuple(task) for task in own.tolist()}
         assert {tuple(task) for task in tasks.tolist()} == expected and len(tasks) == len(expected)
-        assert made._blocks[launch] == min(132, len(tasks)) and filled["counter"] == 9
+        assert made._blocks[launch] == min(132, len(tasks)) and made.template.counter_at == dtype.fields["counter"][1]
 
 
 def test_parameters_of_every_problem(calls):
     """Sizes, addresses and scales stand at the problem's number, and its tensor maps follow its arrays alone."""
     parts = [group.part_of(call) for call in calls]
-    made = group.GroupOnDevice(parts, GPU)
-    dtype = params.params_dtype(*(made._kernel[3][name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+    made = group.prepare(parts)
+    dtype = params.params_dtype(*(made._attention[3][name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
     to = [
         params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), n, n + 1, n + 2, -0.5 * (n + 1))
         for n, (_, call) in enumerate(parts)
     ]
-    (before,) = np.frombuffer(made._template.fill_all(0, to, 0), dtype)
+    (before,) = np.frombuffer(made.template.fill(0, to), dtype)
     for n, (_, call) in enumerate(parts):
         problem = before["problems"][n]
         assert [problem[name] for name in ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")] == list(
@@ -176,7 +177,7 @@ def test_parameters_of_every_problem(calls):
         for name in ("q", "k", "v", "out"):
             assert problem[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
     third = [one._replace(k=one.k + 4096) if n == 2 else one for n, one in enumerate(to)]
-    (after,) = np.frombuffer(made._template.fill_all(0, third, 0), dtype)
+    (after,) = np.frombuffer(made.template.fill(0, third), dtype)
     addresses, moved = (x["maps"].view("u8")[:, 0].astype(np.int64) for x in (before, after))
     used = offsets([part.maps for part in parts])
     of_k = np.flatnonzero(moved != addresses)
@@ -208,7 +209,7 @@ def test_arrays_that_tma_cannot_read(calls):
 
 def test_merges_have_their_own_tables(calls, uploaded):
     parts = [group.part_of(call) for call in calls]
-    made = group.GroupOnDevice(parts, GPU)
+    made = group.prepare(parts)
     for (layout, call), merging in zip(parts, made._merges, strict=True):
         assert (merging is None) == (len(layout.merges.rows) == 0)
         if merging is not None:

@@ -17,7 +17,7 @@ from spattn.choose import machine_gpu as _choice
 from spattn.choose.chooser import Sizes
 from spattn.choose.machine_gpu import cost_ms
 from spattn.cuda.sm80 import forward as portable
-from spattn.cuda.sm90.forward.layout import make_layout
+from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads

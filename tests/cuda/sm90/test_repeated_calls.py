@@ -17,8 +17,6 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
-from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90 import backward as hopper_backward
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
@@ -66,19 +64,21 @@ class Kernel:
         return 0
 
 
-class Template:
-    counter_at = ADDRESSES.size
+class Launches:
+    """The stand-in for the launches of a forward."""
 
-    def __init__(self, gpu):
-        self.gpu, self.moved, self.moves = gpu, [], None
+    computes, workspace_bytes, moves = 2, 0, False
 
-    def moving(self, to):
-        return self.moves and self.moves(to)
+    def __init__(self, kernel, gpu):
+        self.kernel, self.gpu, self.written, self.counter = kernel, gpu, [], itertools.count(1000).__next__
 
-    def fill(self, number, to, counter):
+    def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
-        self.moved.append(to.moved)
-        return ADDRESSES.pack(*to[:6], to.moved % 2**64, to.scale) + WORD.pack(counter)
+        ((*addresses, scale),) = problems
+        self.written.append(moved)
+        params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
+        moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address
+        return [Launch(self.kernel, 5, params, stream, ADDRESSES.size, moving, n < early) for n in range(self.computes)]
 
 
 class Gpu:
@@ -120,28 +120,21 @@ def tensors(torch):
 
 
 @pytest.fixture
-def on_device():
-    """The stand-in for a plan on the device."""
-    layout = SimpleNamespace(moves=False)
-    return SimpleNamespace(counter=itertools.count(1000).__next__, layout=layout)
+def launcher(kernel, gpu):
+    """The stand-in for a family's launcher."""
+    launches = Launches(kernel, gpu)
+    return SimpleNamespace(prepare=lambda run: launches, launches=launches, alignment=16)
 
 
 @pytest.fixture
-def make(torch, tensors, kernel, on_device, gpu, monkeypatch):
+def make(torch, tensors, launcher, gpu, monkeypatch):
     """What computes calls like one of the tensors."""
     kind = namespace_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
-    plan = SimpleNamespace(slots=0, block_q=128)
-    operands = [kind.operand(x) for x in (*tensors, tensors[0])]
-    run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
-    ready = SimpleNamespace(attention=kernel, blocks=(5, 5), template=Template(gpu), merge=None)
-    prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
-    monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
-
-    def of(call):
-        return repeat.Repeated(run, prepared, call, plan, None, gpu, lambda *args, **kwargs: "other kernels")
-
-    return of
+    monkeypatch.setattr(type(kind), "ordinal", lambda self, x: STREAM)
+    plan, family = SimpleNamespace(slots=0, block_q=128), SimpleNamespace(forward=None, launcher=launcher)
+    monkeypatch.setattr(execute.Forward, "in_place", lambda self, *args: ("the long way", None))
+    return lambda call: repeat.forward(call, plan, family, gpu, lambda *args, **kwargs: "other kernels")
 
 
 @pytest.fixture
@@ -238,7 +231,7 @@ def test_the_long_way(torch, repeated, kernel, tensors, monkeypatch):
     odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
     negated = torch._neg_view(tensors[1])
     for others in ((odd, *tensors[1:]), (tensors[0], negated, tensors[2])):
-        assert repeated(*others, 0.25) == "the long way"
+        assert repeated(*others, 0.25) == ("the long way", None)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     assert repeated(*tensors, 0.25) == "other kernels" and not kernel.started
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
@@ -252,7 +245,7 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
     called = []
     plan = SimpleNamespace(slots=0, block_q=128)
     again = lambda *args, **kwargs: called.append((args, kwargs))  # noqa: E731
-    prepared = execute.Prepared(Call.of(*tensors), plan, None, Gpu(), again)
+    prepared = execute.Forward(Call.of(*tensors), plan, None, Gpu(), again)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     prepared(*tensors, 0.5)
     assert called == [((*tensors, prepared.plan, 0.5), {"precision": None, "score": None})]
@@ -275,9 +268,9 @@ def gradients(torch, tensors, kernel, gpu, monkeypatch):
         return [Launch(kernel, 5, params + WORD.pack(0), call.stream, counter_at) for counter_at in (None, 64)]
 
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
-    monkeypatch.setattr(hopper_backward, "prepare", lambda call: ready)
-    monkeypatch.setattr(hopper_backward, "backward", lambda call: None)
-    made = repeat.gradients(Call.of(*tensors), None, gpu, lambda: hopper_backward)
+    launcher = SimpleNamespace(prepare_backward=lambda call: ready, alignment=16)
+    family = SimpleNamespace(backward=lambda call: None, launcher=launcher)
+    made = repeat.backward(Call.of(*tensors), None, gpu, lambda: family)
     made.written = written
     return made
 
@@ -343,13 +336,14 @@ def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypat
 
 def test_other_device(repeated, tensors, gpu):
     """The device is made current where it is not: to write launches, and to start them."""
-    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 0
+    before = gpu.entered
+    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == before
     gpu.current = False
-    assert len(repeated(*tensors, 0.5)) == 2 and gpu.entered == 2
+    assert len(repeated(*tensors, 0.5)) == 2 and gpu.entered == before + 2
 
 
-def test_captured(repeated, gradients, tensors, operands, gpu, monkeypatch):
-    """A plan whose launches are captured stays for ever."""
+def test_captured(repeated, launcher, gradients, tensors, operands, gpu, monkeypatch):
+    """The tables of captured launches stay for ever."""
     kept = {}
     monkeypatch.setattr(buffer, "_captured", kept)
     repeated(*tensors, 0.25)
@@ -358,9 +352,9 @@ def test_captured(repeated, gradients, tensors, operands, gpu, monkeypatch):
     assert not kept
     gpu.captures = True
     repeated(*tensors, 0.5)
-    assert list(kept.values()) == [repeated.plan]
+    assert list(kept.values()) == [launcher.launches]
     gradients(*operands, None, 0.5)
-    assert list(kept.values()) == [repeated.plan, gradients.plan]
+    assert list(kept.values()) == [launcher.launches, gradients.plan]
 
 
 def test_gradients_have_the_precision_of_their_call(torch, gpu, monkeypatch):
@@ -395,41 +389,35 @@ def test_threads(repeated, kernel, tensors):
     assert len({params[-8:] for _, params in kernel.started}) == 1200
 
 
-def test_steps(torch, make, kernel, tensors, on_device, gpu):
+def test_steps(torch, make, kernel, tensors, launcher):
     """Launches follow the number of keys; keys that lie elsewhere get launches of their own."""
-    ready = SimpleNamespace(attention=kernel, blocks=(5, 5), template=Template(gpu), merge=None)
-    asked = []
-    ready.template.moves = lambda to: Moving(0, to.moved, 48, [])  # in the place of an address that is not used here
-    on_device.layout.moves = True
-    on_device.ready = lambda run: asked.append((run.k, run.v)) or ready
+    asked, launches = [], launcher.launches
+    launches.moves = True
     repeated = make(Call.of(*tensors))
+    launcher.prepare = lambda run: asked.append((run.k, run.v)) or launches
     q, longer = tensors[0], torch.zeros(2, 20, 3, 16, dtype=torch.float16).transpose(1, 2)
     repeated._empty_like, repeated.return_lse = lambda x: x, False  # the same addresses each time
     caches = longer[:, :, :6], longer[:, :, :7], longer[:, :, :4], longer[:, :, :7].contiguous()
     results = [repeated(q, k, k, 0.25) for k in caches]
-    assert ready.template.moved == [0, 0, 1, 1]  # of two launches each, for each way in which keys lie
-    assert [ADDRESSES.unpack(params[:-8])[6] for _, params in kernel.started] == [
-        0,
-        0,
-        1,
-        1,
-        2**64 - 2,
-        2**64 - 2,
-        1,
-        1,
-    ]
+    assert launches.written == [0, 1]  # once for each way in which keys lie
+    found = [ADDRESSES.unpack(params[:-8])[6] for _, params in kernel.started]
+    assert found == [0, 0, 1, 1, 2**64 - 2, 2**64 - 2, 1, 1]
     for (k, v), cache in zip(asked, (caches[0], caches[3]), strict=True):
         assert k == v == (cache.data_ptr(), tuple(cache.shape), cache.stride())
     assert all(out.shape == q.shape for out, _ in results)
-    on_device.ready = lambda run: None
+    launcher.prepare = lambda run: None
+    repeated._general = lambda *args: "the long way"
     assert repeated(q, *[longer[:, :, :9].contiguous()] * 2, 0.25) == "the long way"
 
 
-def test_the_plan_of_other_kernels_moves(tensors):
+def test_the_plan_of_other_kernels_moves(tensors, monkeypatch):
     """The portable kernels get a plan of as many keys as there are."""
     plan = validated(spattn.plan(SlidingWindow(2, 0), 6, 30))
-    keys = [x.new_zeros(2, 3, 30, 16) for x in tensors[1:]]
-    prepared = execute.Prepared(Call.of(tensors[0], *keys), plan, None, Gpu(), None)
-    assert prepared.plan_for(keys[0]) is plan
-    moved = prepared.plan_for(keys[0].new_zeros(2, 3, 33, 16))
-    assert (moved.kv_len, moved.views["offset"].tolist()) == (33, [0, 25])
+    keys, plans = [x.new_zeros(2, 3, 30, 16) for x in tensors[1:]], []
+    again = lambda q, k, v, plan, *args, **kwargs: plans.append(plan)  # noqa: E731
+    prepared = execute.Forward(Call.of(tensors[0], *keys), plan, None, Gpu(), again)
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+    for kv_len in (30, 33):
+        prepared(tensors[0], *[keys[0].new_zeros(2, 3, kv_len, 16)] * 2, 0.25)
+    assert plans[0] is plan
+    assert (plans[1].kv_len, plans[1].views["offset"].tolist()) == (33, [0, 25])

@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import cuda
 from spattn import patterns as sp
-from spattn.choose import sharing as _sharing
+from spattn.choose import group_plans as _sharing
 from spattn.request.call import Call
 from spattn.schedule import compiler
 

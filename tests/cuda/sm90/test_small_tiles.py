@@ -7,10 +7,9 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns
-from spattn.choose.specializations import TILE
-from spattn.cuda.sm90 import backward as hopper_backward
-from spattn.cuda.sm90 import forward as hopper
-from spattn.cuda.sm90.forward.layout import fragment_masks
+from spattn.choose.specializations import TILE, executes
+from spattn.cuda.families import FAMILIES
+from spattn.cuda.sm90.forward.tables import fragment_masks
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs
@@ -32,9 +31,10 @@ def test_masks_are_padded(block_q):
 
 
 def test_shapes():
-    assert [n for n in (0, 1, 49, 64, 65, 96, 128, 256) if hopper.accepts(n, 64)] == [1, 49, 64, 128]
-    assert not hopper.accepts(64, 128)
-    assert [n for n in (49, 64, 128) if hopper_backward.accepts(n, 64)] == [128]
+    assert [n for n in (0, 1, 49, 64, 65, 96, 128, 256) if executes(n, 64)] == [1, 49, 64, 128]
+    assert not executes(64, 128)
+    plans = [compiler.plan(patterns.Full(), 300, tile=(n, 64)) for n in (49, 64, 128)]
+    assert [plan.block_q for plan in plans if FAMILIES[0].accepts(plan, backward=True)] == [128]
 
 
 @pytest.mark.gpu

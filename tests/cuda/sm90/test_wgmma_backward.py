@@ -11,7 +11,8 @@ import spattn
 from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
 from spattn.cuda.sm80 import backward as portable_backward
-from spattn.cuda.sm90.backward import layout, prepared
+from spattn.cuda.sm90.backward import prepared
+from spattn.cuda.sm90.backward import tables as layout
 from spattn.request.call import Call
 from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import GradientExpectation, inputs

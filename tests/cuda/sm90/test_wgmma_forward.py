@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
-from spattn.cuda.sm90.forward import layout
+from spattn.cuda.sm90.forward import tables as layout
 from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import Expectation, inputs
 from spattn.testing.strategies import cases, compositions

@@ -1,4 +1,4 @@
-// Detection of the instruction sets of this CPU and operating system. Compiled without instruction-set flags.
+// Detects the instruction sets of this CPU and operating system. Compiled without instruction-set flags.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -32,12 +32,12 @@ struct Leaf {
   return has_avx512() && (Leaf(7, 1).eax & bit_AVX512BF16);
 }
 
-// Whether `vdpbf16ps` beats the multiply-adds that it replaces: yes on AMD Zen 5 (417 against 251 GF/s per core), no on
-// an Intel core with AMX (84 against 194): docs/cpu-roofline.md, Ceilings. Other models follow their vendor's. Not
-// benchmarked at run time, because the choice changes the last bits of results.
+// True if `vdpbf16ps` is faster than the multiply-adds that it replaces. It is on AMD Zen 5 (417 vs. 251 GF/s a core),
+// but not on an Intel core with AMX (84 vs. 194): docs/cpu-roofline.md, Ceilings. We assume the same for other models
+// of either vendor. A benchmark at run time could change the last bits of results between processes.
 [[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
 
-// AMX for bfloat16, and the permission to use tile registers, which Linux grants per process on request.
+// True if the processor has AMX for bfloat16 and Linux grants this process the tile registers, which it must request.
 [[maybe_unused]] bool has_amx() noexcept {
 #if defined(SPATTN_AMX_EMULATED)
   return has_avx512bf16();

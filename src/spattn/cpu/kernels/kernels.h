@@ -1,7 +1,7 @@
 // Interface of the Cython core, the dispatcher and the kernels: plain data and function pointers.
 //
-// No inline functions here: each instruction set compiles this header with its own flags, and the linker could keep an
-// AVX-512 copy of an inline function for all of them.
+// It must not define inline functions: each instruction set compiles this header with its own flags, and the linker
+// could keep the AVX-512 copy of an inline function for all of them.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +11,7 @@
 namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
+enum ScoreFunction { kIdentity, kSoftcap, kAlibi };  // request/score.py::KINDS
 
 struct Plan {
   const View* views;
@@ -25,14 +26,14 @@ struct Plan {
   int64_t block_q, block_kv, slots;
 };
 
-// A four-dimensional array (batch, head, position, feature); strides in bytes, of any sign.
+// A four-dimensional array, (batch, head, position, feature); strides are in bytes and may be negative.
 struct Array {
   char* data;
   int64_t stride[4];
 };
 
-// Softmax statistics of a row in the float64 fallback: the largest unscaled score, the sum of the weights
-// exp((score - largest) * |scale|) and, in the backward, the sum of the weights times dO V'.
+// Softmax statistics of a row in the float64 fallback: the maximum unscaled score, the sum of the weights
+// exp((score - largest) * |scale|) and, in the backward, the sum of weight * (dO . V).
 struct Normaliser {
   double largest, total, product;
 };
@@ -40,28 +41,31 @@ struct Normaliser {
 struct Call {
   Plan plan;
   Array q, k, v, out, lse;
-  Array dout, dlse, dq, dk, dv;  // the backward's; dlse without data is zero
-  Array exact_k, exact_v;        // inputs of the float64 fallback: the caller's, where `k` or `v` is a finite copy
-  // (batch, heads_kv, kv_len): non-finite keys; rows that may attend to one take the float64 fallback. Null: none.
+  Array dout, dlse, dq, dk, dv;  // backward only; null dlse.data: zeros
+  Array exact_k, exact_v;        // the caller's K and V, for the float64 fallback; `k` or `v` may be a finite copy
+  // (batch, heads_kv, kv_len): whether a key is non-finite; null: none is. Rows that may attend to one take the
+  // float64 fallback.
   const uint8_t* marked;
-  int* nonfinite;  // set to 1 if a row of the result is, or might be, non-finite
-  // Backward: rows with |lse| > far_lse, except -inf, take the float64 fallback, which computes their weights from the
-  // statistics in `normalisers`, (batch, heads_q, q_len). Null: no such rows.
+  int* nonfinite;  // output: 1 if a row of the result is, or might be, non-finite
+  // Backward: rows with |lse| > far_lse, except -inf, take the float64 fallback, which computes their weights from
+  // `normalisers`, (batch, heads_q, q_len); null: there are no such rows.
   double far_lse;
   Normaliser* normalisers;
   int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
-  int64_t together;        // query heads of a forward task: 1, or the whole group
+  int64_t together;        // query heads per forward task: 1 or `group`
   int64_t head_dim, head_dim_v;
   double scale;
-  char* slots;  // split-KV partials: slot_row() in finish/results.h, dq_slot() in backward/sums.h
+  int score;                   // a ScoreFunction
+  const double* score_values;  // (heads_q): parameter of the score function; the identity has none
+  char* slots;                 // split-KV partials: partial_row() in finish/results.h
 };
 
-// Largest q_len for which a task takes all heads of a group, so that they read K and V once: decode/decode.h.
+// Maximum q_len for which a task computes all heads of a group, so that it reads K and V once: decode/decode.h.
 constexpr int64_t kFewQueries = 16;
 
-// Scratch has scratch_bytes() bytes, is 64-byte aligned, and belongs to one thread for all items of a pass; it keeps
-// its contents between items. Before the first item, this many leading bytes are zero:
+// Each thread has scratch of scratch_bytes() bytes, 64-byte aligned, which keeps its contents between the items of a
+// pass. Before the first item, this many leading bytes are zero:
 constexpr size_t kZeroedScratch = 2176;
 
 // Computes `count` work items for Call::together heads from `head` on, in `scratch`.
@@ -73,17 +77,17 @@ using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Wo
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
-// Accumulators of a unit, which runs on one thread, for dK and dV of a key-value head: rows of the compute type, padded
-// to 64-byte blocks, for the keys [begin, end). `ld` is in elements.
+// Accumulators for rows [begin, end) of dK and dV of a key-value head. A unit runs on one thread and has its own. Rows
+// hold values of the compute type and are padded to a multiple of 64 bytes; `ld` is in elements.
 struct Sums {
   char *dk, *dv;
   int64_t ld_dk, ld_dv, begin, end;
 };
 
-// Runs the backward of one work item: dQ of its rows, and its contribution to dK and dV.
+// Computes the backward of one work item: writes dQ of its rows and adds its terms to dK and dV.
 using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, const Sums&,
                                   char* scratch) noexcept;
-// Writes dK and dV of the keys [begin, end) of a key-value head, the sum over `count` units.
+// Writes rows [begin, end) of dK and dV of a key-value head: the sum over `count` units.
 using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const Sums*, int64_t count, int64_t begin,
                              int64_t end, char* scratch) noexcept;
 
@@ -107,7 +111,7 @@ namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
 namespace amx { extern const KernelTable table; }
 
-// Fills in the tables that this build has and this machine runs, best first, at most kMaxTables; returns their number.
+// Lists the tables that this build includes and this machine supports, best first; returns their number.
 constexpr int kMaxTables = 5;
 int usable_tables(const KernelTable** tables) noexcept;
 

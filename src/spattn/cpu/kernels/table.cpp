@@ -1,12 +1,12 @@
-// Kernel table of an instruction set: compiled once per set, with -DSPATTN_ISA=name and its flags, as a library.
+// Kernel table of an instruction set. Each set compiles this file to a library of its own, with -DSPATTN_ISA=name.
 #include "backward/backward.h"
-#include "backward/by_rows.h"
 #include "finish/results.h"
 #include "forward/by_rows.h"
 #include "forward/forward.h"
 #include "forward/paired.h"
 #include "forward/plain.h"
 #include "kernels.h"
+#include "pairwise/backward.h"
 #if defined(SPATTN_AMX)
 #include "amx/backward.h"
 #include "amx/forward.h"
@@ -18,14 +18,28 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Kernels of each dtype: query-vectorized, or AMX tiles if the rows fill them.
+// Backward dispatch: runs the pairwise kernel for plans with one-query tiles, else `kTiles`.
+template <class E, BackwardFunction kTiles = backward<E>, class Scratch = BackwardScratch<typename E::Compute>>
+struct BackwardByRows {
+  static size_t bytes(const Call& call) noexcept {
+    return by_pairs(call) ? scratch_bytes<PairwiseBackwardScratch<typename E::Compute>>(call)
+                          : scratch_bytes<Scratch>(call);
+  }
+
+  static void run(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
+                  char* scratch) noexcept {
+    by_pairs(call) ? pairwise_backward<E>({call, batch, head, work}, sums, scratch)
+                   : kTiles(call, batch, head, work, sums, scratch);
+  }
+};
+
+// Kernels by dtype. AMX kernels need enough queries to fill their tiles; the others have one query per vector lane.
 #if defined(SPATTN_AMX)
 using ForwardBfloat16 = ByRows<Bfloat16, TileForward<WholeParts>, kLanes<float> / 2>;
 using ForwardFloat16 = ByRows<Float16, TileForward<TwoParts>, kLanes<float> / 2>;
 using BackwardBfloat16 = BackwardByRows<Bfloat16, tile_backward, TileBackwardScratch>;
 #else
 #if defined(__AVX512BF16__)
-// vdpbf16ps costs half as much as the multiply-adds that it replaces.
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Paired>, kLanes<float> / 2>;
 #else
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Plain<Bfloat16>>, kLanes<float>>;

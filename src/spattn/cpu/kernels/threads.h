@@ -1,4 +1,4 @@
-// Threading runtime interface of the Cython core, with serial versions for builds without OpenMP.
+// Threading for the Cython core: OpenMP queries with serial fallbacks, and the team size limit.
 #pragma once
 #include <stdint.h>
 #include <time.h>
@@ -11,50 +11,31 @@
 
 namespace spattn {
 
-inline int max_threads() noexcept {
 #if defined(_OPENMP)
-  return omp_in_parallel() ? 1 : omp_get_max_threads();
+inline bool built_with_openmp() noexcept { return true; }
 #else
-  return 1;
+inline bool built_with_openmp() noexcept { return false; }
+inline int omp_in_parallel() noexcept { return 0; }
+inline int omp_get_max_threads() noexcept { return 1; }
 #endif
-}
 
-// Whether the calling thread is in a parallel region.
-inline bool in_parallel_region() noexcept {
-#if defined(_OPENMP)
-  return omp_in_parallel();
-#else
-  return false;
-#endif
-}
+inline bool in_parallel_region() noexcept { return omp_in_parallel(); }
+inline int max_threads() noexcept { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
-inline bool built_with_openmp() noexcept {
-#if defined(_OPENMP)
-  return true;
-#else
-  return false;
-#endif
-}
-
-inline int64_t monotonic_ns() noexcept {
+inline int64_t clock_ns(clockid_t clock) noexcept {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
-
-// CPU time of the calling thread.
-inline int64_t thread_cpu_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
+inline int64_t monotonic_ns() noexcept { return clock_ns(CLOCK_MONOTONIC); }
+inline int64_t thread_cpu_ns() noexcept { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 // Limits the team size while other processes occupy the cores.
 //
-// A thread without a core delays its whole team: OpenMP joins all threads, and waiting threads spin at first, which
-// makes the scheduler return the core even later. The limit halves after a region in which a thread waited for a core
-// half of the time. It doubles after a hold time, which quadruples whenever that fails. Long regions are exempt: they
-// outlast the scheduler's time slices, and each thread gets a share of the cores.
+// A preempted thread delays its whole team: OpenMP joins all threads, and waiting threads spin at first, which delays
+// the preempted one further. The limit drops to half the team after a region in which a thread waited for a core at
+// least half of the time. It doubles after a hold time, which quadruples each time the limit drops. Long regions are
+// exempt: they outlast the scheduler's time slices, so that each thread gets a share of the cores.
 class TeamLimit {
  public:
   int of(int threads) noexcept {
@@ -70,7 +51,8 @@ class TeamLimit {
     return std::min(limit, threads);
   }
 
-  // Records a region of `region` ns: its threads ran for `worked` ns in total, and one waited `lost` ns for a core.
+  // Lowers the limit after a region of `region` ns if it was short and a thread waited too long for a core. The threads
+  // ran for `worked` ns in total, and one of them waited `lost` ns.
   void observe(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
     if (lost < kNoticeable || 2 * lost < region || worked > threads * kLong) return;
     const int64_t hold = std::min(4 * hold_.load(std::memory_order_relaxed), kLongest);
@@ -81,9 +63,9 @@ class TeamLimit {
 
  private:
   static constexpr int kNone = 1 << 30;
-  static constexpr int64_t kNoticeable = 200'000;  // ns; waking a thread on an idle core takes less
-  static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;
-  static constexpr int64_t kLong = 25'000'000;  // ns of a thread: more than six time slices of Linux
+  static constexpr int64_t kNoticeable = 200'000;                             // ns; waking an idle core takes less
+  static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;  // hold times in ns
+  static constexpr int64_t kLong = 25'000'000;  // mean ns per thread: more than six Linux time slices
 
   std::atomic<int> limit_{kNone};
   std::atomic<int64_t> until_{0}, hold_{kShortest};

@@ -1,4 +1,4 @@
-// Element type selected by nvcc's -DSPATTN_DTYPE, and its accumulator type.
+// Element type, selected by nvcc's -DSPATTN_DTYPE, and its accumulator type.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,11 +45,23 @@ __device__ __forceinline__ void narrow(double x, double& out) { out = x; }
 __device__ __forceinline__ void narrow(float x, float y, __half2& out) { out = __floats2half2_rn(x, y); }
 __device__ __forceinline__ void narrow(float x, float y, __nv_bfloat162& out) { out = __floats2bfloat162_rn(x, y); }
 
-// 2^x and log2(x). exp2f is one MUFU instruction and a range fix; its error is 2 ulp (CUDA C++ Programming Guide).
+template <typename T>
+constexpr T kLn2 = T(0.693147180559945309417);
+template <typename T>
+constexpr T kLog2E = T(1.442695040888963407);
+
+// 2^x and log2(x). exp2f is one MUFU instruction and a range fix, within 2 ulp (CUDA C++ Programming Guide).
 __device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 __device__ __forceinline__ float logarithm_of_two(float x) { return log2f(x); }
 __device__ __forceinline__ double logarithm_of_two(double x) { return log2(x); }
+
+// 2^x with denormals flushed to zero: one instruction; exp2f() needs two more to scale denormals.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 template <typename T>
 __device__ __forceinline__ T infinity();

@@ -1,34 +1,35 @@
 // Float64 fallback: softmax attention of rows that tile kernels cannot compute, key by key.
 //
-// Dot products are subtracted before scaling. A score rounded to float32, or a product fused with the subtraction and
-// compared with a rounded one, is off by up to |score| / 2^24: beyond about 2^30 such an exponent is meaningless.
-// Differences of dot products are exact to 2^-53 of their magnitude, fused or not.
+// Subtracts dot products before scaling: differences of dot products are exact to 2^-53 of their magnitude, fused or
+// not. A score rounded to float32, or a fused product minus a rounded one, is off by up to |score| / 2^24; from about
+// 2^30 on its exponent is meaningless.
 #pragma once
+#include "common/element.cuh"
 #include "common/warp.cuh"
 
 namespace spattn {
 
-// Scores (base 2) from here on take the float64 fallback. A tile kernel subtracts one rounded maximum from all
-// exponents of a row; the rounding cancels while the weights stay in range, of float16 at the least. Below this limit
-// it is half an ulp, at most 1.
+// Scores (base 2) of at least this magnitude take the float64 fallback. A tile kernel subtracts one rounded maximum
+// from all exponents of a row; that rounding error cancels if the weights stay in range, at worst float16's. Below this
+// limit it is half an ulp, at most 1.
 template <typename T>
 constexpr T kFarLogit = sizeof(T) == 4 ? T(1ll << 24) : T(1ll << 53);
 
-// Whether a tile kernel can compute a row with this maximum; -inf (no key yet) is fine.
+// True if a tile kernel can compute a row with this maximum; -inf (no key yet) is fine.
 template <typename T>
 __device__ __forceinline__ bool within_reach(T row_max) {
   return fabs(row_max) < kFarLogit<T> || (row_max < 0 && isinf(row_max));
 }
 
-// A warp's result for a row: lane l holds output columns l, l + 32, ...
+// Result of a row, spread over a warp: lane l holds output columns l, l + 32, ...
 template <int kColumns>
 struct FallbackRow {
   double out[kColumns];
-  double lse;  // natural; -inf, with out = 0, for an empty row
+  double lse;  // natural logarithm; -inf, with out = 0, for an empty row
 };
 
-// One warp attends to a row's keys, 32 candidates at a time: one lane per dot product, then all lanes key by key for
-// the values.
+// Attends to a row's keys with one warp, 32 candidates at a time: each lane computes one dot product, then all lanes
+// accumulate V key by key.
 //
 //   key(n)              position of candidate n of `count`, -1 if the row may not attend to it
 //   dot(position)       q · k, with the sign of the scale
@@ -36,7 +37,7 @@ struct FallbackRow {
 template <int kColumns, typename Key, typename Dot, typename Value>
 __device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, double scale_log2, Key key, Dot dot,
                                                                     Value value) {
-  constexpr double kLn2 = 0.693147180559945309417, kInfinite = HUGE_VAL;
+  constexpr double kInfinite = HUGE_VAL;
   const int lane = threadIdx.x % 32;
   double largest = -kInfinite, sum = 0;  // running maximum of the dot products; sum of the weights relative to it
   FallbackRow<kColumns> row = {};
@@ -46,7 +47,7 @@ __device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, d
     if (!allowed) continue;
     // Score modification of the fallback.
     const double product = own >= 0 ? dot(own) : -kInfinite, logit = product * scale_log2;
-    if (__any_sync(~0u, !(logit < kInfinite))) {  // NaN or +inf: so is every weight of the row
+    if (__any_sync(~0u, !(logit < kInfinite))) {  // NaN or +inf makes the whole row NaN
       sum = __longlong_as_double(0x7ff8000000000000LL);
       break;
     }
@@ -64,7 +65,7 @@ __device__ __forceinline__ FallbackRow<kColumns> fallback_attention(int count, d
     }
   }
   for (int i = 0; i < kColumns; ++i) row.out[i] = sum == 0 ? 0 : sum != sum ? sum : row.out[i] / sum;
-  row.lse = (sum == 0 ? -kInfinite : largest * scale_log2 + log2(sum)) * kLn2;
+  row.lse = (sum == 0 ? -kInfinite : largest * scale_log2 + log2(sum)) * kLn2<double>;
   return row;
 }
 

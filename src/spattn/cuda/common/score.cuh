@@ -1,8 +1,10 @@
-// The score function of a kernel, selected by nvcc's -DSPATTN_SCORE_KIND: an index of request/score.py's KINDS.
+// Score function of a kernel, selected by nvcc's -DSPATTN_SCORE_KIND: an index into KINDS of request/score.py.
 //
-// Score::value and Score::derivative take the scaled score (natural units), the positions of the query and the key, and
-// the query head's parameter. Kernels apply them before the mask, so a function may give anything for a masked pair.
+// Score::value and Score::derivative take the scaled score (natural units), the positions of query and key, and the
+// query head's parameter. Kernels apply them before the mask, so the result for a masked pair is arbitrary.
 #pragma once
+
+#include "common/element.cuh"
 
 #define SPATTN_SCORE __device__ __forceinline__
 
@@ -14,9 +16,17 @@ namespace spattn {
 
 constexpr bool kScored = SPATTN_SCORE_KIND != 0;
 
-// 1 - 2 / (1 + e^2x): an absolute error of a few 2^-24, which is that of a score of the same size.
+// 1 / x; infinity for denormals.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 - 2 / (1 + e^2x), with an absolute error of a few 2^-24, the rounding error of a score of the same size. If the
+// power overflows, its reciprocal is 0; NaN stays NaN.
 __device__ __forceinline__ float score_tanh(float x) {
-  return 1.0f - __fdividef(2.0f, 1.0f + exp2f(fminf(x * 2.885390081777927f, 126.0f)));
+  return 1.0f - 2.0f * reciprocal(1.0f + exp2_flushed(x * 2.885390081777927f));
 }
 __device__ __forceinline__ double score_tanh(double x) { return tanh(x); }
 

@@ -3,7 +3,7 @@
 
 namespace spattn {
 
-// Over the four lanes that share a row of an accumulator.
+// Reduces over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -19,7 +19,8 @@ __device__ __forceinline__ double warp_max(double x) {
   return x;
 }
 
-__device__ __forceinline__ double warp_sum(double x) {
+template <typename T>
+__device__ __forceinline__ T warp_sum(T x) {
   for (int other = 16; other; other /= 2) x += __shfl_xor_sync(~0u, x, other);
   return x;
 }

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
-"""Driver calls of a launch, through function addresses: ctypes takes longer for one than the driver.
+"""Call the driver through function addresses; ctypes would take longer than the driver itself.
 
-Nothing here links against CUDA, so that it builds and imports on machines without it.
+This module does not link against CUDA, so that it builds and imports where CUDA is missing.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -16,12 +16,12 @@ ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parame
 
 
 cdef enum:
-    ALIGNMENT = 64  # bytes, of a tensor map
+    ALIGNMENT = 64  # bytes; required of a tensor map
     EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 cdef struct Attribute:
-    # CUlaunchAttribute of cuda.h, whose union takes 64 bytes.
+    # CUlaunchAttribute of cuda.h; its union has 64 bytes.
     int number, unused
     int value[16]
 
@@ -37,14 +37,14 @@ cdef struct Config:
 
 
 def current_context(size_t get_current):
-    """Raw handle of the context current in this thread, 0 for none; `get_current` is the address of cuCtxGetCurrent."""
+    """Return the handle of this thread's current context, 0 if none; `get_current` is cuCtxGetCurrent's address."""
     cdef void* context = NULL
     cdef int status = (<GetCurrent>get_current)(&context)
     return 0 if status else <size_t>context
 
 
 cdef class Nothing:
-    """A null context manager, faster than contextlib's."""
+    """Null context manager, faster than contextlib's."""
 
     def __enter__(self):
         return self
@@ -54,8 +54,7 @@ cdef class Nothing:
 
 
 def is_capturing(size_t is_capturing_at, size_t stream):
-    """Whether a stream (raw handle) is being captured into a graph; `is_capturing_at` is the address of
-    cuStreamIsCapturing."""
+    """True if a graph capture records the stream (raw handle); `is_capturing_at` is cuStreamIsCapturing's address."""
     cdef int found = 0
     cdef int status = (<IsCapturing>is_capturing_at)(<void*>stream, &found)
     if status:
@@ -75,15 +74,15 @@ cdef class Launch:
     kernel : Kernel
         From :mod:`spattn.cuda.driver.launch`.
     blocks : int
-        CTAs of the grid.
+        Number of CTAs.
     params : bytes
         The kernel's only parameter, passed by value.
     stream : int
         Raw handle.
     counter_at : int, optional
-        Offset in `params` of the address of a task counter, which start() sets.
+        Offset in `params` at which start() stores the address of a task counter.
     moving : Moving, optional
-        Parts of `params` that depend on kv_len, with their values for `moving.moved`.
+        Fields of `params` that depend on kv_len, with their values for `moving.moved`.
     early : bool
         Programmatic dependent launch: the kernel calls griddepcontrol.wait itself. Ignored by drivers that cannot
         capture it.
@@ -107,7 +106,7 @@ cdef class Launch:
     ):
         if len(params) != kernel.params_bytes:
             raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
-        # Addresses stay valid, since the size is constant; tensor maps are only modified in place, aligned.
+        # `params` is never resized, so pointers into it stay valid; tensor maps are aligned and modified in place.
         self.params = bytearray(len(params) + ALIGNMENT)
         self.first = self.params
         self.first += -<size_t>self.first % ALIGNMENT
@@ -134,7 +133,7 @@ cdef class Launch:
         return self.first + <size_t>at
 
     cdef int move(self, int64_t moved) except -1:
-        # Arithmetic modulo 2^64: `moved` may be negative.
+        # Modulo 2^64: `moved` may be negative.
         cdef MovingMap* maps = <MovingMap*><char*>self.maps
         cdef int status
         for n in range(self.map_count):
@@ -147,10 +146,10 @@ cdef class Launch:
 
 
 def start(list launches, next_counter=None, int64_t moved=0):
-    """Start launches in order; the device's context must be current. The driver has copied all parameters on return.
+    """Start launches in order; the device's context must be current. On return the driver has copied all parameters.
 
     `next_counter` returns the address of a task counter that no launch in flight uses; `moved` is kv_len minus the
-    plan's.
+    plan's kv_len.
     """
     cdef Launch launch
     cdef uint64_t counter
@@ -163,7 +162,7 @@ def start(list launches, next_counter=None, int64_t moved=0):
         if launch.moved_at is not NULL and launch.moved != moved:
             launch.move(moved)
         parameters[0] = launch.first
-        with nogil:  # the driver blocks on a full queue, and a host function in the stream may need Python
+        with nogil:  # cuLaunchKernelEx blocks if the queue is full, and a host function in the stream may need Python
             status = launch.start(&launch.config, launch.function, parameters, NULL)
         if status:
             raise error(status, "cuLaunchKernelEx")

@@ -1,4 +1,4 @@
-"""Device memory owned by PyCUDA, freed from any thread and kept for captured graphs."""
+"""Device memory allocated by PyCUDA, freed from any thread and kept for captured graphs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 from .device import Device, is_owner
 from .errors import check
 
-_captured: dict[int, object] = {}  # by id; kept alive for the life of the process
+_captured: dict[int, object] = {}  # by id; kept alive until the process ends
 
 
 class Buffer:
-    """`nbytes` of memory on `device`, whose context must be current; raises MemoryError with the bytes needed and
-    free."""
+    """`nbytes` of memory on `device`, whose context must be current; MemoryError states the bytes needed and free."""
 
     def __init__(self, device: Device, nbytes: int):
         from pycuda import driver
@@ -27,15 +26,12 @@ class Buffer:
         except driver.MemoryError as error:
             raise out_of_memory(device, nbytes) from error
         self.pointer = int(allocation)
-        # PyCUDA frees memory only in the thread that owns the context, or with the context current.
+        # PyCUDA frees memory only in the thread that owns the context, or while the context is current.
         weakref.finalize(self, _free, device, allocation).atexit = False
 
 
 def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously; return it and the address of each array.
-
-    The synchronization makes the copy visible to every stream.
-    """
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return it and their addresses."""
     from cuda.bindings import driver
 
     offsets, total = {}, 0
@@ -52,13 +48,13 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
 
 
 def out_of_memory(device: Device, nbytes: int) -> MemoryError:
-    """The error for a failed allocation; the device's context must be current."""
+    """Return the error for a failed allocation; the device's context must be current."""
     return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")
 
 
 def keep_if_captured(device: Device, stream: int, owner: object) -> None:
-    """Keep `owner`, whose buffers a call reads, alive for the life of the process if the stream is capturing: a graph
-    reads them at every replay, and its destruction is not observable."""
+    """Keep `owner` until the process ends if the stream is capturing: every replay of the graph reads its buffers, and
+    the graph's destruction cannot be observed."""
     if device.is_capturing(stream):
         _captured[id(owner)] = owner
 
@@ -71,8 +67,7 @@ def _free(device: Device, allocation: Any) -> None:
 
 @contextmanager
 def _beside_captures() -> Iterator[None]:
-    """Context for calls unrelated to a graph capture, which they would invalidate: garbage collection may run during
-    one."""
+    """Allow driver calls that would otherwise invalidate a graph capture, during which garbage collection may run."""
     from cuda.bindings import driver
 
     function, relaxed = "cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

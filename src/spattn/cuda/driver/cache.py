@@ -1,7 +1,7 @@
-"""On-disk cache of cubins, one file each, keyed by inputs and verified on read.
+"""On-disk cache of cubins, one per file, keyed by compiler inputs and verified on read.
 
-A file is the SHA-256 of the cubin followed by the cubin. Writes go to a temporary file and an atomic rename, so that
-readers see a whole file or none.
+A file holds the SHA-256 of the cubin, then the cubin. Writes go to a temporary file, then an atomic rename: readers see
+a whole file or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path:
-    """Cache directory: ``SPATTN_CACHE_DIR``, else ``spattn`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the cache directory: ``SPATTN_CACHE_DIR``, else ``spattn`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     chosen = os.environ.get("SPATTN_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -25,7 +25,7 @@ def folder() -> Path:
 
 
 def require_safe(path: Path) -> None:
-    """Raise PermissionError if another user could have written to a folder: its files run on the GPU."""
+    """Raise PermissionError if another user could have written to a folder whose files run on the GPU."""
     status = path.stat()
     if status.st_uid != os.getuid():
         reason = f"it belongs to user {status.st_uid}, not to {os.getuid()}"
@@ -37,7 +37,7 @@ def require_safe(path: Path) -> None:
 
 
 def read(name: str) -> bytes | None:
-    """The entry `name`, or None if missing or corrupt; raises PermissionError if the folder is not safe."""
+    """Return the entry `name`, None if missing or corrupt; raise PermissionError if the folder is not safe."""
     place = folder()
     if not place.is_dir():
         return None
@@ -51,7 +51,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Store an entry; warns if the folder is not writable and raises PermissionError if it is not safe."""
+    """Store an entry; warn if the folder is not writable, raise PermissionError if it is not safe."""
     place = folder()
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def write(name: str, content: bytes) -> None:
 
 
 def names(prefix: str) -> list[str]:
-    """Names of entries that start with `prefix`, newest first."""
+    """Return the names of entries that start with `prefix`, newest first."""
     place = folder()
     if not place.is_dir():
         return []

@@ -17,21 +17,20 @@ import numpy as np
 from ..._util.records import assertions
 from . import cache
 
-SOURCES = Path(__file__).parents[1]  # root of our #include "..." paths
+SOURCES = Path(__file__).parents[1]  # root of the kernels' #include "..." paths
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-cubin")
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class CompileError(RuntimeError):
-    """nvcc is missing or rejected a kernel; the message has the command and its output."""
+    """nvcc is missing or rejected a kernel; the message contains the command and its output."""
 
 
 def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype]) -> bytes:
-    """The cubin of a kernel file such as ``"sm80/forward/merge.cu"``, from the cache or compiled now.
+    """Return the cubin of a kernel file such as ``"sm80/forward/merge.cu"``, from the cache or compiled now.
 
-    `defines` are macros (``-DNAME=value``); `structs` are the dtypes of the kernel's structs, checked by static
-    assertions. Raises CompileError if nvcc is needed and missing, or fails; PermissionError if the cache folder is not
-    safe.
+    `defines` are macros (``-DNAME=value``); static assertions check `structs`, the dtypes of the kernel's structs.
+    Raises CompileError if nvcc is needed but missing, or fails; PermissionError if the cache folder is not safe.
     """
     flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
     unit = translation_unit(source, structs)
@@ -48,12 +47,12 @@ def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mappin
 
 
 def target(arch: str) -> tuple[str, ...]:
-    """nvcc options for machine code of one architecture; ``a`` architectures need the long form."""
+    """Return nvcc's options for one architecture's machine code; ``a`` architectures need the long form."""
     return ("-gencode", f"arch=compute_{arch.removeprefix('sm_')},code={arch}")
 
 
 def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
-    """The translation unit: a kernel file, and assertions on the structs of its namespace."""
+    """Return source that includes a kernel file and asserts the layouts of structs in its namespace."""
     generation, *folders, _ = source.split("/")
     namespace = f"spattn::{generation}" + ("_backward" if "backward" in folders else "")
     checks = [assertions(f"{namespace}::{name}", dtype) for name, dtype in structs.items()]
@@ -61,7 +60,7 @@ def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
 
 
 def source_key(source: str, flags: list[str]) -> str:
-    """Digest of the flags, the source and its headers."""
+    """Hash the flags, the source and its headers."""
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in headers(source):
         digest.update(f"\0{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
@@ -69,7 +68,7 @@ def source_key(source: str, flags: list[str]) -> str:
 
 
 def headers(source: str) -> list[Path]:
-    """The file and the headers of ours that it includes, transitively, in a fixed order."""
+    """Return the file and our headers that it includes, transitively, in a fixed order."""
     found: dict[str, Path] = {}
     waiting = [source]
     while waiting:
@@ -81,7 +80,7 @@ def headers(source: str) -> list[Path]:
 
 
 def find_nvcc() -> Path | None:
-    """Path of nvcc: ``SPATTN_NVCC``, else in ``CUDA_HOME`` or ``CUDA_PATH``, on the PATH, or in ``/usr/local/cuda``."""
+    """Return nvcc's path: ``SPATTN_NVCC``, else from ``CUDA_HOME``, ``CUDA_PATH``, the PATH, or ``/usr/local/cuda``."""
     chosen = os.environ.get("SPATTN_NVCC")
     if chosen is not None:
         return Path(chosen) if chosen and Path(chosen).is_file() else None
@@ -94,8 +93,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_key(compiler: Path) -> str:
-    """Digest of the compiler's version, cached by its path, size and modification time so that a warm start runs no
-    nvcc."""
+    """Hash the compiler's version, cached by its path, size and modification time so that a warm start runs no nvcc."""
     status = compiler.resolve().stat()
     return _compiler_key(compiler.resolve(), status.st_size, status.st_mtime_ns)
 
@@ -112,7 +110,7 @@ def _compiler_key(compiler: Path, size: int, modified: int) -> str:
 
 
 def run_nvcc(compiler: Path, unit: str, flags: list[str]) -> bytes:
-    """Compile now. The command is a list: no shell is involved."""
+    """Compile now, without a shell."""
     with tempfile.TemporaryDirectory(prefix="spattn-nvcc-") as place:
         file, out = Path(place) / "kernel.cu", Path(place) / "kernel.cubin"
         file.write_text(unit)
@@ -131,7 +129,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _without_compiler(stem: str, source: str) -> bytes:
-    """A cubin that any compiler made from this source with these flags."""
+    """Return a cached cubin of this source and these flags, from any compiler version."""
     for name in cache.names(stem + "-"):
         image = cache.read(name)
         if image is not None:

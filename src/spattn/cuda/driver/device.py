@@ -22,8 +22,8 @@ OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
 _NOTHING = Nothing()
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
-_started = False  # whether this process, or one it was forked from, initialised CUDA
-_forked = False  # whether a parent process did
+_started = False  # True if this process, or an ancestor before a fork, initialised CUDA
+_forked = False  # True if an ancestor did
 
 
 def _after_fork() -> None:
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Device:
-    """A GPU; `ordinal` is its CUDA device index. As a context manager it makes the primary context current."""
+    """A GPU; `ordinal` is its CUDA device index. A ``with`` block makes its primary context current."""
 
     def __init__(self, ordinal: int):
         from pycuda import driver
@@ -49,7 +49,6 @@ class Device:
 
     @cached_property
     def name(self) -> str:
-        """The driver's name of the device."""
         return self._device.name()
 
     @cached_property
@@ -59,7 +58,7 @@ class Device:
 
     @cached_property
     def arch(self) -> str:
-        """nvcc's name of the architecture, such as "sm_90"."""
+        """Name of the architecture for nvcc, such as "sm_90"."""
         return "sm_{}{}".format(*self.capability)
 
     @cached_property
@@ -74,12 +73,12 @@ class Device:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Largest shared memory of a CTA in bytes."""
+        """Maximum shared memory per CTA in bytes."""
         return self._device.get_attribute(self._attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
     @cached_property
     def stream(self) -> int:
-        """A non-blocking stream of spattn's own, for copies and host arrays; the context must be current."""
+        """Non-blocking stream owned by spattn, for copies and host arrays; the context must be current."""
         from cuda.bindings import driver
 
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
@@ -99,12 +98,12 @@ class Device:
             return current_context(self._current)
 
     def made_current(self) -> Device | Nothing:
-        """Context manager that makes the primary context current in the owning process; cheaper than `with device` if
-        PyTorch already has."""
+        """Return a context manager that makes the primary context current, in the process that owns CUDA; cheaper than
+        ``with device`` if the context already is current."""
         return _NOTHING if current_context(self._current) == self._handle else self
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether a stream (raw handle) is being captured into a graph; the context must be current."""
+        """True if a graph capture records the stream (raw handle); the context must be current."""
         return is_capturing(self._capturing, stream)
 
     def _retain(self) -> Any:
@@ -123,16 +122,16 @@ class Device:
         self._pop()
 
     def load(self, image: bytes) -> Any:
-        """Load a cubin into this device's context, which must be current, for the life of the process.
+        """Load a cubin into this device's context, which must be current, until the process ends.
 
-        PyCUDA's modules expose no handle, which launches on another library's stream need.
+        PyCUDA's modules expose no handle, but launches on another library's stream need one.
         """
         from cuda.bindings import driver
 
         return check(driver.cuModuleLoadData(image), "cuModuleLoadData")
 
     def free_bytes(self) -> int:
-        """Free device memory in bytes; the context must be current."""
+        """Return the free device memory in bytes; the context must be current."""
         from pycuda import driver
 
         return driver.mem_get_info()[0]
@@ -146,34 +145,34 @@ class Device:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libcuda itself, for calls that take longer in PyCUDA or cuda-bindings than in the driver."""
+    """Load libcuda, for calls whose overhead in PyCUDA or cuda-bindings exceeds the driver's own time."""
     found = ctypes.CDLL("libcuda.so.1")
     found.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p] * 2
     return found
 
 
 def address(name: str) -> int:
-    """Address of a driver function, for compiled code."""
+    """Return the address of a driver function, for compiled code."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
 
 
 def initialise() -> None:
-    """Initialise the CUDA driver API in this process, without a context; raises RuntimeError after a fork of a process
-    that had initialised CUDA, CudaError if the driver fails."""
+    """Initialise the CUDA driver API without a context; raise RuntimeError in a process forked after it initialised
+    CUDA, CudaError if the driver fails."""
     global _started
     require_owner()
     if not _started:
         from cuda.bindings import driver as bindings
         from pycuda import driver
 
-        check(bindings.cuInit(0), "cuInit")  # its errors are more specific than those of PyCUDA's init
+        check(bindings.cuInit(0), "cuInit")  # reports errors more precisely than PyCUDA's init
         driver.init()
         _started = True
         atexit.register(_close_all)
 
 
 def is_owner() -> bool:
-    """Whether this process may call CUDA, as far as spattn knows."""
+    """True if this process may call CUDA, as far as spattn knows."""
     return _started and not _forked
 
 
@@ -187,7 +186,7 @@ def require_owner() -> None:
 
 
 def count() -> int:
-    """Number of visible GPUs."""
+    """Return the number of visible GPUs."""
     initialise()
     from pycuda import driver
 
@@ -195,7 +194,7 @@ def count() -> int:
 
 
 def get(ordinal: int | None = None) -> Device:
-    """The device with this index; None is the one current in this thread, else the first."""
+    """Return the device with this index; None selects this thread's current device, else the first."""
     if ordinal is None:
         ordinal = current()
     found = _devices.get(ordinal)
@@ -207,7 +206,7 @@ def get(ordinal: int | None = None) -> Device:
 
 
 def current() -> int:
-    """Index of the device whose context is current in this thread, else 0."""
+    """Return the index of this thread's current device, else 0."""
     initialise()
     from cuda.bindings import driver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Errors that destroy the context: every later CUDA call in the process fails (CUDA driver API, CUresult).
+# Errors after which every CUDA call in the process fails (CUDA driver API, CUresult).
 STICKY = frozenset({214, 220, 226, 700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 911, 999})
 OUT_OF_MEMORY = 2
 NOT_INITIALISED = 3
@@ -17,9 +17,9 @@ class CudaError(RuntimeError):
     Attributes
     ----------
     code : int
-        The driver's CUresult, 0 if unknown.
+        CUresult of the driver, 0 if unknown.
     sticky : bool
-        Whether the context is lost: every later CUDA call in the process fails, including other libraries'.
+        True if the context is lost: every later CUDA call in the process fails, including those of other libraries.
     """
 
     def __init__(self, call: str, code: int, text: str):
@@ -30,7 +30,7 @@ class CudaError(RuntimeError):
 
 
 def check(result: tuple[Any, ...], call: str = "CUDA call") -> Any:
-    """Return the values of a ``cuda.bindings.driver`` call, or raise for its status: MemoryError or CudaError."""
+    """Return the values of a ``cuda.bindings.driver`` call, or raise MemoryError or CudaError for its status."""
     status, *values = result
     code = int(status)
     if code:
@@ -39,7 +39,7 @@ def check(result: tuple[Any, ...], call: str = "CUDA call") -> Any:
 
 
 def error(code: int, call: str) -> Exception:
-    """The exception for a CUresult."""
+    """Return the exception for a CUresult."""
     if code == OUT_OF_MEMORY:
         return MemoryError(f"{call}: the GPU is out of memory")
     if code == NOT_INITIALISED:

@@ -15,7 +15,7 @@ from .errors import check
 
 __all__ = ["Kernel", "Launch", "Moving", "kernel", "start"]
 
-STATIC_SHARED_BYTES = 48 * 1024  # limit of shared memory without opt-in
+STATIC_SHARED_BYTES = 48 * 1024  # maximum shared memory without opt-in
 _CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
@@ -23,18 +23,18 @@ _lock = threading.Lock()
 
 
 class Moving(NamedTuple):
-    """The launch parameters of a length-polymorphic plan that depend on `kv_len`.
+    """Launch parameters of a length-polymorphic plan that depend on `kv_len`.
 
     Attributes
     ----------
     replace : int
         Address of cuTensorMapReplaceAddress.
     moved : int
-        Run-time kv_len minus the plan's, as the parameters have it.
+        Run-time kv_len minus the plan's kv_len, as stored in the parameters.
     moved_at : int
-        Its offset in the parameters.
+        Offset of `moved` in the parameters.
     maps : list of (int, int, int)
-        Offset of a tensor map in the parameters, its address for `moved` = 0, and bytes per additional key.
+        Of each tensor map: offset in the parameters, base address for `moved` = 0, bytes to add per additional key.
     """
 
     replace: int
@@ -44,10 +44,10 @@ class Moving(NamedTuple):
 
 
 class Kernel:
-    """One entry point of one cubin on one device.
+    """A kernel function of one cubin, loaded on one device.
 
     The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads per CTA, bytes of dynamic shared
-    memory and of the parameter struct.
+    memory, bytes of the parameter struct.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ def kernel(
     structs: Mapping[str, np.dtype],
     entry: str,
 ) -> Kernel:
-    """The kernel, compiled and loaded at first use; the device's context must be current."""
+    """Return the kernel, compiled and loaded at first use; the device's context must be current."""
     key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry
     found = _kernels.get(key)
     if found is None:

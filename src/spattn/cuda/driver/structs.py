@@ -1,4 +1,4 @@
-"""NumPy dtypes of structs shared with the kernels, packed with ``struct``."""
+"""NumPy dtypes of structs shared with kernels, packed with ``struct``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
 
 
 def fields(dtype: np.dtype) -> dict[str, tuple[np.dtype, int]]:
-    """(dtype, offset) of each field of a struct, in order; empty for a scalar."""
+    """Return (dtype, offset) of each field of a struct, in order; nothing for a scalar."""
     return {name: (inner, offset) for name, (inner, offset, *_) in (dtype.fields or {}).items()}
 
 
 def packer(dtype: np.dtype) -> struct.Struct:
-    """Packer of all scalars of a struct, including nested ones, in one call."""
+    """Return a Struct that packs all scalars of a struct, including nested ones, in one call."""
     codes, at = "@", 0
     for offset, scalar in _scalars(dtype, 0):
         codes += f"{offset - at}x{_CODES[scalar.str[1:]]}"
@@ -27,7 +27,7 @@ def packer(dtype: np.dtype) -> struct.Struct:
 
 
 def _scalars(dtype: np.dtype, start: int) -> Iterator[tuple[int, np.dtype]]:
-    """(offset, dtype) of all scalars of a dtype."""
+    """Yield (offset, dtype) of each scalar."""
     if dtype.names is not None:
         for inner, offset in fields(dtype).values():
             yield from _scalars(inner, start + offset)

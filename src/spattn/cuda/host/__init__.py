@@ -1,1 +1,1 @@
-"""Host side of a call: cached dispatch, launches, buffers, shared by all kernel families."""
+"""Host side of a call, shared by all kernel families: cached dispatch, launches, buffers."""

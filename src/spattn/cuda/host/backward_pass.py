@@ -17,20 +17,20 @@ __all__ = ["BackwardPass"]
 
 @dataclass(slots=True)
 class BackwardPass:
-    """A backward pass with validated arguments and allocated results.
+    """Validated arguments and allocated results of a backward pass.
 
     Attributes
     ----------
     stream : int
-        Raw handle of the stream of all its work.
+        Raw handle of the stream of all kernels and copies.
     lse, dlse : Operand
         (batch, heads_q, q_len) float32, float64 for float64 inputs; `dlse` is None for zero.
     dq, dk, dv : Operand
         Results.
     allocate : callable
-        Bytes to an address that is valid on `stream` until the call's last kernel.
+        Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
-        Of the products; None is that of `dtype`.
+        Precision of the products; None is that of `dtype`.
     score : Score or None
         Score function; None is the identity.
     """
@@ -55,6 +55,6 @@ class BackwardPass:
     score: Score | None = None
 
     def aligned(self) -> bool:
-        """Whether every row of the operands is 16-byte aligned."""
+        """True if every row of the operands is 16-byte aligned."""
         itemsize = numpy_dtype(self.dtype).itemsize
         return all(is_aligned(x, itemsize) for x in (self.q, self.k, self.v, self.dout))

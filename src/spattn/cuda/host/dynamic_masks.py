@@ -1,11 +1,10 @@
-"""Calls with a dynamic mask: check, plan, and run the tile selection kernels."""
+"""Calls with a dynamic mask: validate, plan, and run the kernels that select tiles."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
 from ...arrays import dtype_name, namespace_of
-from ...arrays.namespace import ArrayNamespace
 from ...arrays.operand import Operand
 from ...backends import PreparedForward
 from ...choose.machine_gpu import BLOCKS, pieces_of, workers_of
@@ -15,27 +14,32 @@ from ...planning import Plan
 from ...request.call import Call
 from ...schedule import compiler
 from ..driver.device import Device
-from ..sm90 import select
 from . import execute
+from .family import Launcher, MaskSource
 from .forward_pass import ForwardPass
 
 __all__ = ["prepare"]
 
-_MANY = 4  # query tiles per resident CTA from which on no list is split
+_MANY = 4  # query tiles per resident CTA; from here on, lists are not split
 
 
-def prepare(call: Call, selected: MaskedPattern, device: Device) -> PreparedForward:
-    """Cached dispatch of calls that differ in values, addresses, stream and scale only."""
+def prepare(call: Call, selected: MaskedPattern, launcher: Launcher, device: Device) -> PreparedForward:
+    """Return a cached dispatch of calls that differ only in values, addresses, stream and scale."""
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
-        return execute.Nothing(call)
+        return execute.nothing(call)
     plan = _plan(call, selected, form, device.sm_count)
-    kernels = _Selecting(call.kind, form, selected.selection.arrays())
-    return execute.OnDevice(call, plan, kernels, device, _never_again)
+    arrays = selected.selection.arrays()
+    sources = tuple(MaskSource(_with_axes(call.kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
+
+    def forward(run: ForwardPass, kept: object = arrays) -> None:  # the default argument keeps the arrays allocated
+        launcher.forward_masked(run, form, sources)
+
+    return execute.Forward(call, plan, forward, device, _never_again)
 
 
 def check(call: Call, selection: DynamicMask) -> Form:
-    """The form of a dynamic mask; raises if it does not match the call."""
+    """Return the form of a dynamic mask; raise if it does not match the call."""
     form = selection.form()
     for x in selection.arrays():
         kind = namespace_of(x)
@@ -54,7 +58,7 @@ def check(call: Call, selection: DynamicMask) -> Form:
 
 
 def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
-    """Plan of the pattern, in query tiles no larger than the mask's query blocks."""
+    """Plan the pattern in query tiles no larger than the mask's query blocks."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
@@ -62,20 +66,8 @@ def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
     return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True, pieces=pieces)
 
 
-class _Selecting:
-    """Kernels of calls with one dynamic mask."""
-
-    def __init__(self, kind: ArrayNamespace, form: Form, arrays: tuple[Any, ...]):
-        self._form, self._arrays = form, arrays  # kept alive
-        self._sources = tuple(select.Source(_with_axes(kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
-
-    def forward(self, call: ForwardPass) -> None:
-        """Enqueue a call; the context must be current."""
-        select.forward(call, self._form, self._sources)
-
-
 def _with_axes(x: Operand) -> Operand:
-    """The array with leading axes for batch entries and heads."""
+    """Prepend axes for batch entries and heads."""
     missing = 4 - len(x.shape)
     return Operand(x.pointer, (1,) * missing + x.shape, (0,) * missing + x.strides)
 

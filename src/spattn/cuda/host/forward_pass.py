@@ -18,18 +18,18 @@ _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 @dataclass(slots=True)
 class ForwardPass:
-    """A forward pass with validated arguments and allocated outputs.
+    """Validated arguments and allocated outputs of a forward pass.
 
     Attributes
     ----------
     stream : int
-        Raw handle of the stream of all its work.
+        Raw handle of the stream of all kernels and copies.
     lse : int
         Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs; 0 if not requested.
     allocate : callable
-        Bytes to an address that is valid on `stream` until the call's last kernel.
+        Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
-        Of the products; None is that of `dtype`.
+        Precision of the products; None is that of `dtype`.
     score : Score or None
         Score function; None is the identity.
     """
@@ -49,7 +49,7 @@ class ForwardPass:
     score: Score | None = None
 
     def aligned(self, itemsize: int) -> bool:
-        """Whether every row of every array is 16-byte aligned."""
+        """True if every row of every array is 16-byte aligned."""
         return (
             is_aligned(self.q, itemsize)
             and is_aligned(self.k, itemsize)
@@ -57,22 +57,28 @@ class ForwardPass:
             and is_aligned(self.out, itemsize)
         )
 
-    def workspace(self) -> tuple[int, int]:
-        """Allocate the split-KV partials: addresses of their rows and lse; (0, 0) if the plan has none."""
+    def partial_bytes(self) -> tuple[int, int]:
+        """Return the bytes of split-KV partial rows, and of rows and lse together; (0, 0) if the plan has none."""
         batch, heads_q = self.q.shape[:2]
         rows = batch * heads_q * self.plan.slots * self.plan.block_q
-        if rows == 0:
-            return 0, 0
         itemsize = 8 if self.dtype == "float64" else 4
-        partial_bytes = -(-rows * self.v.shape[3] * itemsize // 256) * 256
-        partial = self.allocate(partial_bytes + rows * itemsize)
-        return partial, partial + partial_bytes
+        of_rows = -(-rows * self.v.shape[3] * itemsize // 256) * 256
+        return of_rows, of_rows + rows * itemsize
+
+    def workspace(self) -> tuple[int, int]:
+        """Allocate split-KV partials; return the addresses of their rows and lse, (0, 0) if the plan has none."""
+        if self.plan.slots == 0:
+            return 0, 0
+        of_rows, total = self.partial_bytes()
+        partial = self.allocate(total)
+        return partial, partial + of_rows
 
 
 def fold_scale(scale: float) -> tuple[float, int]:
-    """Magnitude in base 2, and sign. Kernels apply the sign before the mask: −∞ times 0 or −1 is not −∞.
+    """Return the scale's magnitude in base 2 and its sign, which kernels apply before the mask: −∞ times 0 or −1 is not
+    −∞.
 
-    A scale that underflows float32 counts as zero: its scores differ by less than rounding.
+    A magnitude below float32's normal range counts as zero: it changes scores by less than rounding.
     """
     magnitude = abs(scale) * math.log2(math.e)
     if magnitude < _SMALLEST_SCALE:
@@ -81,7 +87,7 @@ def fold_scale(scale: float) -> tuple[float, int]:
 
 
 def is_aligned(x: Operand, itemsize: int) -> bool:
-    """Whether every row of an array is 16-byte aligned."""
+    """True if every row of an array is 16-byte aligned."""
     batch, head, row, column = x.strides
     if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
         return False

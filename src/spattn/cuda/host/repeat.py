@@ -1,4 +1,4 @@
-"""Cached dispatch of repeated Hopper calls: allocate the results, look up addresses, launch.
+"""Cached dispatch of repeated PyTorch calls: allocate the results, look up addresses, launch.
 
 Everything that depends on plan, shapes, strides, dtype and device only is computed once; launches are cached by
 address. A length-polymorphic plan is uploaded once, with the change of `kv_len` in its kernel parameters: a generation
@@ -9,134 +9,134 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
 from ...planning.contract.types import Plan
 from ...request.call import Call
-from ..driver.buffer import keep_if_captured, out_of_memory
+from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
-from ..sm90 import backward as hopper_backward
-from ..sm90 import forward as hopper
-from ..sm90.forward.params import Addresses
-from ..sm90.forward.prepared import Prepared, Ready
-from .execute import Backward, OnDevice
+from .execute import Backward, Forward
+from .family import Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
 
-_KEPT = 64  # recent address tuples; allocators reuse addresses
+__all__ = ["LAUNCHES_KEPT", "Repeated", "RepeatedBackward", "Results", "backward", "forward", "pass_of"]
+
+LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
 
 
-class Repeated(OnDevice):
-    """PyTorch forwards on the Hopper kernels, falling back where TMA cannot read an address."""
+class Results(NamedTuple):
+    """Shapes and strides with which PyTorch allocates a call's results."""
 
-    def __init__(self, run: ForwardPass, prepared: Prepared, call: Call, *args: Any):
-        super().__init__(call, *args)
-        self._own_plan, self._ready, self._run = prepared.plan, prepared.ready, prepared.call
-        self._moves = prepared.plan.layout.moves
-        self._counter, self._counter_at = prepared.plan.counter, prepared.ready.template.counter_at
-        self._strides, self._row_strides = run.out.strides, row_major(self.rows)
-        torch = cast("Torch", call.kind)
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    like_q: bool  # True if q has this shape and these strides
+    rows: tuple[int, ...]
+    row_strides: tuple[int, ...]
+    return_lse: bool
+
+
+def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Results]:
+    """Return the forward pass of a PyTorch call, with placeholder addresses, and its results."""
+    kind = call.kind
+    operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
+    out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
+    like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=call.score)
+    return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
+
+
+class Repeated:
+    """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses are not aligned."""
+
+    def __init__(
+        self, general: Forward, run: ForwardPass, results: Results, launcher: Launcher, launches: ForwardLaunches
+    ):
+        self._general, self._run, self._launcher, self._first = general, run, launcher, launches
+        self.shape, self._strides, self._like_q, self.rows, self._row_strides, self.return_lse = results
+        self.device, self.plan, self._kv_len = general.device, general.plan, run.k.shape[2]
+        torch = cast("Torch", general.kind)
         self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
-        self._like_q = self.shape == tuple(call.q.shape) and self._strides == call.q.stride()
-        self._empty_like = self._types.empty_like
+        self._empty_like, self._operand = self._types.empty_like, torch.operand
         self._wide, self._bytes = self._types.float32, self._types.uint8
-        sizes: list[int] = []
-
-        def note(nbytes: int) -> int:
-            sizes.append(nbytes)
-            return 0
-
-        prepared.call.allocate = note
-        self._partial_bytes = prepared.call.workspace()[1]
-        self._workspace = tuple(sizes)
-        self._launches, self._readies = Recent(_KEPT), Recent(_KEPT)
+        self._moves, self._counter = launches.moves, launches.counter
+        self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
+        self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
-            return super().__call__(q, k, v, scale)
-        try:  # explicit strides even if contiguous: a quarter faster in PyTorch; empty_like is faster still
+            return self._general(q, k, v, scale)
+        try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
             rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
         except self._types.OutOfMemoryError as error:
             with self.device:
-                raise self.out_of_memory() from error
+                raise self._general.out_of_memory() from error
         key = (
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
-            0 if rest is None else rest.data_ptr(),
             scale,
+            0 if rest is None else rest.data_ptr(),
             self._stream(self._index),
             (k.stride(), v.stride()) if self._moves else None,
         )
         moved = k.size(2) - self._kv_len if self._moves else 0
         launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
-            return super().__call__(q, k, v, scale)
+            return self._general(q, k, v, scale)
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
-        """Launches for these addresses and any `kv_len`, without work counters; None if TMA cannot read them.
-
-        They are exclusive to one call: no other writes to the same addresses while its results are alive.
-        """
-        if not hopper.aligned(key[:4]):
+        """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
+        *problem, workspace, stream, _ = key
+        if any(address % self._launcher.alignment for address in problem[:4]):
             return None
-        q_at, k_at, v_at, out, lse, partial, scale, stream, _ = key
-        to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
-        launches = []
         with self.device.made_current():
-            keep_if_captured(self.device, stream, self.plan)
-            ready = self._ready_for(k, v)
-            if ready is None:
+            launches = self._launches_for(k, v)
+            if launches is None:
                 return None
-            if ready.attention is not None:
-                moving = ready.template.moving(to)
-                for number, blocks in enumerate(ready.blocks):
-                    params = ready.template.fill(number, to, 0)
-                    one = Launch(ready.attention, blocks, params, stream, self._counter_at, moving, early=True)
-                    launches.append(one)
-            if ready.merge is not None:
-                launches.append(Launch(ready.merge.kernel, ready.merge.blocks, ready.merge.params(to), stream))
-        return cast("list[Launch]", self._launches.keep(key, launches))
+            keep_if_captured(self.device, stream, launches)
+            written = launches.write([tuple(problem)], workspace, stream, early=launches.computes, moved=moved)
+        return cast("list[Launch]", self._launches.keep(key, written))
 
-    def _ready_for(self, k: Any, v: Any) -> Ready | None:
-        """Kernels and parameters for these strides of k and v; None if TMA cannot read them."""
+    def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
+        """Return kernels and parameters for these strides of k and v; None if the kernels cannot address them."""
         if not self._moves:
-            return self._ready
+            return self._first
         strides = k.stride(), v.stride()
-        found = self._readies.get(strides)
+        found = self._by_strides.get(strides)
         if found is None:
-            run = replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v))
-            found = self._readies.keep(strides, self._own_plan.ready(run))
-        return cast("Ready | None", found)
+            run = replace(self._run, k=self._operand(k), v=self._operand(v))
+            found = self._by_strides.keep(strides, self._launcher.prepare(run))
+        return cast("ForwardLaunches | None", found)
 
 
-class RepeatedBackward(Backward):
-    """PyTorch gradients of fixed shapes and strides on the Hopper kernels, falling back where TMA cannot read an
-    address."""
+class RepeatedBackward:
+    """Runs PyTorch gradients of fixed shapes and strides with launches cached by address; `general` runs the first
+    call, and calls whose addresses are not aligned."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        torch = cast("Torch", self.kind)
+    def __init__(self, general: Backward):
+        self._general, self.device, self.plan = general, general.device, general.plan
+        torch = cast("Torch", general.kind)
         self._types, self._stream, self._index = torch.module, torch.raw_stream, self.device.ordinal
-        self._empty_like, self._bytes = self._types.empty_like, self._types.uint8
-        self._ready: hopper_backward.Ready | None = None
-        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its input
-        self._launches = Recent(_KEPT)
+        self._empty_like, self._bytes, self._operand = self._types.empty_like, self._types.uint8, torch.operand
+        self._ready: GradientLaunches | None = None
+        self._alignment = 1
+        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: its input's
+        self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
@@ -144,63 +144,74 @@ class RepeatedBackward(Backward):
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
-            return super().__call__(dout, q, k, v, out, lse, dlse, scale)
+            results = self._general(dout, q, k, v, out, lse, dlse, scale)
+            if ready is None:
+                self._prepare(arrays, results, scale)
+            return results
         require_owner()
         try:
-            results = [
-                self._empty_like(x) if laid_out is None else x.new_empty_strided(*laid_out)
-                for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
-            ]
+            results = tuple(
+                [
+                    self._empty_like(x) if laid_out is None else x.new_empty_strided(*laid_out)
+                    for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
+                ]
+            )
             rest = q.new_empty_strided((ready.workspace_bytes,), (1,), dtype=self._bytes)
         except self._types.OutOfMemoryError as error:
             with self.device:
-                raise out_of_memory(self.device, self._needed) from error
+                raise self._general.out_of_memory() from error
         addresses = [x.data_ptr() for x in (*arrays, *results, rest)]
         key = *addresses, scale, self._stream(self._index)
         launches = self._launches.get(key)
         if launches is None:
-            if any(address % 16 for address in addresses[:5]):
-                return super().__call__(dout, q, k, v, out, lse, dlse, scale)
-            operands = [x if x is None else self.kind.operand(x) for x in (dout, q, k, v, out, lse, dlse, *results)]
+            if any(address % self._alignment for address in addresses[:5]):
+                return self._general(dout, q, k, v, out, lse, dlse, scale)
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
-                launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
+                operands = list(map(self._operand, (*arrays, *results)))
+                launches = ready.write(self._general.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
             launches = self._launches.keep(key, launches)
         with self.device.made_current():
             start(launches, ready.counter)
-        return tuple(results)
+        return results
 
-    def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
-        """The general path; caches what it prepares."""
-        super()._enqueue(stream, operands, scale, allocate)
-        if self._ready is None and self._choose() is hopper_backward:
-            self._laid_out = [
-                None if x.strides == result.strides else (result.shape, result.strides)
-                for x, result in zip(operands[1:4], operands[-3:], strict=True)
-            ]
-            self._ready = hopper_backward.prepare(self.call_of(stream, operands, scale, allocate))
+    def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float) -> None:
+        """Prepare the launches for calls with these shapes and strides."""
+        launcher = self._general.choose().launcher
+        if launcher is None:
+            return
+        operands = list(map(self._operand, (*arrays, *results)))
+        self._alignment = launcher.alignment
+        with self.device:
+            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory))
+        self._laid_out = [
+            None if x.strides == result.strides else (result.shape, result.strides)
+            for x, result in zip(operands[1:4], operands[-3:], strict=True)
+        ]
 
 
-def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]) -> OnDevice:
-    """Cached dispatch of forwards on device arrays."""
-    kind = call.kind
-    if kernels is hopper and kind.name == "torch":
-        operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
-        out = kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0]))
+def forward(call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any]) -> Forward | Repeated:
+    """Return a cached dispatch of forwards."""
+    general = Forward(call, plan, family.forward, device, again)
+    launcher = family.launcher
+    if launcher is not None and _repeats(call):
+        run, results = pass_of(call, plan, device)
         with device:
-            run = ForwardPass(
-                device, 0, plan, *operands, kind.operand(out), 0, call.dtype, call.scale, _no_memory, score=call.score
-            )
-            prepared = hopper.prepare(run)
-        if prepared is not None:
-            return Repeated(run, prepared, call, plan, kernels, device, again)
-    return OnDevice(call, plan, kernels, device, again)
+            launches = launcher.prepare(run)
+        if launches is not None:
+            return Repeated(general, run, results, launcher, launches)
+    return general
 
 
-def gradients(call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]) -> Backward:
-    """Cached dispatch of gradients."""
-    repeats = call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
-    return (RepeatedBackward if repeats else Backward)(call, plan, device, choose)
+def backward(call: Call, plan: Plan, device: Device, choose: Callable[[], Family]) -> Backward | RepeatedBackward:
+    """Return a cached dispatch of gradients."""
+    general = Backward(call, plan, device, choose)
+    return RepeatedBackward(general) if _repeats(call) and choose().launcher is not None else general
+
+
+def _repeats(call: Call) -> bool:
+    """True if launches are cached for such calls: PyTorch's allocator reuses addresses."""
+    return call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
 
 
 def _no_memory(nbytes: int) -> int:

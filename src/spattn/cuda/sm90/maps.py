@@ -1,20 +1,27 @@
-"""Tensor maps: those that a plan needs, the arrays they can address, their encoding."""
+"""Tensor maps: which arrays they can address, and how they are encoded."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from ..._util.cached import BoundedCache
 from ...arrays.operand import Operand
 from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
 from ..driver.errors import CudaError
 
 MAP_BYTES = 128
+ADDRESS_ALIGNMENT = 16  # bytes; also of rows and strides
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
 PANEL = 64  # elements per 128-byte swizzled row
 _SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
-# CUtensorMapDataType, element size, elements per box row, swizzle. float32 is for rows of four.
+# CUtensorMapDataType, element size, elements per box row, swizzle. float32 is for boxes of four elements per row.
 _FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
@@ -22,33 +29,34 @@ _FORMATS = {
 }
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
+_HEADS_KEPT = 64  # most recent address tuples; allocators reuse addresses
 
 
 def readable(operand: Operand) -> bool:
-    """Whether TMA can address a 16-byte aligned array: aligned, contiguous rows and positive strides."""
+    """True if TMA can address a 16-byte aligned array: aligned, contiguous rows and positive strides."""
     *steps, feature = operand.strides
     steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
         (feature == 1 or operand.shape[3] == 1)
-        and operand.shape[3] * ELEMENT_BYTES % 16 == 0
-        and all(0 < step < _LARGEST_STRIDE and step % 16 == 0 for step in steps)
+        and operand.shape[3] * ELEMENT_BYTES % ADDRESS_ALIGNMENT == 0
+        and all(0 < step < _LARGEST_STRIDE and step % ADDRESS_ALIGNMENT == 0 for step in steps)
     )
 
 
 def gatherable(operand: Operand) -> bool:
-    """Whether an array that TMA can address can also be gathered: its row stride must be an int32."""
+    """True if an array that TMA can address can also be gathered: its row stride must be an int32."""
     return operand.strides[2] * ELEMENT_BYTES < 1 << 31
 
 
 def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
-    """Write the tensor map of `spec` over an array to address `target`; return the map's offset in bytes. `batch` is
-    the batch entry that it reads, None if batch and head are one axis."""
+    """Write the tensor map of `spec` over an array to address `target`; return the offset in bytes of the map's origin.
+    `batch` is the batch entry to read, None if batch and head are one axis."""
     map_type, itemsize, columns, swizzle = _FORMATS[dtype]
     entries, heads, _, features = operand.shape
     token = operand.strides[2] * itemsize
     offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * itemsize)
     extents = (features, *spec.extents, entries * heads if batch is None else heads)
-    # The encoder requires a stride even for an axis of one cell.
+    # The encoder requires a valid stride even for an axis of one cell.
     steps = [step * token for step in spec.strides] + [operand.strides[1] * itemsize]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
     status = library().cuTensorMapEncodeTiled(
@@ -75,3 +83,67 @@ def replace_address(target: int, address: int) -> None:
     status = library().cuTensorMapReplaceAddress(target, address)
     if status:
         raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
+
+
+class _Map(NamedTuple):
+    operand: int  # index of the operand's address in the pointers
+    moved: int  # index of the problem's `moved` in the pointers
+    offset: int  # bytes from the operand's address to the map's origin
+    step: int  # bytes per key of `moved`
+
+
+class Maps:
+    """Tensor maps at the head of a kernel's parameters, for any array addresses and any kv_len.
+
+    They are encoded once; a call at other addresses only replaces the addresses.
+    """
+
+    def __init__(self, room: int):
+        self.bytes = room * MAP_BYTES
+        self._image = aligned_bytes(self.bytes)
+        self.maps: list[_Map] = []
+        self._pointers: tuple[int, ...] = ()  # addresses encoded in _image
+        self._lock = threading.Lock()
+        self._heads = BoundedCache(_HEADS_KEPT)
+
+    def encode(
+        self,
+        operands: Sequence[Operand],
+        specs: Sequence[tuple[Sequence[MapSpec], Sequence[int]]],
+        dtypes: Sequence[str],
+        joint: bool,
+        moves: bool = False,
+    ) -> None:
+        """Append a problem's maps: those of `specs` over some of its operands, per batch entry, or once if batch and
+        head are one axis. Its pointers are those of its operands, then `moved`. With `moves`, maps with an offset are
+        shifted by `moved` keys."""
+        at, first = self._image.ctypes.data, len(self._pointers)
+        for batch in (None,) if joint else range(operands[0].shape[0]):
+            for own, numbers in specs:
+                for spec in own:
+                    for number in numbers:
+                        target = at + len(self.maps) * MAP_BYTES
+                        offset = encode_map(target, operands[number], spec, dtypes[number], batch)
+                        step = operands[number].strides[2] * ELEMENT_BYTES if moves and spec.offset > 0 else 0
+                        self.maps.append(_Map(first + number, first + len(operands), offset, step))
+        self._pointers += *(operand.pointer for operand in operands), 0
+
+    def at(self, pointers: tuple[int, ...]) -> bytes:
+        """Return the maps of arrays at these addresses, cached."""
+        return self._heads.get(pointers) or self._move(pointers)
+
+    def _move(self, pointers: tuple[int, ...]) -> bytes:
+        with self._lock:
+            at, before = self._image.ctypes.data, self._pointers
+            for number, (operand, moved, offset, step) in enumerate(self.maps):
+                if pointers[operand] != before[operand] or step * (pointers[moved] - before[moved]):
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * pointers[moved])
+            self._pointers = pointers
+            return self._heads.keep(pointers, self._image.tobytes())
+
+
+def aligned_bytes(count: int) -> np.ndarray:
+    """Return `count` zero bytes, aligned for tensor maps."""
+    raw = np.zeros(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]

@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._util.imports import whole_imports
 from .check import integers
-from .registry import DEEPEST, OPERATORS, pattern_class
+from .class_registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["decode", "encode"]
+__all__ = ["Serializable", "decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds a level
+_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds one level
 
 
 def encode(value: Any) -> Any:
-    """Encode a parameter as numbers, strings, lists and dicts for :func:`decode`."""
+    """Encode a parameter as JSON-compatible data for :func:`decode`."""
     if hasattr(value, "_description"):
         return value._description()
     if isinstance(value, np.ndarray):
@@ -44,7 +45,7 @@ def decode(data: Any, depth: int = 0) -> Any:
     if not set(fields) <= known:
         raise ValueError(f"data: expected the fields {sorted(known)} of {name}, got {reprlib.repr(list(fields))}")
     try:
-        return cls(**{k: _decode(v, depth + 1) for k, v in fields.items()})
+        return cls._read({k: _decode(v, depth + 1) for k, v in fields.items()})
     except TypeError as error:
         raise ValueError(f"data: {error}") from error
 
@@ -85,8 +86,55 @@ def _decode_array(value: dict[str, Any]) -> np.ndarray:
         raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
         raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
-    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would pad missing bits
+    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # np.unpackbits would pad a short input
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
     if raw.dtype != dtype or raw.size != math.prod(shape):
         raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")
     return raw.reshape(shape)
+
+
+class Serializable:
+    """Mixin that serializes a pattern as JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    name: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ValueError
+            If the pattern's class is not registered, or a parameter is not JSON-serializable.
+        """
+        text = self._serialized()
+        if text is None:
+            raise ValueError(f"pattern: expected a registered class with JSON-serializable parameters, got {self!r}")
+        return text
+
+    def _description(self) -> dict[str, Any]:
+        """Return the pattern as JSON-compatible data."""
+        return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> Any:
+        """Create the pattern from decoded JSON. Subclasses override it to convert fields of older versions."""
+        return cls(**fields)
+
+    def _serialized(self) -> str | None:
+        """Return the JSON, or None if it does not round-trip."""
+        with whole_imports:  # late: keeps `import spattn` fast
+            import json
+
+        try:
+            # While torch.compile traces, a new object has only the fields with defaults.
+            if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
+                return None
+            text = json.dumps(self._description(), separators=(",", ":"))
+            return text if decode(json.loads(text)) == self else None
+        except (TypeError, ValueError):
+            return None

@@ -12,22 +12,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.bands import Bands, either
-from ..hints.lattice import Ends
-from ..hints.parts import whole_part
+from ..hints.closed_forms import Bands, Ends, either
 from .check import assign
-from .pattern import Ordered, Part, Pattern
+from .class_registry import DEEPEST, OPERATORS, pattern_class
+from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
-from .registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
-_MOST_TERMS = 1 << 16  # counts repeated operands: p = p & q | p doubles the work each time
-_MOST_PARTS = 32  # each part of a union excludes all earlier operands; beyond this the views do not pay off
+_MOST_TERMS = 1 << 16  # counts repeated operands, because each `p = p & q | p` doubles the work
+_MOST_PARTS = 32  # each part of a union excludes all earlier operands, so many parts cost more than their views save
 
 
 def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
-    """Return `_depth` and `_terms` of a pattern made of `patterns`, checked against their limits."""
+    """Return `_depth` and `_terms` of a composition of `patterns`; raise ValueError beyond their limits."""
     depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
     if depth > DEEPEST:
         raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
@@ -37,7 +35,7 @@ def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
 
 
 def _joint_size(sizes: Iterable[int]) -> int:
-    """Broadcast sizes: 1 yields to any size, a divisor to its multiple, 0 means any number."""
+    """Broadcast operand sizes: 1 and other divisors repeat to the largest size; 0 accepts any size."""
     different = set(sizes)
     largest = max(different)
     if 0 in different and largest <= 1:
@@ -55,7 +53,7 @@ def _each_head(pattern: Pattern, heads: int) -> Pattern:
 
 
 def per_entry(entries: list[list[Pattern]]) -> Pattern:
-    """Combine patterns per batch entry and head."""
+    """Combine ``entries[batch][head]`` into one pattern."""
     found = tuple(pattern_class("per_head")(tuple(heads)) for heads in entries)
     joined: Pattern = found[0] if len(found) == 1 else pattern_class("per_batch")(found)
     return joined
@@ -63,12 +61,12 @@ def per_entry(entries: list[list[Pattern]]) -> Pattern:
 
 @dataclass(frozen=True, repr=False)
 class Composite(Pattern):
-    """Base of the operators: forwards everything but the predicate to the operands."""
+    """Base class of And, Or and Not; forwards every method except the predicate to the operands."""
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
     _between: ClassVar[Any]  # combines Ends.between of the operands
-    _hash: ClassVar[int]  # per instance; not a dataclass field
+    _hash: ClassVar[int]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
         # Cached: every call and every enclosing composition hashes the pattern.
@@ -76,7 +74,7 @@ class Composite(Pattern):
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
-        """Join patterns: flatten operands of the same operator and drop repeats, keeping the order."""
+        """Combine patterns in order: flatten nested operands of the same operator and drop repeated ones."""
         flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
         return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
 
@@ -125,7 +123,7 @@ class Composite(Pattern):
         return Ends(max(first), max(last), type(self)._between(middle))
 
     def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
-        """Return the interval conjuncts of each operand, or None if one has none."""
+        """Return the interval conjuncts of each operand, or None if an operand has none."""
         found = []
         for p in self.operands:
             own = p._bands(first, stop)
@@ -143,7 +141,7 @@ class Composite(Pattern):
 
 
 class Or(Composite):
-    """Pairs allowed by any operand."""
+    """Union of the operands."""
 
     symbol = "|"
     _between = any
@@ -153,7 +151,7 @@ class Or(Composite):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         pieces: list[tuple[Part, ...]] = []
-        # Listed pairs last: filtering a list by the other operands is cheaper than the reverse.
+        # Operands that list their pairs come last: filtering a list is cheaper than excluding a list.
         operands = sorted(self.operands, key=lambda p: p._lists_pairs)
         for p in operands:
             pieces.append(p.parts(q_len, kv_len))
@@ -186,7 +184,7 @@ class Or(Composite):
 
 
 class And(Composite):
-    """Pairs allowed by all operands."""
+    """Intersection of the operands."""
 
     symbol = "&"
     _between = all
@@ -203,7 +201,7 @@ class And(Composite):
         return any(p._has_order for p in self.operands)
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """Permute by the first operand that has a permutation."""
+        """Permute tokens by the first operand that has a permutation."""
         more = () if also is None else (also,)
         for p in self.operands:
             others = (other for other in self.operands if other is not p)
@@ -232,7 +230,7 @@ class And(Composite):
         return (Part(self),)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """The intersection, if every operand allows a single interval of keys."""
+        """Intersect the runs if every operand allows one interval of keys per query; else return None."""
         start, stop = np.zeros_like(q), np.full_like(q, kv_len)
         for p in self.operands:
             own = p.runs(q, kv_len)
@@ -255,7 +253,7 @@ class And(Composite):
 
 
 class Not(Composite):
-    """Pairs that its operand does not allow."""
+    """Complement of the operand."""
 
     symbol = "~"
     _between = staticmethod(lambda flags: not all(flags))
@@ -282,8 +280,7 @@ def _whole(parts: tuple[Part, ...]) -> bool:
 
 
 def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
-    """Intersect a part with `others`; shifts stay grouped only if they preserve distances and `others` depend on
-    distances alone."""
+    """Intersect a part with `others`, and split its shifts into groups that allow the same pairs."""
     pattern = And.of(part.pattern, *others)
     if len(part.shifts) == 1:
         return (part._replace(pattern=pattern, spans=None),)

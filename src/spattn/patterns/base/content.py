@@ -1,24 +1,27 @@
-"""ByContent: patterns with array fields, copied read-only and compared by value."""
+"""Base classes of patterns with array fields."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.frozen import content, frozen
+from ..._util.frozen import content, frozen, frozen_part
+from ..._util.imports import whole_imports
 from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host
-from .check import assign
+from .check import assign, integer
+from .pattern import Pattern
 
-__all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
+__all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
-    """Convert `value` from any framework to a read-only, C-contiguous array; a read-only input is not copied."""
+    """Convert an array of any framework to a read-only, C-contiguous NumPy array; read-only input is not copied."""
     value = on_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
@@ -29,9 +32,17 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
 
 
 def on_device(value: Any) -> bool:
-    """Whether `value` is a device array that a dynamic mask can read."""
-    kind = namespace_of(value)
-    return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
+    """Return True if `value` is a device array that a dynamic mask can read."""
+    library = namespace_of(value)
+    return library is not None and library.name != "jax" and library.ordinal(value) is not None
+
+
+def dynamic(name: str, *fields: Any) -> Any:
+    """Create a pattern of :mod:`spattn.patterns.dynamic` from device arrays."""
+    with whole_imports:
+        from .. import dynamic as module
+
+    return getattr(module, name)(*fields)
 
 
 def on_host(value: Any) -> Any:
@@ -40,11 +51,10 @@ def on_host(value: Any) -> Any:
 
 
 class ByContent:
-    """Mixin for patterns with array fields: arrays are copied read-only and compared by value.
+    """Mixin for patterns with array fields, which copies the arrays read-only and compares them by value.
 
     List it before :class:`Pattern`, and declare the dataclass with ``@dataclass(frozen=True, eq=False, repr=False)``:
-    equality, hash and repr come from this class. Arrays of any framework become NumPy arrays. Equal patterns share
-    their plans.
+    this class defines equality, hash and repr. Arrays of any framework become NumPy arrays. Equal patterns share plans.
 
     Raises
     ------
@@ -117,7 +127,95 @@ def _hash_of(value: Any) -> int:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare arrays bitwise, and other fields by value and repr: the repr tells 1 from True."""
+    """Compare arrays bitwise, and other fields by value and by repr, which distinguishes 1 from True."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return bool(one == other) and repr(one) == repr(other)
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
+
+
+@dataclass(frozen=True)
+class Bound(Pattern):
+    """Base class of bound patterns with one row of data per query; row 0 has position `first`."""
+
+    given: Any
+    first: int
+
+    def sizes(self) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.given.sizes()
+        return sizes
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        pattern: Pattern = self.given.bind(q_len, kv_len)
+        return pattern
+
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = self.given._description()
+        return description
+
+
+class ArrayPattern(ByContent, Pattern):
+    """Base class of patterns whose array fields have shape ``([[batch,] heads,] *own)``."""
+
+    own_axes: ClassVar[int] = 2
+
+    @staticmethod
+    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
+        """Draw leading axes: none, heads, or batch and heads, each possibly of size 1."""
+        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
+
+    def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
+        """Freeze the named array fields and check that their shapes are equal."""
+        shape = None
+        for name in names:
+            array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
+            if shape not in (None, array.shape):
+                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+            assign(self, **{name: array})
+            shape = array.shape
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
+
+    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
+        """Return a copy with other arrays, without checks."""
+        made = object.__new__(type(self))
+        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
+        return made
+
+    def sizes(self) -> tuple[int, int]:
+        shape = next(iter(self._arrays().values())).shape
+        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
+
+    def at(self, batch: int, head: int) -> Pattern:
+        sizes = self.sizes()
+        where = tuple(
+            integer(name, number, 0, size - 1) if size != 1 else 0
+            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
+        )
+        arrays = self._arrays()
+        own = {name: self._one(array, where) for name, array in arrays.items()}
+        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
+
+    def _bound(self) -> Pattern:
+        """Return an equal copy for planning: its cached lookup table is freed with the plan, not with `self`."""
+        bound = self._with({})
+        vars(bound)["_hash"] = hash(self)
+        return bound
+
+    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
+        """Return the array of one batch entry and head."""
+        leading = array.ndim - self.own_axes
+        return frozen_part(array, where[2 - leading :]) if leading else array
+
+    def _only(self, array: np.ndarray) -> np.ndarray:
+        if (sizes := self.sizes()) != (1, 1):
+            batch, heads = sizes
+            raise ValueError(
+                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
+                f"and {heads} heads; use .at(batch, head)"
+            )
+        return self._one(array)

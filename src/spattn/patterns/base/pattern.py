@@ -8,39 +8,36 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
-from ..hints.bands import Bands
-from ..hints.lattice import Ends, Lattice, Span
-from .codec import decode, encode
-from .parameters import check_parameters, default_value
+from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
+from .check import check_parameters
+from .class_registry import OPERATORS, Registered, pattern_class
+from .codec import Serializable
 from .predicate import evaluate
-from .registry import OPERATORS, pattern_class
 
-__all__ = ["Ordered", "Part", "Pattern"]
+__all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
-# Hints must agree with the predicate; a subclass with its own allows() inherits none of them.
+# Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
 
 class Part(NamedTuple):
-    """A piece of a pattern, with the views in which it is dense.
+    """A subset of a pattern's pairs, with the two lattices in which it is dense.
 
     Parameters
     ----------
     pattern : Pattern
-        The predicate of this piece; only pairs of the two lattices count.
+        The predicate, which applies to pairs of the two lattices only.
     query, key : Lattice or None
-        Absolute positions of the queries and of the keys; None is the whole sequence.
+        Absolute positions of the queries and of the keys; None means all positions.
     shifts : tuple of (int, int)
-        (query, key) offsets at which the piece repeats. In lattice coordinates, the allowed pairs must not depend on
-        the shift.
+        (query, key) offsets at which the part repeats. At every shift, the same lattice coordinates must be allowed.
     spans : tuple of Span or None
-        The interval of keys of each query along each axis, if the keys of every query form a box of the key lattice.
-        Plans may then use a key view per box of queries.
+        Interval of keys per query along each axis, if the keys of every query form a box of the key lattice. Plans may
+        then use one key view per box of queries.
     """
 
     pattern: Pattern
@@ -50,10 +47,15 @@ class Part(NamedTuple):
     spans: tuple[Span, ...] | None = None
 
 
-class Ordered(NamedTuple):
-    """A bound pattern over permuted tokens: query i is row ``q_order[i]``, key j is ``kv_order[j]``.
+def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """Return one part with explicit lattices, so that a union plans it separately."""
+    return (Part(pattern, *whole_lattices(q_len, kv_len)),)
 
-    Query i stands at position ``i + kv_len - q_len``.
+
+class Ordered(NamedTuple):
+    """A bound pattern over permuted tokens: its query i is row ``q_order[i]``, its key j is ``kv_order[j]``.
+
+    Query i has position ``i + kv_len - q_len``.
     """
 
     pattern: Pattern
@@ -61,7 +63,7 @@ class Ordered(NamedTuple):
     kv_order: np.ndarray
 
 
-class Pattern:
+class Pattern(Registered, Serializable):
     """A set of allowed (query, key) position pairs.
 
     Subclasses are frozen dataclasses that define :meth:`allows`; every other method is a hint that must agree with it.
@@ -78,18 +80,16 @@ class Pattern:
         These errors apply to every pattern; subclasses document only further ones.
     """
 
-    name: ClassVar[str] = ""
     translation_invariant: ClassVar[bool] = False
-    """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
+    """True if ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
     """True if the parameters restrict the lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
-    """Whether :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
+    """True if :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
     _has_order: ClassVar[bool] = False
-    """Whether :meth:`_in_order` may find a permutation that clusters the pairs."""
+    """True if :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
-    _instances: ClassVar[dict[str, Any]] = {}  # the registered example and typical instance
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
 
@@ -104,15 +104,16 @@ class Pattern:
         check_parameters(self)
 
     def allows(self, q: Any, k: Any) -> Any:
-        """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
+        """Return True where query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
-        May use operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply` only, so that the planner can
-        evaluate it on whole tiles.
+        Use only operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply`, so that the planner can evaluate
+        the predicate on whole tiles.
 
         Parameters
         ----------
         q, k : int or int array
-            Positions, at least 0; during planning, an object with the same operators.
+            Positions; during planning, an object with the same operators. Query row i is at ``i + kv_len - q_len``,
+            which is negative for the first rows if there are more queries than keys.
 
         Returns
         -------
@@ -123,21 +124,21 @@ class Pattern:
         Raises
         ------
         ValueError
-            If :meth:`bind` must fix the lengths, or :meth:`at` the batch entry and head, first.
+            If :meth:`bind` must be called first to fix the lengths, or :meth:`at` to fix the batch entry and head.
         """
         raise NotImplementedError
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Hint: the allowed keys of query positions `q` in closed form, or None.
+        """Return the allowed keys of each query position as runs, or None if unknown; a hint.
 
-        Index sets are built from it, and plans where every row has one run.
+        Index sets are built from the runs, and plans too if every row has one run.
 
         Parameters
         ----------
         q : (rows,) int64 array
-            Positions of queries.
+            Query positions.
         kv_len : int
-            Keys of the sequence.
+            Number of keys.
 
         Returns
         -------
@@ -147,7 +148,7 @@ class Pattern:
         return None
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        """Hint: disjoint pieces that cover the pattern, with the views in which each is dense.
+        """Return disjoint parts that cover the pattern, each with the views in which it is dense; a hint.
 
         Parameters
         ----------
@@ -161,14 +162,14 @@ class Pattern:
         return (Part(self),)
 
     def ends(self, q_len: int) -> Ends | None:
-        """Hint: which keys the last queries of any long sequence attend to, or None.
+        """Return the keys to which the last queries of any long sequence attend, or None; a hint.
 
-        Only for patterns of any length: decode steps of all lengths then share one plan.
+        Only for patterns that accept any length: decode steps of all lengths then share one plan.
 
         Parameters
         ----------
         q_len : int
-            Queries, at the last positions of the sequence.
+            Number of queries, which have the last positions of the sequence.
 
         Returns
         -------
@@ -177,7 +178,7 @@ class Pattern:
         return None
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
-        """Check the lengths and fix what depends on them.
+        """Check the lengths, and return the pattern for these lengths.
 
         Parameters
         ----------
@@ -196,7 +197,7 @@ class Pattern:
         return self
 
     def sizes(self) -> tuple[int, int]:
-        """Return the batch entries and heads with patterns of their own: 1 = shared, 0 = any number.
+        """Return the number of batch entries and of heads that have separate patterns; 1 = shared, 0 = any number.
 
         Returns
         -------
@@ -205,22 +206,22 @@ class Pattern:
         return 1, 1
 
     def grids(self) -> frozenset[tuple[int, ...]]:
-        """Return the grids of tokens, each as tokens per axis; empty for plain sequences.
+        """Return the token grids of the pattern, each as tokens per axis; empty for plain sequences.
 
         Returns
         -------
         frozenset of tuple of int
-            With one grid, arrays may have its axes in place of the length axis.
+            If there is exactly one grid, arrays may have its axes in place of the length axis.
         """
         return frozenset()
 
     def at(self, batch: int, head: int) -> Pattern:
-        """Return the pattern of one batch entry and one head, numbered as in :meth:`sizes`.
+        """Return the pattern of one batch entry and one head.
 
         Parameters
         ----------
         batch, head : int
-            Indices of the batch entry and the head.
+            Indices below :meth:`sizes`.
 
         Returns
         -------
@@ -234,85 +235,8 @@ class Pattern:
         """
         return self
 
-    # -- instances for tests, benchmarks and the gallery ---------------------------------------------------------------
-
-    @classmethod
-    def _instance(cls, kind: str) -> tuple[Pattern, int] | None:
-        given = cls._instances.get(kind)
-        if given is None:
-            return None
-        values, length = given() if callable(given) else given
-        return cls(*values), length
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
-
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else one with the parameters'
-        defaults and values in their annotated ranges.
-
-        Returns
-        -------
-        pattern : Pattern
-        length : int
-            Tokens, of queries and of keys.
-
-        Raises
-        ------
-        TypeError
-            If a parameter has neither a default nor an annotated range.
-        """
-        required = (f.name for f in dataclasses.fields(cls) if _is_required(f))
-        return cls._instance("example") or (cls(**{name: default_value(cls, name) for name in required}), 32)
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        """Return an instance of realistic size, at a length at which its plan shows its cost.
-
-        By default the instance given to :func:`~spattn.patterns.authoring.register`, or else the example, at 64 times
-        its length if it supports that.
-
-        Returns
-        -------
-        pattern : Pattern
-        length : int
-            Tokens, of queries and of keys.
-        """
-        if found := cls._instance("typical"):
-            return found
-        pattern, length = cls.example()
-        try:
-            pattern.at(0, 0).bind(64 * length, 64 * length)
-        except ValueError:
-            return pattern, length
-        return pattern, 64 * length
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        """Draw a random instance for property tests, and sizes that suit it.
-
-        By default each parameter is drawn from its annotation. Override it if parameters depend on each other or on
-        the lengths.
-
-        Parameters
-        ----------
-        draw : spattn.testing.strategies.Draw
-            Draws numbers and choices: ``draw.integer(1, 9)``.
-        sizes : spattn.testing.strategies.Sizes
-            Proposed batch, heads_q, heads_kv, q_len and kv_len.
-
-        Returns
-        -------
-        pattern : Pattern
-        sizes : Sizes
-            Unchanged, or ``sizes._replace(q_len=..., kv_len=...)`` if :attr:`fixes_lengths` is True.
-        """
-        return draw.instance(cls, sizes)
-
-    # -- derived -----------------------------------------------------------------------------------------------------
-
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
-        """Return the distinct patterns of a batch, and which one each (batch entry, head) has.
+        """Return the distinct patterns of a call, and the index of the pattern of each (batch entry, head).
 
         Parameters
         ----------
@@ -344,7 +268,7 @@ class Pattern:
         return list(number), index
 
     def _for_heads(self, heads: int) -> Pattern:
-        """Expand operands for groups of heads to one pattern per head, where another operand is per-head."""
+        """Expand operands from one pattern per group of heads to one per head, if another operand needs that."""
         changed: dict[str, Any] = {}
         for name in getattr(self, "__dataclass_fields__", ()):  # a user's class may not be a dataclass
             value = getattr(self, name)
@@ -356,7 +280,7 @@ class Pattern:
         return dataclasses.replace(self, **changed) if changed else self
 
     def index_set(self, q_len: int, kv_len: int, *, batch: int = 0, head: int = 0) -> AffineRows:
-        """Return the exact index set: query row i stands at position ``i + kv_len - q_len``.
+        """Return the exact index set; query row i has position ``i + kv_len - q_len``.
 
         Parameters
         ----------
@@ -372,7 +296,8 @@ class Pattern:
         Raises
         ------
         ValueError
-            If a length is not an integer in [0, 2^31), or the pattern does not fit the lengths, batch entry or head.
+            If a length is not an integer in [0, 2^31), or the pattern does not support the lengths, batch entry or
+            head.
         TypeError
             If :meth:`allows` returns anything but bools of the shape of its arguments.
         """
@@ -385,52 +310,17 @@ class Pattern:
         runs = bound.runs(q, kv_len)
         return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
-    def to_json(self) -> str:
-        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ValueError
-            If the pattern's class is not registered, or a parameter is not JSON-serializable.
-        """
-        text = self._serialized()
-        if text is None:
-            raise ValueError(f"pattern: expected a registered class with JSON-serializable parameters, got {self!r}")
-        return text
-
-    def _description(self) -> dict[str, Any]:
-        """Return the pattern as JSON-compatible data."""
-        return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    def _serialized(self) -> str | None:
-        """Return the JSON, or None if it does not round-trip."""
-        with whole_imports:  # late: keeps `import spattn` fast
-            import json
-
-        try:
-            # Under torch.compile's tracing a new object has only those fields that have defaults.
-            if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
-                return None
-            text = json.dumps(self._description(), separators=(",", ":"))
-            return text if decode(json.loads(text)) == self else None
-        except (TypeError, ValueError):
-            return None
-
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
-        """Return runs that together contain every allowed pair; None = any pair is possible."""
+        """Return runs that together contain every allowed pair, or None if no such runs are known."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
-        """Hint: interval conjuncts whose intersection is the pattern, for queries at ``[first, stop)``; or None."""
+        """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""
         return None
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """Hint: this bound pattern (and `also`) under a token permutation that clusters its pairs, or None."""
+        """Return this bound pattern (``& also``) under a token permutation that clusters its pairs, or None."""
         return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -463,12 +353,8 @@ class Pattern:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _operand(value: Any) -> Pattern | None:
-    """Return an operand as a pattern (a bool array of any framework is a Mask), or None."""
+    """Convert an operand to a pattern (a bool array of any framework to a Mask); return None for other types."""
     if isinstance(value, Pattern):
         return value
     if namespace_of(value) is None:

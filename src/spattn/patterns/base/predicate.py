@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ...index_set import AffineRows, Runs
 
-__all__ = ["NO_TRUTH_VALUE", "Predicate", "allowed", "apply", "evaluate", "member", "pair_count", "rank"]
+__all__ = [
+    "NO_TRUTH_VALUE",
+    "Positions",
+    "Predicate",
+    "allowed",
+    "apply",
+    "evaluate",
+    "member",
+    "pair_count",
+    "rank",
+    "row_or_last",
+]
 
 _PAIRS_AT_ONCE = 1 << 20
-_SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
+_SELECTING = 8  # selecting one candidate pair costs as much as this many evaluations of the predicate
 
 NO_TRUTH_VALUE = (
     "allows(): expected &, |, ~, np.minimum and np.maximum on arrays of positions, got 'and', 'or', 'not', 'if', "
     "min() or max(), which need the truth value of a whole array"
 )
-_NO_TRUTH = "truth value of an array"  # from NumPy's message
+_NO_TRUTH = "truth value of an array"  # part of NumPy's message
+_NEAR = 1024  # rows of the gcd table; larger distances use np.gcd
 
 
 class Predicate(Protocol):
-    """The part of a pattern that evaluation needs."""
+    """Protocol of objects with a predicate."""
 
     def allows(self, q: Any, k: Any) -> Any: ...
 
 
 def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
-    """Evaluate ``pattern.allows(q, k)`` and check the result; every caller uses this function.
+    """Evaluate ``pattern.allows(q, k)`` and check the result. Call this instead of ``allows``.
 
-    On the planner's symbols, a predicate that does not support them leaves all tiles undecided, also as an operand.
+    If a predicate does not support the planner's symbolic positions, it leaves all tiles undecided, even as an operand.
     """
     leave_open = getattr(q, "leave_open", None)
     if leave_open is None:
@@ -43,7 +55,7 @@ def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
 
 
 def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
-    """Evaluate the predicate; TypeError if the result is not boolean or has another shape."""
+    """Evaluate the predicate; raise TypeError if the result is not boolean or has a wrong shape."""
     try:
         result = pattern.allows(*_of_tiles(q, k))
     except ValueError as error:
@@ -63,12 +75,9 @@ def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
 
 
 def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
-    """View the positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
+    """View positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`."""
     if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
         return q, k
-    with whole_imports:  # only planning needs it
-        from .positions import Positions
-
     return q.view(Positions), k.view(Positions)
 
 
@@ -92,7 +101,7 @@ def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
 
 
 def member(table: np.ndarray, positions: Any) -> Any:
-    """Whether each position, or difference of positions, is in the sorted integer array `table`.
+    """Return True where a position, or a difference of positions, is in the sorted integer array `table`.
 
     Parameters
     ----------
@@ -111,7 +120,7 @@ def member(table: np.ndarray, positions: Any) -> Any:
 
 
 def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Evaluate ``np.isin(positions, table)``; for tiles of differences, look up each diagonal once."""
+    """Evaluate ``np.isin(positions, table)``; on tiles of differences, look up each diagonal once."""
     if positions.ndim != 3 or not positions.size or (positions[:, 1:, 1:] != positions[:, :-1, :-1]).any():
         return np.isin(positions, table)
     diagonals = np.concatenate([positions[:, 0, ::-1], positions[:, 1:, 0]], axis=1)
@@ -120,19 +129,24 @@ def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def rank(table: np.ndarray, positions: Any) -> Any:
-    """Return how many entries of the sorted integer array `table` are at most each position (searchsorted, right)."""
+    """Evaluate ``np.searchsorted(table, positions, side="right")``, also for the planner's symbolic positions."""
     count = getattr(positions, "rank", None)
     return count(table) if count is not None else np.searchsorted(table, positions, side="right")
 
 
+def row_or_last(row: np.ndarray, rows: int) -> np.ndarray:
+    """Replace row indices out of range by `rows`, the index of an empty row that the caller appends to its table."""
+    return np.where((row < 0) | (row >= rows), rows, row)
+
+
 class Bounded(Predicate, Protocol):
-    """A predicate with candidate runs: a superset of the allowed pairs."""
+    """Protocol of predicates with candidate runs, a superset of the allowed pairs."""
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None: ...
 
 
 def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
-    """Evaluate the predicate strip by strip, on candidate pairs only if they are few."""
+    """Build the index set from the predicate, in strips of rows; evaluate only candidate pairs if they are few."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
     for first in range(0, len(q), rows):
@@ -144,12 +158,12 @@ def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
 
 
 def pair_count(candidates: list[Runs]) -> int:
-    """Count the pairs of several runs; overlaps count repeatedly."""
+    """Count the pairs of several runs; overlaps count more than once."""
     return sum(int(runs.count.sum()) for runs in candidates)
 
 
 def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (row, key) of the allowed pairs of queries `q`, sorted."""
+    """Return (row, key) of the allowed pairs of query positions `q`, sorted."""
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)
     if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
@@ -162,3 +176,54 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
     row, column = np.nonzero(selected)
     keep = np.broadcast_to(allowed(pattern, q[row], column), row.shape)
     return row[keep], column[keep]
+
+
+class Positions(np.ndarray[Any, Any]):
+    """Query or key positions of tiles, (tiles, rows, 1) or (tiles, 1, columns), with a fast ``np.gcd``.
+
+    All operations return plain arrays. Euclid's algorithm costs twenty times any other operation per cell. Consecutive
+    queries and keys have few distances d, so a small table holds gcd(q, k) = gcd(d, q mod d). Along a diagonal, q and
+    the table column advance together, so a cell costs one addition and one lookup.
+    """
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        both = len(inputs) == 2 and all(isinstance(x, Positions) for x in inputs)
+        plain = [x.view(np.ndarray) if isinstance(x, Positions) else x for x in inputs]
+        if ufunc is np.gcd and method == "__call__" and both and not kwargs:
+            return _gcd(*plain)
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+
+def _gcd(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Compute ``np.gcd(q, k)`` on tiles."""
+    if k.shape[2] == 1:
+        return _gcd(k, q) if q.shape[1] == 1 else np.gcd(q, k)
+    farthest = np.maximum(abs(q[:, 0, 0] - k[:, 0, -1]), abs(q[:, -1, 0] - k[:, 0, 0]))
+    near = (farthest < _NEAR) & (np.diff(q[:, :, 0]) == 1).all(axis=1) & (np.diff(k[:, 0]) == 1).all(axis=1)
+    if near.all():
+        return _gcd_of_near(q, k)
+    found = np.empty((len(q), q.shape[1], k.shape[2]), np.int64)
+    found[near], found[~near] = _gcd_of_near(q[near], k[near]), np.gcd(q[~near], k[~near])
+    return found
+
+
+def _gcd_of_near(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Compute the gcd of consecutive positions at distances below `_NEAR`."""
+    rows, columns = q.shape[1], k.shape[2]
+    table = _gcds(_NEAR, _NEAR + rows)
+    distance = abs(q[:, :1, 0] - k[:, 0, :1] + np.arange(1 - columns, rows))  # per diagonal of each tile
+    entry = distance * table.shape[1] + q[:, :1, 0] % np.maximum(distance, 1)
+    of_cells = np.lib.stride_tricks.sliding_window_view(entry, columns, axis=1)[:, :, ::-1]
+    found = table.take(of_cells + np.arange(rows)[:, None]).astype(np.int64)
+    equal = np.nonzero((distance == 0).any(axis=1))[0]
+    found[equal] = np.where(q[equal] == k[equal], abs(q[equal]), found[equal])
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _gcds(rows: int, columns: int) -> np.ndarray:
+    """Tabulate gcd(row, column), except at (0, 0): divisors are written in ascending order, so the largest remains."""
+    table = np.zeros((rows, columns), np.uint16)
+    for divisor in range(1, columns):
+        table[::divisor, ::divisor] = divisor
+    return table

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, ParamSpec
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.lattice import Ends
+from ..hints.closed_forms import Ends
 from .check import assign
+from .class_registry import Instance, register
 from .pattern import Part, Pattern
-from .registry import Instance, register
 
 __all__ = ["Recipe", "recipe"]
 
@@ -23,14 +23,14 @@ _RESERVED = ("function", "made", "public")
 
 
 class Recipe(Pattern):
-    """A named composition: repr and JSON show the recipe's call, bind() returns the composition.
+    """Base class of named compositions: repr and JSON show the recipe's call, bind() returns the composition.
 
     Only the decorator :func:`recipe` derives classes from it.
     """
 
     function: ClassVar[Callable[..., Pattern]]
     public: ClassVar[Callable[..., Pattern]]
-    made: ClassVar[Pattern]  # per instance; not a dataclass field
+    made: ClassVar[Pattern]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +85,7 @@ def recipe(
     random: Callable[[Any, Any], tuple[tuple[Any, ...], Any]] | None = None,
     fixes_lengths: bool = False,
 ) -> Callable[[Callable[_P, Pattern]], Callable[_P, Pattern]]:
-    """Decorator: register the composition that a function returns under `name`.
+    """Decorate a function that returns a composition, and register it under `name`.
 
     The function's annotations declare the parameters, as the fields of a pattern do. A call returns a :class:`Recipe`,
     whose repr and JSON are the call, ``longformer(window=256, ...)``.
@@ -97,7 +97,7 @@ def recipe(
     example, typical : (tuple, int)
         Arguments and a length in tokens, for :meth:`Pattern.example` and :meth:`Pattern.typical`.
     random : callable, optional
-        Draws arguments and sizes as :meth:`Pattern.random` does, for parameters that depend on each other.
+        Draws arguments and sizes as :meth:`Pattern.random` does; needed if parameters depend on each other.
     fixes_lengths : bool, optional
         Whether the parameters restrict the lengths.
 
@@ -136,7 +136,7 @@ def recipe(
             default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             fields.append((parameter.name, parameter.annotation, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(function.__name__, fields, bases=(Recipe,), namespace=body, frozen=True)
-        made.__module__ = function.__module__  # resolves its annotations
+        made.__module__ = function.__module__  # in which annotations are evaluated
         cls: type[Recipe] = register(name, example, typical)(made)
         return make
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from ...index_set import Runs
 from ..base.check import assign, flag, per_axis
+from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..base.registry import register
-from ..hints.grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
-from ..hints.lattice import Lattice, Span
+from ..hints.closed_forms import Lattice, Span
+from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 
 __all__ = ["Neighborhood"]
 
@@ -21,20 +21,20 @@ __all__ = ["Neighborhood"]
 @register("neighborhood", example=(((8, 8), 5), 64), typical=(((128, 128), 13), 16384))
 @dataclass(frozen=True)
 class Neighborhood(GridPattern):
-    """The `kernel` nearest keys along each axis of a token grid; windows shift at the edges.
+    """Neighborhood attention: each query attends to the `kernel` nearest keys along each axis of a token grid.
 
-    For images and volumes where every token needs a full neighborhood, at the edges too.
+    For images and volumes where every token needs a full neighborhood, even at the edges.
 
     Parameters
     ----------
     grid : int or tuple of int
         Tokens along each of one to three axes, in row-major order.
     kernel : int or tuple of int
-        Keys along each axis; ``kernel * dilation`` must not exceed the axis.
+        Number of keys along each axis; ``kernel * dilation`` must not exceed the axis length.
     dilation : int or tuple of int, optional
-        Distance between neighbouring keys along each axis.
+        Distance between consecutive keys along each axis.
     stride : int or tuple of int, optional
-        Queries along each axis that share the neighborhood of their leader, at most `kernel`.
+        Number of consecutive queries along each axis that share one neighborhood, at most `kernel`.
     causal : bool or tuple of bool, optional
         Whether coordinates after the query's are masked, per axis.
 
@@ -71,7 +71,7 @@ class Neighborhood(GridPattern):
         assign(self, grid=grid, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
 
     def _span(self, axis: int, x: Any) -> tuple[Any, Any]:
-        """Return the first and last key of query coordinate `x`, in its dilation group (keys ``g, g + d, ...``)."""
+        """Return the first and last key of query coordinates `x`, as indices in the residue class modulo `dilation`."""
         length, w, d, s = (by_axis(each)[axis] for each in (self.grid, self.kernel, self.dilation, self.stride))
         u = x // d
         in_group = length // d + 1 * (x % d < length % d)
@@ -116,7 +116,7 @@ class Neighborhood(GridPattern):
         return tuple(self._part(extents, strides, residues) for extents, residues in groups.items())
 
     def _part(self, extents: tuple[int, ...], strides: tuple[int, ...], residues: list[tuple[int, ...]]) -> Part:
-        """Build the part of residue classes with equal extents."""
+        """Return the part of residue classes with equal extents."""
         stride, dilation = row_major(by_axis(self.grid)), by_axis(self.dilation)
         starts = [sum(r * s for r, s in zip(residue, stride, strict=True)) for residue in residues]
         lattice = Lattice(starts[0], strides, extents)

@@ -1,1 +1,1 @@
-"""Hints: lattices, interval conjuncts, permutations, grids and lookup tables."""
+"""Hints: lattices, interval conjuncts, permutations and lookup tables."""

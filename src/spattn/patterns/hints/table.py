@@ -16,12 +16,12 @@ __all__ = ["BlockTable", "ListedCells", "SortedCells"]
 
 _FALLBACK_CELLS = 1 << 24  # larger tables have integral images of coarse cells
 _COARSE = 64
-_MOST_BITS = (1 << 27) - 39  # a prime; larger bitmaps wrap around
+_MOST_BITS = (1 << 27) - 39  # a prime, modulo which larger bitmaps wrap around
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockTable(ByContent):
-    """A read-only boolean table, False out of range, that also answers for whole rectangles."""
+    """A read-only boolean table with queries for cells and rectangles; False out of range."""
 
     cells: np.ndarray
 
@@ -45,16 +45,16 @@ class BlockTable(ByContent):
         return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
-        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
+        """Return the height × width cells that start at each (a, b) as a row-major bitmask of at most 62 bits."""
         bits = np.zeros(len(a), np.int64)
         for row, column in np.ndindex(height, width):
             bits = 2 * bits + self.contains(a + row, b + column)
         return bits
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
+        """Return True where an inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
 
-        Exact up to 2^24 cells; coarse cells of larger tables err towards True.
+        Exact up to 2^24 cells; larger tables use coarse cells and err towards True.
         """
         rows, columns = self.cells.shape
         a_lo, b_lo = np.maximum(a_lo, 0), np.maximum(b_lo, 0)
@@ -62,9 +62,9 @@ class BlockTable(ByContent):
         return _rectangle(self._images[0], self._coarse, a_lo, a_hi, b_lo, b_hi) > 0
 
     def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle is known to be full; cells out of range are unset.
+        """Return True where an inclusive rectangle is known to be full; cells out of range are unset.
 
-        Exact up to 2^24 cells; coarse cells of larger tables err towards False.
+        Exact up to 2^24 cells; larger tables use coarse cells and err towards False.
         """
         rows, columns = self.cells.shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
@@ -79,7 +79,7 @@ class BlockTable(ByContent):
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray]:
-        """Integral images of the set cells and of the unset cells."""
+        """Return the integral images of the set and of the unset cells."""
         if self._coarse == 1:
             some = _integral(self.cells)
             every = np.multiply.outer(*(np.arange(n, dtype=np.int32) for n in some.shape))
@@ -88,7 +88,7 @@ class BlockTable(ByContent):
 
 
 def _coarsened(cells: np.ndarray) -> np.ndarray:
-    """Whether any cell of each 64 × 64 square is set."""
+    """Return True where a 64 × 64 block has a set cell."""
     by_row = np.logical_or.reduceat(cells, np.arange(0, cells.shape[0], _COARSE), axis=0)
     return np.logical_or.reduceat(by_row, np.arange(0, cells.shape[1], _COARSE), axis=1)
 
@@ -104,7 +104,7 @@ def _integral(cells: np.ndarray) -> np.ndarray:
 def _rectangle(
     image: np.ndarray, coarse: int, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray
 ) -> np.ndarray:
-    """Count the set (coarse) cells that each inclusive rectangle touches."""
+    """Count the set (coarse) cells that each inclusive rectangle overlaps."""
     rows, columns = image.shape
     top, bottom = np.clip(a_lo // coarse, 0, rows - 1), np.clip(a_hi // coarse + 1, 0, rows - 1)
     left, right = np.clip(b_lo // coarse, 0, columns - 1), np.clip(b_hi // coarse + 1, 0, columns - 1)
@@ -122,7 +122,7 @@ class SortedCells:
         self._codes, self._shape = codes, shape
 
     def contains(self, a: Any, b: Any) -> Any:
-        """Whether cell (a, b) is set; False out of range. Accepts the planner's symbolic positions."""
+        """Return True where cell (a, b) is set; False out of range. Accepts the planner's symbolic positions."""
         for side in (a, b):
             dispatch = getattr(side, "contains", None)
             if dispatch is not None:
@@ -132,11 +132,11 @@ class SortedCells:
         if not len(self._codes):
             return np.zeros_like(inside)
         code = a * self._shape[1] + b
-        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        return inside & (self._codes[place] == code)
+        index = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return inside & (self._codes[index] == code)
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
-        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
+        """Return the height × width cells that start at each (a, b) as a row-major bitmask of at most 62 bits."""
         bits, columns = np.zeros(len(a), np.int64), self._shape[1]
         if not len(self._codes):
             return bits
@@ -145,8 +145,8 @@ class SortedCells:
             low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # excerpt columns inside the table
             high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
             first = np.searchsorted(self._codes, code + low)
-            for place in range(width):
-                at = first + place
+            for index in range(width):
+                at = first + index
                 column = self._codes[np.minimum(at, len(self._codes) - 1)] - code
                 inside = (at < len(self._codes)) & (column < high)
                 if not inside.any():
@@ -156,7 +156,7 @@ class SortedCells:
 
 
 class ListedCells(SortedCells):
-    """A sparse boolean table that also answers for large rectangles, from bitmaps of coarse blocks."""
+    """A sparse boolean table that also supports large rectangles, by bitmaps of coarse blocks."""
 
     def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
         super().__init__(np.unique(row * shape[1] + column), shape)
@@ -164,10 +164,10 @@ class ListedCells(SortedCells):
         self._made: dict[tuple[int, ...], np.ndarray] = {}
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
+        """Return True where an inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
 
-        Tests blocks at least as large as any rectangle, at most four per rectangle. May err towards True: for cells
-        next to the rectangle, and for blocks that share a bit in a wrapped bitmap.
+        Tests at most four blocks per rectangle, each at least as large as any rectangle. Errs towards True for cells
+        next to the rectangle, and for blocks that share a bit of a wrapped bitmap.
         """
         sides = (a_lo, a_hi), (b_lo, b_hi)
         levels = [int((hi - lo).max(initial=0)).bit_length() for lo, hi in sides]
@@ -183,7 +183,7 @@ class ListedCells(SortedCells):
         return found & (a_lo <= a_hi) & (b_lo <= b_hi)
 
     def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle is known to be full: single cells and empty rectangles only."""
+        """Return True where an inclusive rectangle is known to be full; decides only empty and 1 × 1 rectangles."""
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
         found = (a_lo > a_hi) | (b_lo > b_hi)
         single = np.nonzero((a_lo == a_hi) & (b_lo == b_hi))[0]
@@ -191,7 +191,7 @@ class ListedCells(SortedCells):
         return found
 
     def _blocks(self, levels: Sequence[int]) -> list[int]:
-        """Return the number of blocks per side at these power-of-two levels."""
+        """Return the number of blocks per axis, for blocks of ``2**level`` cells."""
         return [max(0, n - 1 >> level) + 1 for n, level in zip(self._shape, levels, strict=True)]
 
     def _bits(self, *levels: int) -> np.ndarray:

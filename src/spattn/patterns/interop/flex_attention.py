@@ -29,7 +29,7 @@ _PAIR = np.int64(LONGEST + 1)  # encodes a pair as row * _PAIR + key
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaskMod(ByContent, Pattern):
-    """A traced mask_mod over query rows, with its sizes `batch` and `heads`."""
+    """A traced mask_mod over query rows; `batch` and `heads` are its :meth:`sizes`."""
 
     trace: Trace
     batch: int
@@ -69,7 +69,7 @@ class MaskMod(ByContent, Pattern):
         return value(trace.result)
 
     def _look_up(self, wanted: Ref, q: Any, k: Any) -> Any:
-        """Evaluate with PyTorch at each position of one side, or at each pair if both sides matter."""
+        """Evaluate an operand with PyTorch: per query or key if it depends on only one of them, else per pair."""
         sides = self.trace.depends[wanted.number]
 
         def found(positions: np.ndarray) -> np.ndarray:
@@ -103,25 +103,25 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
     Returns
     -------
     Pattern
-        Over query rows, as in FlexAttention: row 0 is the first, also with fewer queries than keys.
+        Over query rows, as in FlexAttention: the first query has q_idx 0, even if q_len < kv_len.
 
     Raises
     ------
     BackendUnavailableError
         If PyTorch is not installed.
     TypeError
-        If `mask_mod` returns anything else, uses the value of an index (``if``, ``int()``), changes a tensor, draws
-        random numbers with PyTorch, refers to a tensor without values, or uses what :func:`torch.vmap` does not
-        support.
+        If `mask_mod` does not return a scalar bool tensor, uses the value of an index (``if``, ``int()``), mutates a
+        tensor, draws random numbers with PyTorch, refers to a tensor without data, or uses an operation that
+        :func:`torch.vmap` does not support.
     ValueError
-        During planning, if an index exceeds a tensor.
+        During planning, if an index into a tensor is out of range.
 
     Notes
     -----
-    PyTorch evaluates the terms of a query or a key alone, once per position. The planner evaluates terms of both on
-    whole tiles if they consist of sums, differences, comparisons, extrema, absolute values, ``//`` and ``%`` by
-    constants, and bools. Any other term is evaluated for every pair that the rest of the mask leaves undecided, with a
-    warning.
+    PyTorch evaluates terms that depend on only the query or only the key, once per position. The planner evaluates
+    terms that depend on both on whole tiles if they consist of sums, differences, comparisons, minima, maxima, absolute
+    values, ``//`` and ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for
+    every pair that the rest of the mask leaves undecided.
 
     References
     ----------
@@ -160,8 +160,8 @@ def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int |
 def from_block_mask(block_mask: Any) -> Pattern:
     """Create a pattern from a FlexAttention BlockMask.
 
-    Allows all pairs of full blocks, and the pairs of partial blocks that the mask_mod allows, as in FlexAttention's
-    kernels.
+    As in FlexAttention's kernels, all pairs of full blocks are allowed, and those pairs of partial blocks that the
+    mask_mod allows.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def from_block_mask(block_mask: Any) -> Pattern:
     Returns
     -------
     Pattern
-        For exactly its number of key blocks, and at most its queries.
+        Valid only for the number of key blocks of `block_mask`, and for at most its number of queries.
 
     Raises
     ------
@@ -192,8 +192,8 @@ def from_block_mask(block_mask: Any) -> Pattern:
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
     block, tokens = tuple(block_mask.BLOCK_SIZE), max(block_mask.seq_lengths)
     shape = tuple(-(-tokens // size) for size in block)
-    asked = BlockLayout(_layout(block_mask.kv_num_blocks, block_mask.kv_indices, shape), block)
-    allowed = asked & _traced(block_mask.mask_mod)
+    listed_blocks = BlockLayout(_layout(block_mask.kv_num_blocks, block_mask.kv_indices, shape), block)
+    allowed = listed_blocks & _traced(block_mask.mask_mod)
     if block_mask.full_kv_num_blocks is not None:
         full = _layout(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, shape)
         allowed = allowed | BlockLayout(full, block)

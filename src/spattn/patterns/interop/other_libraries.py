@@ -1,4 +1,4 @@
-"""Import mask parameters of DeepSpeed, NATTEN, FlashMask and FlashAttention."""
+"""Import masks of DeepSpeed, NATTEN, FlashMask, FlashAttention and xFormers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._util.ragged import ramp
 from .. import deepspeed
-from ..base.check import flag, integers, reach
+from ..base.check import flag, integers
 from ..base.content import frozen_array
 from ..base.pattern import Pattern
 from ..grids.neighborhood import Neighborhood
 from ..sequence.basic import Causal
-from ..sequence.documents import check_cu_seqlens
-from ..sequence.intervals import ColumnIntervals, RowIntervals
+from ..sequence.documents import check_cu_seqlens, windows_in_sequences
+from ..sequence.intervals import ColumnIntervals
+from ..sequence.queries_at import QueriesAt
 from ..sequence.windows import SlidingWindow
 
-__all__ = ["from_deepspeed", "from_flash_attention", "from_flashmask", "from_natten"]
+__all__ = ["from_deepspeed", "from_flash_attention", "from_flashmask", "from_natten", "from_xformers"]
 
 # DeepSpeed's modes, and the keys that its reader accepts besides "mode", "block" and _PER_HEAD.
 _GLOBAL = ("global_block_indices", "global_block_end_indices")
@@ -47,7 +47,7 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Returns
     -------
     Pattern
-        From :mod:`spattn.patterns.deepspeed`. Random blocks use seed 0, as DeepSpeed's differ from run to run.
+        A pattern of :mod:`spattn.patterns.deepspeed`. Random blocks use seed 0; DeepSpeed's differ between runs.
 
     Raises
     ------
@@ -64,8 +64,8 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Examples
     --------
     >>> from_deepspeed({"mode": "bslongformer", "block": 32, "num_sliding_window_blocks": 5})
-    bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), global_block_end_indices=None, \
-attention='bidirectional')
+    deepspeed.bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), \
+global_block_end_indices=None, attention='bidirectional')
     """
     if not isinstance(config, dict):
         raise TypeError(f"config: expected a dict, got {type(config).__name__}")
@@ -124,16 +124,16 @@ def from_flashmask(startend_row_indices: npt.ArrayLike, causal: bool = True) -> 
     Parameters
     ----------
     startend_row_indices : (batch, heads, kv_len, bounds) int array
-        Rows masked for each key. With `causal`: one bound, the rows from it on; or two, the rows between. Without
-        `causal`: two bounds, the rows from the first on and those before the second; or four, the rows between the
-        first two and between the last two.
+        Bounds of the masked rows of each key. If `causal`, ``[s]`` masks rows >= s, and ``[s, e]`` masks s <= row < e.
+        Otherwise, ``[s, e]`` masks rows >= s and rows < e, and ``[s, e, s2, e2]`` masks s <= row < e and
+        s2 <= row < e2.
     causal : bool, optional
-        Whether keys after the query are masked too.
+        Whether keys after the query are masked as well.
 
     Returns
     -------
     Pattern
-        For as many queries as keys; fewer queries are the last ones.
+        For q_len == kv_len; if q_len < kv_len, the queries are the last ones.
 
     References
     ----------
@@ -172,22 +172,22 @@ def from_flash_attention(
     Parameters
     ----------
     window_size : (int, int), optional
-        Keys before and after the query's position; negative = unbounded.
+        Number of keys before and after the query's position; negative = unbounded.
     causal : bool, optional
         Whether keys after the query's position are masked, regardless of `window_size`.
     cu_seqlens_q, cu_seqlens_k : (sequences + 1,) int arrays, optional
-        Cumulative lengths of packed sequences; `cu_seqlens_k` defaults to `cu_seqlens_q`. In each sequence the last
-        query is aligned to the last key, also if their numbers differ.
+        Cumulative lengths of packed sequences; `cu_seqlens_k` defaults to `cu_seqlens_q`. In each sequence, the last
+        query is aligned to the last key.
 
     Returns
     -------
     Pattern
-        With cumulative lengths: for exactly the total query and key lengths.
+        If cu_seqlens are given, valid only for q_len == cu_seqlens_q[-1] and kv_len == cu_seqlens_k[-1].
 
     Raises
     ------
     ValueError
-        If the arrays are not cumulative lengths of equally many sequences, or `cu_seqlens_k` is given alone.
+        If the arrays are not cumulative lengths, or differ in length, or if only `cu_seqlens_k` is given.
 
     Examples
     --------
@@ -202,12 +202,12 @@ def from_flash_attention(
     sides = integers("window_size", window_size)
     if len(sides) != 2:
         raise ValueError(f"window_size: expected two numbers, got {len(sides)}")
-    left, right = (None if side < 0 else side for side in sides)
+    left, right = (max(side, -1) for side in sides)
     right = 0 if flag("causal", causal) else right
     if cu_seqlens_q is None:
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_q: required with cu_seqlens_k, got None")
-        return Causal() if (left, right) == (None, 0) else SlidingWindow(left, right)
+        return Causal() if (left, right) == (-1, 0) else SlidingWindow(left, right)
     q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     k = q if cu_seqlens_k is None else check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     if len(q) != len(k):
@@ -215,23 +215,83 @@ def from_flash_attention(
     return windows_in_sequences(np.diff(q), k[:-1], np.diff(k), int(k[-1]), left, right)
 
 
-def windows_in_sequences(
-    queries: np.ndarray,
-    start: np.ndarray,
-    keys: np.ndarray,
-    kv_len: int,
-    left: int | None = None,
-    right: int | None = None,
-    at_end: bool = True,
-) -> RowIntervals:
-    """Build windows inside packed sequences with `queries` queries and the `keys` keys from `start` on.
+def from_xformers(attn_bias: Any) -> Pattern:
+    """Create the pattern of a mask of ``xformers.ops.fmha.attn_bias``.
 
-    A query sees `left` keys before and `right` keys after its position; None = unbounded. Queries are aligned to the
-    last key of their sequence, or to the first.
+    Parameters
+    ----------
+    attn_bias : object
+        An instance of ``LowerTriangularMask`` (aligned to the top left corner), ``LowerTriangularFromBottomRightMask``,
+        ``LocalAttentionFromBottomRightMask``, ``BlockDiagonalMask`` or a mask derived from these, including those with
+        padded or gappy keys.
+
+    Returns
+    -------
+    Pattern
+        If `attn_bias` is block-diagonal, the pattern is valid only for its packed lengths.
+
+    Raises
+    ------
+    TypeError
+        If `attn_bias` is of another class, such as an additive bias or a paged mask.
+
+    Examples
+    --------
+    >>> class LowerTriangularMask:  # stands in for xFormers' class
+    ...     __module__ = "xformers.ops.fmha.attn_bias"
+    >>> from_xformers(LowerTriangularMask()).index_set(2, 3).to_dense().astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0]])
     """
-    sequence = np.repeat(np.arange(len(queries)), queries)
-    first, end = start[sequence], (start + keys)[sequence]
-    place = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
-    low = first if left is None else np.maximum(first, place - reach(left))
-    high = end if right is None else np.minimum(end, place + reach(right) + 1)
-    return RowIntervals(low, high, kv_len)
+    cls = type(attn_bias)
+    make = _MASKS.get(cls.__name__) if cls.__module__.partition(".")[0] == "xformers" else None
+    if make is None:
+        raise TypeError(f"attn_bias: expected a mask of xformers.ops.fmha.attn_bias, got {cls.__name__}")
+    return make(attn_bias)
+
+
+def _window(bias: Any) -> tuple[int, int]:
+    """Return the keys before and after the query's position; a window of W keys includes the query's own."""
+    if hasattr(bias, "window_left"):
+        return bias.window_left, bias.window_right
+    return bias._window_size - 1, 0
+
+
+def _in_blocks(window: Callable[[Any], tuple[int, int]], at_end: bool) -> Callable[[Any], Pattern]:
+    """Return a converter of block-diagonal masks whose windows are aligned to the end or the start of each block."""
+
+    def make(bias: Any) -> Pattern:
+        (q_first, q_end), (first, end) = (
+            np.array([*info.intervals()], np.int64).reshape(-1, 2).T for info in (bias.q_seqinfo, bias.k_seqinfo)
+        )
+        kv_len = int(bias.k_seqinfo.seqstart_py[-1])
+        return windows_in_sequences(q_end - q_first, first, end - first, kv_len, *window(bias), at_end=at_end)
+
+    return make
+
+
+def _everything(bias: Any) -> tuple[int, int]:
+    return -1, -1
+
+
+def _earlier(bias: Any) -> tuple[int, int]:
+    return -1, 0
+
+
+_MASKS: dict[str, Callable[[Any], Pattern]] = {
+    "LowerTriangularMask": lambda bias: QueriesAt(Causal(), 0),
+    "LowerTriangularFromBottomRightMask": lambda bias: Causal(),
+    "LowerTriangularFromBottomRightLocalAttentionMask": lambda bias: SlidingWindow(*_window(bias)),
+    "LocalAttentionFromBottomRightMask": lambda bias: SlidingWindow(*_window(bias)),
+    "BlockDiagonalMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalMask": _in_blocks(_earlier, at_end=False),
+    "BlockDiagonalCausalFromBottomRightMask": _in_blocks(_earlier, at_end=True),
+    "BlockDiagonalCausalLocalAttentionMask": _in_blocks(_window, at_end=False),
+    "BlockDiagonalCausalLocalAttentionFromBottomRightMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalPaddedKeysMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask": _in_blocks(_earlier, at_end=True),
+    "BlockDiagonalLocalAttentionPaddedKeysMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalCausalLocalAttentionPaddedKeysMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalGappyKeysMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalWithOffsetGappyKeysMask": _in_blocks(_earlier, at_end=True),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,17 +11,12 @@ from ..._util.cached import cached_property
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import ramp
-from ..base.bound import Bound
+from ..base.class_registry import register
 from ..base.composition import And
-from ..base.pattern import Part, Pattern
-from ..base.predicate import apply
-from ..base.registry import register
-from ..hints.parts import whole_part
+from ..base.content import ArrayPattern, Bound
+from ..base.pattern import Ordered, Part, Pattern, whole_part
+from ..base.predicate import apply, row_or_last
 from ..sequence.intervals import RowIntervals
-from .masks import ArrayPattern
-
-if TYPE_CHECKING:
-    from ..base.pattern import Ordered
 
 __all__ = ["Clusters"]
 
@@ -31,22 +26,22 @@ __all__ = ["Clusters"]
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(ArrayPattern):
-    """Keys in the query's cluster, at any position.
+    """Cluster attention: each query attends to the keys with its cluster label, at any position.
 
-    For tokens grouped by content, by k-means or hashing, optionally per head; mostly as ``Causal() & Clusters(...)``.
+    For tokens grouped by content (k-means, hashing), optionally per head; usually as ``Causal() & Clusters(...)``.
 
     Parameters
     ----------
     labels : int array (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
         Cluster of each key; negative = none. Copied.
     q_labels : int array (q_len,), (heads, q_len) or (batch, heads, q_len), optional
-        Cluster of each query, with the same leading axes; defaults to that of the key at its position.
+        Cluster of each query, with the same leading axes; by default, the label of the key at the query's position.
 
     Notes
     -----
-    The CPU permutes tokens by cluster, so that pairs fill tiles and the forward's cost follows the number of pairs.
-    This also holds for intersections with patterns of one key interval per query, such as :class:`Causal`,
-    :class:`SlidingWindow` and :class:`Documents`.
+    The CPU backend permutes tokens by cluster, so that tiles are dense and the cost of the forward pass is proportional
+    to the number of pairs. It also does so for intersections with patterns that have one key interval per query, such
+    as :class:`Causal`, :class:`SlidingWindow` and :class:`Documents`.
 
     References
     ----------
@@ -118,12 +113,8 @@ class _BoundClusters(Bound):
 
     def allows(self, q: Any, k: Any) -> Any:
         queries, keys = self._labels
-
-        def look_up(labels: np.ndarray, row: np.ndarray) -> np.ndarray:
-            return labels[np.where((row < 0) | (row >= len(labels) - 1), len(labels) - 1, row)]
-
-        of_query = apply(lambda p: look_up(queries, p - self.first), q)
-        return (of_query >= 0) & (of_query == apply(lambda p: look_up(keys, p), k))
+        of_query = apply(lambda p: queries[row_or_last(p - self.first, len(queries) - 1)], q)
+        return (of_query >= 0) & (of_query == apply(lambda p: keys[row_or_last(p, len(keys) - 1)], k))
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -134,25 +125,24 @@ class _BoundClusters(Bound):
         return order, clusters, number * (self._kv_len + 1) + order
 
     def _spans(self, row: np.ndarray, first: Any, stop: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the intervals, among sorted keys, of the keys at ``[first, stop)`` in each row's cluster."""
+        """Return, per row, the interval of sorted keys that are in its cluster and at positions ``[first, stop)``."""
         (_, clusters, code), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
-        there = (label >= 0) & (np.append(clusters, -1)[own] == label)
+        present = (label >= 0) & (np.append(clusters, -1)[own] == label)
         bounds = (
             np.searchsorted(code, own * (self._kv_len + 1) + np.clip(at, 0, self._kv_len)) for at in (first, stop)
         )
-        start, end = (np.where(there, bound, 0) for bound in bounds)
+        start, end = (np.where(present, bound, 0) for bound in bounds)
         return start, np.maximum(start, end)
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         row, q_len = q - self.first, self._kv_len - self.first
-        start, stop = self._spans(np.where((row < 0) | (row >= q_len), q_len, row), 0, self._kv_len)
+        start, stop = self._spans(row_or_last(row, q_len), 0, self._kv_len)
         count = stop - start
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
-        with whole_imports:  # few plans need them
-            from ..base.pattern import Ordered
+        with whole_imports:  # late: few plans need them
             from ..hints.order import InOrder
 
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]

@@ -1,92 +1,25 @@
-"""Masks and block layouts given as arrays, optionally per head and batch entry."""
+"""Masks and block layouts, given as arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.frozen import frozen_part
-from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.content import ByContent, frozen_array, on_device
+from ..base.class_registry import register
+from ..base.content import ArrayPattern, dynamic, on_device
 from ..base.pattern import Pattern
-from ..base.registry import register
-from ..hints.bands import NO_RANGES, Bands
+from ..base.predicate import row_or_last
+from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
 
-__all__ = ["ArrayPattern", "BlockLayout", "KeyBlocks", "Mask"]
-
-
-class ArrayPattern(ByContent, Pattern):
-    """Base of patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
-
-    own_axes: ClassVar[int] = 2
-
-    @staticmethod
-    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
-        """Draw leading axes: none, heads, or batch and heads, each possibly of size 1."""
-        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
-
-    def _freeze(self, dtype: npt.DTypeLike, *names: str) -> None:
-        """Freeze these array fields and check that they have one shape."""
-        shape = None
-        for name in names:
-            array = frozen_array(name, getattr(self, name), dtype, tuple(range(self.own_axes, self.own_axes + 3)))
-            if shape not in (None, array.shape):
-                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
-            assign(self, **{name: array})
-            shape = array.shape
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
-        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
-
-    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
-        """Copy the pattern with arrays derived from its own, without checks."""
-        made = object.__new__(type(self))
-        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
-        return made
-
-    def sizes(self) -> tuple[int, int]:
-        shape = next(iter(self._arrays().values())).shape
-        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
-
-    def at(self, batch: int, head: int) -> Pattern:
-        sizes = self.sizes()
-        where = tuple(
-            integer(name, number, 0, size - 1) if size != 1 else 0
-            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
-        )
-        arrays = self._arrays()
-        own = {name: self._one(array, where) for name, array in arrays.items()}
-        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
-
-    def _bound(self) -> Pattern:
-        """Return an equal copy for planning: its cached lookup table is freed with the plan, not with `self`."""
-        bound = self._with({})
-        vars(bound)["_hash"] = hash(self)
-        return bound
-
-    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
-        """Return the array of one batch entry and head."""
-        leading = array.ndim - self.own_axes
-        return frozen_part(array, where[2 - leading :]) if leading else array
-
-    def _only(self, array: np.ndarray) -> np.ndarray:
-        if (sizes := self.sizes()) != (1, 1):
-            batch, heads = sizes
-            raise ValueError(
-                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
-                f"and {heads} heads; use .at(batch, head)"
-            )
-        return self._one(array)
+__all__ = ["BlockLayout", "KeyBlocks", "Mask"]
 
 
 @register(
@@ -96,7 +29,7 @@ class ArrayPattern(ByContent, Pattern):
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(ArrayPattern):
-    """The pairs that a boolean array allows.
+    """Dense boolean mask.
 
     For arbitrary masks, at lengths where one byte per pair fits into memory.
 
@@ -136,27 +69,27 @@ def check_blocks(name: str, what: str, got: int, length: int, block: int) -> Non
 
 
 def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
-    """Return the keys of block row `a` of a boolean table; adjacent blocks form one run."""
+    """Return the keys of the block rows `a` of a boolean table; adjacent blocks form one run."""
     rows, columns = table.shape
-    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # an empty row serves `a` out of range
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # last row: empty, for `a` out of range
     (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
     per_row = np.bincount(row, minlength=rows + 1)
     slot = ramp(per_row)
     start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
     start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
-    pick = np.where((a < 0) | (a >= rows), rows, a)
+    pick = row_or_last(a, rows)
     start, stop = start[pick], stop[pick]
     return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
 
 def _rows_within(first: int, stop: int, block: int, rows: int) -> range:
-    """Return the block rows with queries at ``[first, stop)``."""
+    """Return the block rows that contain queries at ``[first, stop)``."""
     last = min(-(-stop // block), rows)
     return range(min(max(first // block, 0), last), last)
 
 
 def _listed_blocks(rows: range, count: np.ndarray, blocks: np.ndarray, block_q: int, block_kv: int) -> Bands:
-    """Return one band per block row; row i has ``count[i]`` of the listed key blocks."""
+    """Return one band per block row; row i takes the next ``count[i]`` entries of `blocks` as its key blocks."""
     first = blocks.astype(np.int64) * block_kv
     return Bands(np.arange(rows.start, rows.stop + 1) * block_q, offsets(count), first, first + block_kv, NO_RANGES)
 
@@ -168,16 +101,20 @@ def _layout(blocks: int) -> np.ndarray:
 @register("block_layout", example=lambda: ((_layout(8), 4), 32), typical=lambda: ((_layout(64), 64), 4096))
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(ArrayPattern):
-    """The pairs whose blocks are set in a layout: ``layout[p // block_q, j // block_kv]``.
+    """Block-sparse layout: query p may attend to key j if ``layout[p // block_q, j // block_kv]``.
 
     For layouts that are computed or learned block by block.
 
     Parameters
     ----------
     layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
-        Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
+        Must have ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
         Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
+
+    Notes
+    -----
+    If q_len > kv_len, queries before position 0 are in no block and attend to no key.
     """
 
     layout: np.ndarray
@@ -236,16 +173,16 @@ class BlockLayout(ArrayPattern):
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyBlocks(ArrayPattern):
-    """A list of key blocks per query block, as top-k selection returns.
+    """List of key blocks per query block, the result of a top-k selection.
 
-    For selecting the most relevant key blocks for each query block.
+    For models that select the most relevant key blocks for each query block.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n)
-        Key block indices, -1 = none, in any order; copied. The leading axes are optional. There are
-        ``ceil(kv_len / block_q)`` query blocks: a query's row is ``p // block_q``. An array on a GPU is not copied: it
-        makes a :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
+        Key block indices, -1 = none, in any order; copied. The leading axes are optional. A query at position p uses
+        row ``p // block_q``; there must be ``ceil(kv_len / block_q)`` rows. A GPU array is not copied: it gives a
+        :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
     block_q, block_kv : int
         Tokens per query block and per key block.
 
@@ -260,10 +197,7 @@ class KeyBlocks(ArrayPattern):
 
     def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
         if on_device(blocks):
-            with whole_imports:
-                from ..dynamic import DynamicKeyBlocks
-
-            return DynamicKeyBlocks(blocks, block_q, block_kv)
+            return dynamic("DynamicKeyBlocks", blocks, block_q, block_kv)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -295,7 +229,7 @@ class KeyBlocks(ArrayPattern):
         blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
         blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
         a, block = q // reach(self.block_q), reach(self.block_kv)
-        listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
+        listed = blocks[row_or_last(a, len(blocks) - 1)]
         start = np.maximum(listed, 0) * block
         stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
@@ -303,7 +237,7 @@ class KeyBlocks(ArrayPattern):
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         blocks = self._only(self.blocks)
         rows = _rows_within(first, stop, reach(self.block_q), len(blocks))
-        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 becomes a run before the first key
+        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 becomes a run at negative positions
         count = np.full(len(own), own.shape[1])
         return (_listed_blocks(rows, count, own.ravel(), reach(self.block_q), reach(self.block_kv)),)
 

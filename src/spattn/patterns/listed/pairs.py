@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,22 +12,16 @@ from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST, check_csr, q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import AffineRows, Runs
-from ..base.bound import Bound
 from ..base.check import assign, integer
+from ..base.class_registry import register
 from ..base.composition import And
-from ..base.content import ByContent, frozen_array
-from ..base.pattern import Part, Pattern
-from ..base.registry import register
-from ..hints.parts import whole_part
+from ..base.content import ArrayPattern, Bound, ByContent, frozen_array
+from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..hints.table import BlockTable, SortedCells
-from .masks import ArrayPattern
-
-if TYPE_CHECKING:
-    from ..base.pattern import Ordered
 
 __all__ = ["CSR", "RowRuns"]
 
-_COARSE_CELLS = 1 << 22  # most cells of the tables for rectangle queries
+_COARSE_CELLS = 1 << 22  # maximum size of the tables for rectangle queries
 
 
 def _scattered(tokens: int, modulus: int) -> tuple[tuple[Any, ...], int]:
@@ -42,23 +36,24 @@ def _rows_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 @register("csr", example=lambda: _scattered(32, 7), typical=lambda: _scattered(1024, 61))
 @dataclass(frozen=True, eq=False, repr=False)
 class CSR(ByContent, Pattern):
-    """The pairs listed in compressed sparse rows.
+    """Explicit pairs in compressed sparse row (CSR) format.
 
-    For unstructured pairs, from a graph or a sparse matrix. Operands of ``&`` are evaluated on the listed pairs only.
+    For unstructured pairs, from a graph or a sparse matrix. ``CSR(...) & other`` evaluates `other` on the CSR pairs
+    only.
 
     Parameters
     ----------
     indptr : (q_len + 1,) int array
-        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; rises from 0 to nnz; copied.
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; non-decreasing from 0 to nnz; copied.
     indices : (nnz,) int array
         Keys by row, sorted and without repeats in each row; copied.
     kv_len : int
-        Keys of the sequence.
+        Number of keys.
 
     Notes
     -----
-    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. Complements, and lists
-    inside :class:`QueriesAt`, are planned as general predicates.
+    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. The planner treats
+    complements, and CSR patterns inside :class:`QueriesAt`, as general predicates.
 
     Examples
     --------
@@ -98,7 +93,7 @@ class CSR(ByContent, Pattern):
 
 
 def _every(tokens: int, most: int) -> tuple[tuple[Any, ...], int]:
-    """One run per row, every `n`-th key, with `n` varying by row."""
+    """Return the arguments of an example with one run per row, whose step varies by row."""
     step = 1 + np.arange(tokens)[:, None] % most
     return (step - 1, step, (tokens - step) // step + 1), tokens
 
@@ -106,19 +101,19 @@ def _every(tokens: int, most: int) -> tuple[tuple[Any, ...], int]:
 @register("row_runs", example=lambda: _every(32, 5), typical=lambda: _every(1024, 9))
 @dataclass(frozen=True, eq=False, repr=False)
 class RowRuns(ArrayPattern):
-    """Runs of evenly spaced keys per query: ``start, start + step, ...``, `count` of them.
+    """Runs of evenly spaced keys per query; a run has `count` keys ``start, start + step, ...``.
 
-    For masks given as slices by row, in memory linear in the number of runs.
+    For masks given as slices per row; memory is linear in the number of runs.
 
     Parameters
     ----------
     start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
-        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. Runs of
-        a row must be disjoint, with step >= 1; a run with count 0 is absent, with any start and step.
+        For each run r, row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``; copied. The
+        runs of a row must be disjoint and have step >= 1; runs with count 0 are ignored.
 
     Notes
     -----
-    The planner lists the pairs, as for :class:`CSR`. :func:`discover` finds denser views for large steps.
+    The planner converts the runs to :class:`CSR`. For large steps, :func:`discover` finds denser views.
 
     Examples
     --------
@@ -139,7 +134,7 @@ class RowRuns(ArrayPattern):
 
     @classmethod
     def from_index_set(cls, index_set: AffineRows) -> RowRuns:
-        """Create the pattern of an index set.
+        """Create a pattern from an index set.
 
         Parameters
         ----------
@@ -150,13 +145,11 @@ class RowRuns(ArrayPattern):
         -------
         RowRuns
         """
-        runs = np.diff(index_set.class_indptr)[index_set.row_class]
-        row, slot = np.repeat(np.arange(index_set.q_len), runs), ramp(runs)
-        run = index_set.class_indptr[index_set.row_class[row]] + slot
-        start, step, count = np.zeros((3, index_set.q_len, int(runs.max(initial=0))), np.int64)
-        start[row, slot] = index_set.row_base[row] + index_set.start[run]
-        step[row, slot], count[row, slot] = index_set.step[run], index_set.count[run]
-        return cls(start, step, count)
+        row, *runs = index_set.flat_runs(np.arange(index_set.q_len))
+        per_row = np.bincount(row, minlength=index_set.q_len)
+        fields = np.zeros((3, index_set.q_len, int(per_row.max(initial=0))), np.int64)
+        fields[:, row, ramp(per_row)] = runs
+        return cls(*fields)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-2] != q_len:
@@ -181,12 +174,10 @@ class _BoundCSR(Bound):
     _has_order = True
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        with whole_imports:  # few plans need them
-            from ..base.pattern import Ordered
-            from ..hints.alike import alike_together
-            from ..hints.order import InOrder
+        with whole_imports:  # late: few plans need them
+            from ..hints.order import InOrder, cluster_pairs
 
-        orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
+        orders = cluster_pairs(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:
             return None
         return Ordered(InOrder(self if also is None else And.of(self, also), *orders, self.first), *orders)
@@ -205,14 +196,14 @@ class _BoundCSR(Bound):
         row, indptr = q - self.first, self.given.indptr
         start = indptr[np.clip(row, 0, len(indptr) - 1)]
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
-        place = np.repeat(start - (np.cumsum(count) - count), count)
-        place += np.arange(len(place))
-        keys = self.given.indices[place].astype(np.int64)  # the dtype of positions
+        entry = np.repeat(start - (np.cumsum(count) - count), count)
+        entry += np.arange(len(entry))
+        keys = self.given.indices[entry].astype(np.int64)  # the dtype of positions
         return np.repeat(np.arange(len(q)), count), keys
 
 
 class _PairTable(SortedCells):
-    """Sorted rows of keys with the interface of :class:`BlockTable`, for cells and whole rectangles."""
+    """A CSR boolean table with the interface of :class:`BlockTable` for cells and rectangles."""
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
         rows = len(indptr) - 1
@@ -220,12 +211,12 @@ class _PairTable(SortedCells):
         self._indptr, self._indices = indptr, indices
 
     def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a pair."""
+        """Return True where an inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a pair."""
         coarse, some, _ = self._coarse
         return some.any_in(*(side // coarse for side in rectangle))
 
     def all_in(self, *rectangle: np.ndarray) -> np.ndarray:
-        """Whether each inclusive rectangle is known to be full."""
+        """Return True where an inclusive rectangle is known to be full."""
         coarse, _, every = self._coarse
         rows, columns = self._shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(*rectangle)
@@ -234,7 +225,7 @@ class _PairTable(SortedCells):
 
     @cached_property
     def _coarse(self) -> tuple[int, BlockTable, BlockTable]:
-        """Return (side of a square, non-empty squares, full squares), at the finest resolution that fits."""
+        """Return (block size, non-empty blocks, full blocks), at the finest resolution within _COARSE_CELLS."""
         rows, columns = self._shape
         coarse = 1
         while -(-rows // coarse) * -(-columns // coarse) > _COARSE_CELLS:

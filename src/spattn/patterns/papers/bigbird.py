@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ...index_set import Runs
-from ..base.check import reach
-from ..base.parameters import Count, Positive, Word
+from ..base.check import Count, Positive, Word, reach
+from ..base.class_registry import register
 from ..base.pattern import Pattern
-from ..base.registry import register
+from ..base.predicate import row_or_last
 from ..hints.table import ListedCells
+from .layouts import draw_ranks
 
 __all__ = ["BigBird"]
 
@@ -22,30 +22,30 @@ __all__ = ["BigBird"]
 @register("bigbird", example=((4, 3, 1, 2), 64), typical=((64,), 4096))
 @dataclass(frozen=True)
 class BigBird(Pattern):
-    """Window, global and random blocks (the paper's internal transformer construction).
+    """BigBird: window, global and random blocks (the paper's internal transformer construction).
 
     For long documents, where random links connect any two tokens within a few layers.
 
     Parameters
     ----------
     block : int
-        Tokens of a block.
+        Tokens per block.
     window_blocks : int, optional
         Blocks of the window, including the query's own; ``window_blocks // 2`` on either side.
     global_blocks : int, optional
-        Leading blocks that attend to all blocks and that all blocks attend to.
+        Number of leading blocks that attend to all blocks and to which all blocks attend.
     random_blocks : int, optional
         Random blocks per block row and head, outside the window and the global blocks.
     seed : int, optional
         Key of the generator, ``0 <= seed < 2**64``.
     causal : bool, optional
-        Whether keys after the query are masked; random blocks are then drawn from the earlier ones.
+        Whether keys after the query are masked and random blocks are drawn from earlier blocks.
     head : int or None, optional
-        The head whose random blocks are drawn; :meth:`at` fixes it.
+        The head whose random blocks are drawn; :meth:`at` sets it.
 
     Notes
     -----
-    Block row a of head h uses ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])``, independent of all others.
+    Block row a of head h draws from its own generator, ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])``.
 
     References
     ----------
@@ -80,26 +80,23 @@ class BigBird(Pattern):
 
     @property
     def _side(self) -> int:
-        """Window blocks on either side of the query's."""
+        """Return the number of window blocks on either side of the query's block."""
         return reach(self.window_blocks // 2)
 
     # -- shared with the bound pattern -------------------------------------------------------------------------------
 
     def regular(self, q: Any, k: Any) -> Any:
-        """Whether a pair is in the window or in global blocks."""
+        """Return True where a pair is in the window or in a global block."""
         a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
         near = (a - side <= b) & (b <= a + side)
-        return near | (a < first) | (b < first)
+        return near | ((a >= 0) & (a < first)) | (b < first)  # rows before position 0 are in no block
 
     def cut(self, allowed: Any, q: Any, k: Any) -> Any:
         """Mask keys after the query if causal."""
         return allowed & (k <= q) if self.causal else allowed
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
-        """Draw the random blocks of block rows `rows` in a sequence of `blocks` blocks; -1 = none."""
-        with whole_imports:
-            from ..base.random import draw_ranks  # only for random blocks
-
+        """Draw the random blocks of the block rows `rows` in a sequence of `blocks` blocks; -1 = none."""
         if self.head is None:
             raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
         first, side = reach(self.global_blocks), self._side
@@ -112,13 +109,13 @@ class BigBird(Pattern):
         return np.where(rank < 0, -1, drawn)
 
     def block_runs(self, q: np.ndarray, kv_len: int, random: np.ndarray) -> Runs:
-        """Return the closed form, given each query's random blocks (len(q), n)."""
+        """Return the runs of each query, given its random blocks (len(q), n)."""
         block = reach(self.block)
         own = q // block * block  # start of the query's own block
         back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
         end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
         first = reach(self.global_blocks * self.block)
-        everything = own < first
+        everything = (own >= 0) & (own < first)
         columns = np.where(everything, end, np.minimum(first, end))
         window = np.where(everything, 0, np.minimum(own + ahead, end))
         drawn = np.maximum(random, 0) * block
@@ -139,7 +136,7 @@ class BigBird(Pattern):
 
 @dataclass(frozen=True)
 class _Bound(Pattern):
-    """A BigBird pattern with the random blocks of `kv_len` tokens."""
+    """BigBird bound to `kv_len` tokens, which determine its random blocks."""
 
     pattern: BigBird
     kv_len: int
@@ -167,8 +164,8 @@ class _Bound(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
-        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # an empty row serves `a` out of range
-        return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
+        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # appends an empty row for `a` out of range
+        return self.pattern.block_runs(q, kv_len, rows[row_or_last(a, self.blocks)])
 
     def _description(self) -> dict[str, Any]:
         return self.pattern._description()

@@ -1,4 +1,4 @@
-"""Block layouts that depend on the sequence length and the head."""
+"""Block layouts that depend on the sequence length and the head, and reproducible random blocks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ..base.check import reach
 from ..base.pattern import Pattern
 from ..listed.masks import BlockLayout
 
-__all__ = ["LengthLayout", "check_ranges", "global_ranges", "lower", "random_layout", "window_layout"]
+__all__ = [
+    "LengthLayout",
+    "check_ranges",
+    "draw_ranks",
+    "global_ranges",
+    "lower",
+    "random_layout",
+    "random_words",
+    "window_layout",
+]
+
+# Constants of Philox4x64-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC11.
+_MULTIPLIER = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class LengthLayout(Pattern):
-    """A block layout computed by bind().
+    """A block layout that bind() computes from the sequence length.
 
-    `layout` maps (number of blocks, head) to an (n, n) bool array. Head h has layout ``h % versions``; 0 = every head
-    has its own. :meth:`at` fixes `head`.
+    ``layout(n, head)`` returns an (n, n) bool array for n blocks. Head h has the layout of head ``h % versions``, or
+    its own if `versions` is 0. :meth:`at` sets `head`.
     """
 
     block: int
@@ -54,16 +67,13 @@ def lower(layout: np.ndarray, attention: str) -> np.ndarray:
 
 
 def window_layout(n: int, side: int) -> np.ndarray:
-    """Blocks at most `side` apart."""
+    """Return the layout of blocks that are at most `side` apart."""
     r, c = np.ogrid[:n, :n]
     return abs(r - c) <= reach(side)
 
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
-    """Draw `count` distinct blocks for each row, below its number of candidates."""
-    with whole_imports:
-        from ..base.random import draw_ranks  # only for random blocks
-
+    """Draw a layout with `count` distinct blocks per row i, among its first ``candidates[i]`` blocks."""
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)
     ranks = draw_ranks(seed, head, np.arange(n), candidates, min(count, n))
@@ -86,3 +96,56 @@ def check_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> None:
     for a, b in zip(first, end, strict=True):
         if a >= b:
             raise ValueError(f"global_block_end_indices: expected an end beyond {a}, got {b}")
+
+
+def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarray:
+    """Return the first `count` words of ``np.random.Philox(key=seed, counter=[0, 0, head, row])``, vectorized over
+    rows: (rows, count) uint64."""
+    blocks = -(-count // 4)
+    shape = (len(rows), blocks)
+    counter = [
+        np.broadcast_to(np.arange(1, blocks + 1, dtype=np.uint64), shape),
+        np.zeros(shape, np.uint64),
+        np.full(shape, head, np.uint64),
+        np.broadcast_to(rows.astype(np.uint64)[:, None], shape),
+    ]
+    key = [seed & _WORD, seed >> 64]
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (_product(m, c) for m, c in zip(_MULTIPLIER, counter[::2], strict=True))
+        counter = [high1 ^ counter[1] ^ np.uint64(key[0]), low1, high0 ^ counter[3] ^ np.uint64(key[1]), low0]
+        key = [(k + w) & _WORD for k, w in zip(key, _WEYL, strict=True)]
+    return np.stack(counter, axis=-1).reshape(len(rows), 4 * blocks)[:, :count]
+
+
+def _product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the high and low words of the 128-bit product."""
+    a0, a1, b0, b1 = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
+    middle = a1 * b0 + (a0 * b0 >> _HALF)
+    other = a0 * b1 + (middle & _LOW)
+    return a1 * b1 + (middle >> _HALF) + (other >> _HALF), a * b
+
+
+def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, size: int) -> np.ndarray:
+    """Draw `size` distinct integers below ``candidates[i]`` for each row i, or all of them if there are fewer.
+
+    Returns (rows, size) int64, padded with -1. A row depends only on the seed, the head and the row index. Uses Floyd's
+    sampling (Bentley, Programming Pearls, CACM 30(9), 1987); draw t is word t modulo the range, which has a bias of
+    2^-44 at a million blocks.
+    """
+    everyone = np.arange(size)
+    ranks = np.where(everyone < candidates[:, None], everyone, -1)
+    choosy = candidates > size  # other rows take all candidates without drawing
+    ranks[choosy] = _sample(random_words(seed, head, rows[choosy], size), candidates[choosy])
+    return ranks
+
+
+def _sample(words: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Draw one distinct integer below ``candidates[i]`` per word of row i; requires fewer words than candidates."""
+    size = words.shape[1]
+    ranks = np.empty(words.shape, dtype=np.int64)
+    for t in range(size):
+        last = candidates - size + t
+        rank = (words[:, t] % (last + 1).astype(np.uint64)).astype(np.int64)
+        taken = (ranks[:, :t] == rank[:, None]).any(axis=1)
+        ranks[:, t] = np.where(taken, last, rank)
+    return ranks

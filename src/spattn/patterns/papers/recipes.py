@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ..base.check import integer, integers
-from ..base.parameters import Count, Positive, Range
+from ..base.check import Count, Positive, Range, integer, integers
 from ..base.pattern import Pattern
+from ..base.per_head import PerBatch
 from ..base.recipe import recipe
-from ..grids.per import PerBatch
 from ..sequence.basic import BlockLocal, Causal, Columns, Sinks, Stride
 from ..sequence.documents import Documents
 from ..sequence.tokens import GlobalTokens
@@ -29,9 +28,9 @@ __all__ = [
 
 @recipe("strided", example=((6,), 36), typical=((128,), 16384))
 def strided(stride: Positive) -> Pattern:
-    """The last `stride` keys and every `stride`-th key before them.
+    """Allow the last `stride` keys and every `stride`-th key before them.
 
-    For data with a regular period, such as images read row by row, and music.
+    For periodic data, such as music, or images in row-major order.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ def strided(stride: Positive) -> Pattern:
     ----------
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
-    # A union at the top joins an enclosing union: its window needs no causal bound, and its parts stay apart.
+    # The window needs no Causal(): an enclosing union flattens this union, and plans both operands as separate parts.
     return SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))
 
 
@@ -59,14 +58,14 @@ def _random_fixed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 @recipe("fixed", example=((8, 2), 32), typical=((128, 8), 16384), random=_random_fixed)
 def fixed(block: Positive, summary: Positive) -> Pattern:
-    """The query's own block and the last `summary` keys of every block before it.
+    """Allow the query's own block and the last `summary` keys of every earlier block.
 
     For text and other aperiodic data, where the last tokens of a block summarize it.
 
     Parameters
     ----------
     block : int
-        Tokens of a block (the paper's stride).
+        Tokens per block (the paper's stride).
     summary : int
         Tokens at the end of each block that later blocks attend to (the paper's c), at most `block`.
 
@@ -92,19 +91,19 @@ def _random_longformer(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 def longformer(
     window: Annotated[int, Range()], dilation: Positive = 1, global_tokens: Count | tuple[Count, ...] = ()
 ) -> Pattern:
-    """A (dilated) window around each query, and global tokens.
+    """Allow a (dilated) window around each query, and global tokens.
 
-    For long documents with a few tokens that must see everything, as in classification and question answering.
+    For long documents with a few tokens that must attend to all others, as in classification and question answering.
 
     Parameters
     ----------
     window : int
-        Even number of keys on both sides together, as in the paper and in Hugging Face's ``attention_window``: each
-        query has ``window // 2`` keys on either side and its own.
+        Total number of keys on both sides, as in the paper and in Hugging Face's ``attention_window``. It must be even:
+        each query attends to its own key and to ``window // 2`` keys on either side.
     dilation : int, optional
-        Distance between neighbouring keys of the window in tokens.
+        Distance between consecutive keys of the window in tokens.
     global_tokens : int or tuple of int, optional
-        Number of leading global tokens, or their positions: they attend to all keys, and all queries to them.
+        Number of leading global tokens, or positions of the global tokens.
 
     Returns
     -------
@@ -132,14 +131,14 @@ def _random_prefix_lm(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 @recipe("prefix_lm", example=((8,), 32), typical=((1024,), 4096), random=_random_prefix_lm)
 def prefix_lm(prefix: Count | tuple[Count, ...]) -> Pattern:
-    """A prefix that every query sees, then causal: ``j < prefix or j <= p``.
+    """Allow bidirectional attention within a prefix, and causal attention after it: ``j < prefix or j <= p``.
 
     For models that read their input bidirectionally and then generate.
 
     Parameters
     ----------
     prefix : int or tuple of int
-        Tokens of the prefix; a tuple has one per batch entry.
+        Tokens of the prefix; a tuple has one entry per batch entry.
 
     Returns
     -------
@@ -158,14 +157,14 @@ def prefix_lm(prefix: Count | tuple[Count, ...]) -> Pattern:
 
 
 def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
-    """Causal attention inside chunks of `chunk` tokens (Llama 4's local layers).
+    """Allow causal attention within chunks of `chunk` tokens (Llama 4's local layers).
 
     Parameters
     ----------
     chunk : int
-        Tokens of a chunk.
+        Tokens per chunk.
     offset : int, optional
-        Start of the first chunk: the padding before the first token.
+        Start of the first chunk, e.g. the amount of left padding.
 
     Returns
     -------
@@ -176,9 +175,9 @@ def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
 
 
 def a_shape(sinks: int, left: int) -> Pattern:
-    """The first `sinks` keys, the query's own and the `left` keys before it, causal.
+    """Allow the first `sinks` keys, the query's own key and the `left` keys before it; causal.
 
-    StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
+    This is StreamingLLM's mask (arXiv:2309.17453) and the A-shape of MInference (arXiv:2407.02490).
 
     Parameters
     ----------
@@ -194,14 +193,14 @@ def a_shape(sinks: int, left: int) -> Pattern:
 
 
 def tri_shape(sinks: int, left: int, last: int, length: int) -> Pattern:
-    """The A-shape, and causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319).
+    """Allow the A-shape, and full causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319).
 
     Parameters
     ----------
     sinks, left : int
         As for :func:`a_shape`.
     last : int
-        Number of last queries that see every earlier key.
+        Number of last queries, which attend to every earlier key.
     length : int
         Length of the sequence in tokens.
 
@@ -215,14 +214,14 @@ def tri_shape(sinks: int, left: int, last: int, length: int) -> Pattern:
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
-    """Documents that each continue a common prefix, causal.
+    """Allow causal attention within each document and to a common prefix.
 
     Parameters
     ----------
     prefix : int
         Tokens of the prefix.
     lengths : tuple of int
-        Tokens of each document after it.
+        Tokens per document, without the prefix.
 
     Returns
     -------
@@ -234,7 +233,7 @@ def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
 
 
 def gallery() -> dict[str, tuple[Pattern, int]]:
-    """Return well-known compositions by name: a small pattern and a length to show it at.
+    """Return well-known compositions: a dict from a name to a small pattern and a length at which to draw it.
 
     Returns
     -------

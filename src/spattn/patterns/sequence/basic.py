@@ -7,29 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from ..._util.index_checks import q_offset
 from ...index_set import Runs
-from ..base.check import REACH, integer, reach
-from ..base.parameters import Count, Positive
+from ..base.check import REACH, Count, Positive, integer, reach
+from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..base.registry import register
-from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
-from ..hints.lattice import Ends, column_lattices
-from ..hints.parts import residue_parts
+from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, column_lattices, same_keys
 
-__all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride"]
+__all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride", "always", "residue_parts"]
 
 
 def always(positions: Any) -> Any:
-    """True at every position: broadcasts a one-sided predicate to both sides."""
+    """Return True at every position, to broadcast a one-sided predicate to both sides."""
     return 0 * positions == 0
 
 
 @register("full")
 @dataclass(frozen=True)
 class Full(Pattern):
-    """Every key: dense attention.
+    """Dense attention: every query attends to every key.
 
-    For short sequences, and as the dense baseline of a comparison.
+    For short sequences, and as a dense baseline.
     """
 
     translation_invariant = True
@@ -47,9 +45,13 @@ class Full(Pattern):
 @register("causal")
 @dataclass(frozen=True)
 class Causal(Pattern):
-    """The query's own key and every key before it.
+    """Causal attention: each query attends to its own key and to every earlier key.
 
-    For autoregressive language models; makes other patterns causal: ``Causal() & BlockLocal(512)``.
+    For autoregressive language models, and to make other patterns causal: ``Causal() & BlockLocal(512)``.
+
+    Notes
+    -----
+    If q_len > kv_len, queries before position 0 attend to no key.
     """
 
     translation_invariant = True
@@ -70,23 +72,23 @@ class Causal(Pattern):
 @register("block_local", example=((8,), 32), typical=((512,), 16384))
 @dataclass(frozen=True)
 class BlockLocal(Pattern):
-    """Keys of the query's own block of `block` tokens.
+    """Block-local attention: each query attends to the keys of its own block of `block` tokens.
 
-    For inputs in independent chunks of equal length.
+    For inputs that consist of independent chunks of equal length.
 
     Parameters
     ----------
     block : int
-        Tokens of a block.
+        Tokens per block.
     offset : int, optional
-        Start of a block, as after padding; blocks extend in both directions from it.
+        Position at which one block starts, e.g. after padding; other blocks precede and follow it.
     """
 
     block: Positive
     offset: Count = 0
 
     def _within_reach(self) -> tuple[int, int]:
-        """Return block and offset; an offset out of reach leaves every position in earlier blocks."""
+        """Return block and offset, clipped for int64 arithmetic; valid positions stay in the same blocks."""
         block, offset = reach(self.block), self.offset % self.block
         return block, offset if offset < REACH // 2 else max(offset - self.block, -REACH // 2)
 
@@ -103,9 +105,9 @@ class BlockLocal(Pattern):
 @register("sinks")
 @dataclass(frozen=True)
 class Sinks(Pattern):
-    """The first `count` keys.
+    """Attention sinks: every query attends to the first `count` keys.
 
-    For streaming generation together with a window: trained models rely on the first tokens.
+    For streaming generation, together with a window: trained models rely on the first tokens.
 
     Parameters
     ----------
@@ -139,16 +141,16 @@ class Sinks(Pattern):
 @register("stride", typical=((128,), 16384))
 @dataclass(frozen=True)
 class Stride(Pattern):
-    """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``.
+    """Strided attention: each query attends to the keys with ``(p - j) % stride == offset``.
 
-    For series with a known period, and as the distant part of factorized attention.
+    For periodic series, and for the long-range component of factorized attention.
 
     Parameters
     ----------
     stride : int
-        Distance between neighbouring keys in tokens.
+        Distance between consecutive keys in tokens.
     offset : int, optional
-        Distance of the query from its nearest key, ``0 <= offset < stride``.
+        Distance from the query back to its nearest key, ``0 <= offset < stride``.
     """
 
     stride: Positive
@@ -160,13 +162,13 @@ class Stride(Pattern):
         integer("offset", self.offset, 0, self.stride - 1)
 
     def _within_reach(self) -> tuple[int, int]:
-        """Return stride and offset; a stride out of reach leaves only the nearest keys on either side."""
+        """Return stride and offset, clipped for int64 arithmetic; a clipped stride leaves only the nearest keys."""
         stride, far = reach(self.stride), REACH // 2
         return stride, self.offset if self.offset < far else max(self.offset - self.stride + stride, far)
 
     def allows(self, q: Any, k: Any) -> Any:
         stride, offset = self._within_reach()
-        # Each side on its own is constant on a residue class; interval arithmetic on p - j would not see that.
+        # Both sides are constant on residue classes; interval arithmetic on (q - k) % stride would miss that.
         return (q - offset) % stride == k % stride
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
@@ -186,14 +188,14 @@ class Stride(Pattern):
 @register("columns", example=((8, 5, 8), 32), typical=((128, 120, 128), 16384))
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """Keys in the columns ``[start, stop)`` of every period: ``start <= j % period < stop``.
+    """Periodic columns: every query attends to the keys with ``start <= j % period < stop``.
 
     For summary tokens at fixed offsets in every period.
 
     Parameters
     ----------
     period : int
-        Keys of a period.
+        Keys per period.
     start, stop : int
         Columns of each period, ``0 <= start < stop <= period``.
     """
@@ -229,7 +231,7 @@ class Columns(Pattern):
 
 
 def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:
-    """Return the keys ``start <= j % period < stop`` below each row's `end`, by column or by period if fewer."""
+    """Return the keys ``start <= j % period < stop`` below each `end` as runs, per column or, if fewer, per period."""
     periods = -(-kv_len // period)
     if stop - start <= periods:
         first, step = np.arange(start, stop), period
@@ -239,3 +241,29 @@ def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int
         last = np.minimum(end[:, None], first + (stop - start))
     count = np.maximum(-((first - np.minimum(last, kv_len)) // step), 0)
     return Runs(np.broadcast_to(first, count.shape), np.full_like(count, step), count)
+
+
+def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """Return parts that pair each residue class of queries modulo `stride` with the class of keys `offset` before it.
+
+    The pattern must depend only on distances. Classes with equal extents and equal distance between their first query
+    and first key share one part with shifts, so there are at most four parts. Classes of one key need no views.
+    """
+    if stride >= kv_len:
+        return (Part(pattern),)
+    groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for first in range(min(stride, q_len)):
+        query = q_offset(q_len, kv_len) + first
+        key = (query - offset) % stride
+        queries, keys = -((first - q_len) // stride), -((key - kv_len) // stride)
+        if keys > 0:
+            groups.setdefault((queries, keys, query - key), []).append((query, key))
+    return tuple(
+        Part(
+            pattern,
+            Lattice(first[0][0], (stride,), (queries,)),
+            Lattice(first[0][1], (stride,), (keys,)),
+            tuple((query - first[0][0], key - first[0][1]) for query, key in first),
+        )
+        for (queries, keys, _), first in groups.items()
+    )

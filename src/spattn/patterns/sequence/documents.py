@@ -11,31 +11,31 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
+from ..._util.ragged import ramp
 from ...index_set import Runs
-from ..base.check import assign, integer, integers
-from ..base.content import frozen_array, on_device
+from ..base.check import assign, integer, integers, listed, reach
+from ..base.class_registry import register
+from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
-from ..base.registry import register
-from ..hints.bands import NO_RANGES, Bands
+from ..hints.closed_forms import NO_RANGES, Bands
 from .intervals import RowIntervals
 
 __all__ = ["Documents"]
 
 
 def check_batch(batch: int, entries: int) -> int:
-    """Check the index of a batch entry."""
+    """Check a batch index; return 0 if all batch entries share one pattern."""
     return integer("batch", batch, 0, entries - 1) if entries > 1 else 0
 
 
 def check_document_lengths(lengths: Any) -> tuple[int, ...]:
-    """Return the tokens of each document as a tuple."""
+    """Check document lengths and return them as a tuple."""
     lengths = integers("lengths", lengths, 0)
     if sum(lengths) > LONGEST:
         raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
-    # Both readings of (0, n) are one document of n tokens; left-padded batches contain it.
+    # (0, n) is one document of n tokens in both readings, and occurs in left-padded batches.
     if len(lengths) > 2 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
         raise ValueError(
             f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "
@@ -45,7 +45,7 @@ def check_document_lengths(lengths: Any) -> tuple[int, ...]:
 
 
 def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
-    """Return cumulative lengths as int64."""
+    """Check cumulative lengths and return them as int64."""
     starts = frozen_array(name, value, np.int64, (1,))
     if not len(starts) or starts[0] != 0 or (starts[1:] < starts[:-1]).any():
         raise ValueError(f"{name}: expected non-decreasing numbers from 0, got {reprlib.repr(starts.tolist())}")
@@ -54,24 +54,45 @@ def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
     return starts
 
 
+def windows_in_sequences(
+    queries: np.ndarray,
+    start: np.ndarray,
+    keys: np.ndarray,
+    kv_len: int,
+    left: int,
+    right: int,
+    at_end: bool = True,
+) -> RowIntervals:
+    """Return windows within packed sequences: sequence i has ``queries[i]`` queries and the keys from ``start[i]`` on.
+
+    A query attends to `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to
+    the end of their sequence, or to its start if not `at_end`.
+    """
+    sequence = np.repeat(np.arange(len(queries)), queries)
+    first, end = start[sequence], (start + keys)[sequence]
+    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
+    low = first if left < 0 else np.maximum(first, position - reach(left))
+    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
+    return RowIntervals(low, high, kv_len)
+
+
 @register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
 @dataclass(frozen=True)
 class Documents(Pattern):
-    """Keys of the query's own document, for documents packed one after another.
+    """Packed documents: each query attends to the keys of its own document.
 
-    For several documents packed into one sequence without attention across them; mostly as ``Causal() &
-    Documents(...)``.
+    For documents packed into one sequence without attention across them, usually as ``Causal() & Documents(...)``.
 
     Parameters
     ----------
     lengths : tuple of int, or tuple of tuples of int
-        Tokens of each document; a tuple of tuples has one entry per batch entry.
+        Tokens per document; a tuple of tuples has one entry per batch entry.
 
     Raises
     ------
     ValueError
-        If `lengths` looks like cumulative sequence lengths: three numbers or more that start with 0, never decrease and
-        do not end with 0. From :meth:`bind`, if the documents have more than `kv_len` tokens.
+        If `lengths` looks like cumulative sequence lengths: at least three entries that start with 0, never decrease
+        and do not end with 0. From :meth:`bind`, if the documents have more than `kv_len` tokens.
 
     Notes
     -----
@@ -81,9 +102,10 @@ class Documents(Pattern):
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if not hasattr(self.lengths, "__iter__"):
+        lengths = listed(self.lengths)
+        if not hasattr(lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
-        lengths = tuple(self.lengths)
+        lengths = tuple(lengths)
         if any(hasattr(entry, "__iter__") for entry in lengths):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
@@ -98,23 +120,23 @@ class Documents(Pattern):
         Parameters
         ----------
         cu_seqlens : (documents + 1,) int array
-            Start of each document, and the end of the last: ``0, n_0, n_0 + n_1, ...``. An array on a GPU,
-            (documents + 1,) or (batch, documents + 1), makes a :class:`~spattn.patterns.dynamic.DynamicDocuments`,
-            which each call reads on the device.
+            Start of each document and end of the last: ``0, n_0, n_0 + n_1, ...``. A GPU array, (documents + 1,) or
+            (batch, documents + 1), gives a :class:`~spattn.patterns.dynamic.DynamicDocuments`, which each call reads
+            on the device.
         cu_seqlens_k : (documents + 1,) int array, optional
             Cumulative key lengths, if they differ from those of the queries.
 
         Returns
         -------
         Documents
-            Without empty documents. With `cu_seqlens_k`, a :class:`RowIntervals` for exactly the total query and key
-            lengths of the arrays. :func:`from_flash_attention` adds causal attention and windows.
+            Without empty documents. If `cu_seqlens_k` is given, a :class:`RowIntervals` that is valid only for q_len ==
+            cu_seqlens[-1] and kv_len == cu_seqlens_k[-1]. :func:`from_flash_attention` adds causal masks and windows.
 
         Raises
         ------
         ValueError
-            If an array does not start with 0, decreases or ends beyond the longest sequence, or the arrays differ in
-            length.
+            If an array does not start with 0, decreases or exceeds the maximum sequence length, or the arrays differ
+            in length.
 
         Examples
         --------
@@ -128,10 +150,7 @@ class Documents(Pattern):
         if on_device(cu_seqlens):
             if cu_seqlens_k is not None:
                 raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
-            with whole_imports:
-                from ..dynamic import DynamicDocuments
-
-            return DynamicDocuments(cu_seqlens)
+            return dynamic("DynamicDocuments", cu_seqlens)
         starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is None:
             return cls(tuple(n for n in np.diff(starts).tolist() if n))

@@ -9,12 +9,11 @@ import numpy as np
 
 from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
-from ..base.bound import Bound
 from ..base.check import assign, flag, integer
+from ..base.class_registry import register
+from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
-from ..base.predicate import apply
-from ..base.registry import register
-from ..listed.masks import ArrayPattern
+from ..base.predicate import apply, row_or_last
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 
@@ -29,17 +28,17 @@ _KEY_BOUNDS = ("start", "stop", "start2", "stop2")
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class ColumnIntervals(ArrayPattern):
-    """Every query except one or two intervals of queries, per key.
+    """Column intervals: each key is masked for one or two intervals of queries.
 
-    For masks given per key, in memory linear in the length.
+    For masks given per key; memory is linear in the sequence length.
 
     Parameters
     ----------
     start, stop : int arrays (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
-        Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied. If q_len = kv_len, positions are
+        Queries at ``start[j] <= p < stop[j]`` do not attend to key j; copied. If q_len == kv_len, positions equal
         FlashMask's rows.
     start2, stop2 : int arrays of the same shape, optional
-        A second interval; both or neither.
+        A second interval per key; give both or neither.
     causal : bool, optional
         Whether keys after the query are masked.
 
@@ -94,16 +93,16 @@ class ColumnIntervals(ArrayPattern):
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class RowIntervals(ArrayPattern):
-    """One interval of keys per query.
+    """Row intervals: each query attends to one interval of keys.
 
     For packed sequences with different query and key lengths, and for windows that vary by query.
 
     Parameters
     ----------
     start, stop : int arrays (q_len,), (heads, q_len) or (batch, heads, q_len)
-        Row i attends to the keys ``start[i] <= j < stop[i]``; copied. Bounds may exceed the keys.
+        Row i attends to the keys ``start[i] <= j < stop[i]``; copied. Bounds may exceed ``[0, kv_len]``.
     kv_len : int, optional
-        The required number of keys; None accepts any.
+        Required number of keys; None accepts any.
 
     Examples
     --------
@@ -144,7 +143,7 @@ class RowIntervals(ArrayPattern):
     def bounds(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return start and stop of each row; rows out of range have no keys."""
         start, stop = (np.append(self._only(bounds), 0) for bounds in (self.start, self.stop))
-        row = np.where((row < 0) | (row >= len(start) - 1), len(start) - 1, row)
+        row = row_or_last(row, len(start) - 1)
         return start[row], stop[row]
 
     @classmethod

@@ -10,17 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
-from ..base.content import frozen_array, on_device, on_host
+from ..base.class_registry import register
+from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
-from ..base.registry import register
-from ..hints.bands import Bands, same_keys
-from ..listed.masks import ArrayPattern
+from ..hints.closed_forms import Bands, same_keys
 from .basic import always
 
 __all__ = ["KeyPadding"]
@@ -35,15 +33,15 @@ _FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "float16", BFL
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyPadding(ArrayPattern):
-    """Keys that are not padding: ``valid[j]``.
+    """Key padding mask: every query attends to the keys with ``valid[j]``.
 
-    For batches of sequences of different lengths, padded on either side; mostly as ``Causal() & KeyPadding(mask)``.
-    Rows of padding queries attend as usual; ignore their results.
+    For batches of sequences of different lengths, padded on either side; usually as ``Causal() & KeyPadding(mask)``.
+    Padding queries attend like other queries; ignore their results.
 
     Parameters
     ----------
     valid : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len)
-        Bools, or a tokenizer's integers 0 and 1: True, or 1, at keys to attend to; copied.
+        True, or 1 in a tokenizer's integer mask, at keys that are not padding; copied.
     """
 
     valid: np.ndarray
@@ -71,15 +69,15 @@ class KeyPadding(ArrayPattern):
 
     @classmethod
     def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> Any:
-        """Create the padding mask of sequences of these lengths.
+        """Create the padding mask from sequence lengths.
 
         Parameters
         ----------
         lengths : sequence of int
-            Tokens of each batch entry, at most `kv_len`. An int array (batch,) on a GPU makes a
+            Tokens per batch entry, at most `kv_len`. An int array (batch,) on a GPU gives a
             :class:`~spattn.patterns.dynamic.DynamicKeyPadding`, which each call reads on the device.
         kv_len : int
-            Keys, padding included.
+            Number of keys, padding included.
         left : bool, optional
             Whether the padding precedes the tokens, as for generation, instead of following them.
 
@@ -97,10 +95,7 @@ class KeyPadding(ArrayPattern):
         if not isinstance(left, (bool, np.bool_)):
             raise TypeError(f"left: expected a bool, got {type(left).__name__}")
         if on_device(lengths):
-            with whole_imports:
-                from ..dynamic import DynamicKeyPadding
-
-            return DynamicKeyPadding(lengths, left)
+            return dynamic("DynamicKeyPadding", lengths, left)
         tokens = np.array(integers("lengths", lengths, 0), dtype=np.int64)
         if (tokens > kv_len).any():
             raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {tokens.max()}")
@@ -114,7 +109,7 @@ class KeyPadding(ArrayPattern):
         Parameters
         ----------
         mask : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len) of a floating-point dtype
-            As models of Hugging Face Transformers derive it from a tokenizer's mask.
+            Additive mask, as Hugging Face Transformers derives it from a tokenizer's mask.
 
         Returns
         -------
@@ -123,7 +118,7 @@ class KeyPadding(ArrayPattern):
         Raises
         ------
         ValueError
-            If the mask contains another number, which is an additive bias.
+            If the mask contains any other value, i.e. an additive bias.
 
         Examples
         --------

@@ -11,11 +11,11 @@ from ..._util.index_checks import LONGEST, q_offset
 from ...arrays import namespace_of
 from ...index_set import Runs
 from ..base.check import assign, integer
+from ..base.class_registry import register
 from ..base.composition import nesting
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
-from ..base.predicate import allowed, apply
-from ..base.registry import register
+from ..base.predicate import allowed, apply, row_or_last
 from .basic import Causal
 
 __all__ = ["QueriesAt"]
@@ -28,7 +28,7 @@ __all__ = ["QueriesAt"]
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class QueriesAt(ByContent, Pattern):
-    """Another pattern for queries at given positions, instead of at the end of the keys.
+    """Another pattern, evaluated for queries at given positions instead of at the end of the keys.
 
     For fixed-size caches that are not full yet, masks aligned to the top left corner, and packed sequences with
     different query and key lengths.
@@ -36,10 +36,10 @@ class QueriesAt(ByContent, Pattern):
     Parameters
     ----------
     inner : Pattern
-        The pattern by position.
+        The pattern to evaluate.
     positions : int or int array (q_len,)
-        Position of the first query, followed by the others; or of each query. Negative positions precede the first
-        key.
+        Position of the first query, which the others follow, or position of each query. Negative positions precede the
+        first key.
 
     Notes
     -----
@@ -104,7 +104,7 @@ class QueriesAt(ByContent, Pattern):
 
 @dataclass(frozen=True)
 class _Bound(Pattern):
-    """QueriesAt at known lengths, with its inner pattern bound to `tokens` tokens."""
+    """QueriesAt bound to lengths; `inner` is bound to `tokens` tokens."""
 
     given: QueriesAt
     inner: Pattern
@@ -113,17 +113,12 @@ class _Bound(Pattern):
     tokens: int
 
     def _placed(self, q: Any) -> Any:
-        """Map the positions of rows to those of their queries."""
+        """Map default positions, ``row + kv_len - q_len``, to the given positions."""
         first, positions = q_offset(self.q_len, self.kv_len), self.given.positions
         if isinstance(positions, int):
             return q + (positions - first)
-        known = np.append(positions, -1)  # for missing rows, which an enclosing QueriesAt may request
-
-        def look_up(q: np.ndarray) -> np.ndarray:
-            row = q - first
-            return known[np.where((row < 0) | (row >= len(positions)), len(positions), row)]
-
-        return apply(look_up, q)
+        known = np.append(positions, -1)  # -1 for rows out of range, which an enclosing QueriesAt may request
+        return apply(lambda q: known[row_or_last(q - first, len(positions))], q)
 
     def sizes(self) -> tuple[int, int]:
         return self.inner.sizes()

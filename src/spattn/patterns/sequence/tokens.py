@@ -10,34 +10,33 @@ import numpy as np
 
 from ..._util.index_checks import q_offset
 from ...index_set import AffineRows, Runs
-from ..base.check import REACH, assign, reach
+from ..base.check import REACH, Count, assign, reach
+from ..base.class_registry import pattern_class, register
 from ..base.composition import nesting
-from ..base.parameters import Count
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
-from ..base.registry import pattern_class, register
-from ..hints.lattice import Ends, Lattice
+from ..hints.closed_forms import Ends, Lattice
 from .basic import Full, always
 
 __all__ = ["GlobalTokens", "Prefix"]
 
 
 def token_set(tokens: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return a count as it is, and positions sorted without repeats."""
+    """Return a count unchanged, or positions sorted and without repeats."""
     return tokens if isinstance(tokens, int) else tuple(sorted(set(tokens)))
 
 
 def position_table(positions: tuple[int, ...]) -> np.ndarray:
-    """Return sorted positions or distances as an array, without those out of reach."""
+    """Return sorted positions or distances below REACH as an array."""
     return np.array([p for p in positions if p < REACH], dtype=np.int64)
 
 
 @register("global_tokens", example=(((0, 1, 12),), 32), typical=((64,), 4096))
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """Tokens that attend to every key and that every query attends to.
+    """Global tokens, which attend to every key and to which every query attends.
 
-    For classification or question tokens that aggregate a long sequence and inform all of it.
+    For classification or question tokens that exchange information with all tokens of a long sequence.
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ class GlobalTokens(Pattern):
         assign(self, tokens=token_set(self.tokens))
 
     def among(self, positions: Any) -> Any:
-        """Whether each position is a global token."""
+        """Return True where a position is a global token."""
         if isinstance(self.tokens, int):
             return (0 <= positions) & (positions < reach(self.tokens))
         return member(position_table(self.tokens), positions)
@@ -106,7 +105,7 @@ class GlobalTokens(Pattern):
     def ends(self, q_len: int) -> Ends | None:
         tokens = self.tokens if isinstance(self.tokens, int) else max(self.tokens, default=-1) + 1
         if tokens > REACH or self._spacing(tokens):
-            return None  # out of reach of any sequence, or the parts have denser views
+            return None  # tokens beyond any sequence, or evenly spaced tokens, whose parts have dense views
         return Ends(tokens, q_len)
 
     def _spacing(self, kv_len: int) -> tuple[int, int, int] | None:
@@ -125,21 +124,22 @@ class GlobalTokens(Pattern):
 )
 @dataclass(frozen=True)
 class Prefix(Pattern):
-    """Global tokens prepended to the tokens of another pattern.
+    """Another pattern with global tokens prepended to its tokens.
 
-    For class and register tokens, which are not part of the grid of an image's or a volume's patches.
+    For class and register tokens in front of a grid of image or volume patches.
 
     Parameters
     ----------
     inner : Pattern
-        The pattern of the other tokens, at positions counted from the end of the prefix.
+        The pattern of the other tokens; its position 0 is the first token after the prefix.
     tokens : int
-        Number of leading tokens that attend to every key and that every query attends to.
+        Number of global tokens, which attend to every key and to which every query attends.
 
     Notes
     -----
-    A plan has the views of `inner`, translated by the prefix. Each query tile adds one tile of prefix keys, and the
-    prefix queries one row of tiles. If `inner` counts the global tokens itself, use ``inner | GlobalTokens(tokens)``.
+    A plan has the views of `inner`, shifted by the prefix, and adds one tile of prefix keys per query tile and one row
+    of tiles for the prefix queries. If positions of `inner` include the global tokens, use
+    ``inner | GlobalTokens(tokens)``.
 
     References
     ----------
@@ -176,15 +176,15 @@ class Prefix(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.tokens > kv_len:
             raise ValueError(f"tokens: expected at most {kv_len} (kv_len), got {self.tokens}")
-        rows, keys = self._behind(q_len, kv_len)
+        rows, keys = self._after_prefix(q_len, kv_len)
         try:
             inner = self.inner.bind(rows, keys)
         except ValueError as error:
             raise ValueError(f"{error} (after a prefix of {self.tokens} tokens)") from error
-        return replace(self, inner=inner if keys else Full())  # any pattern serves an empty sequence
+        return replace(self, inner=inner if keys else Full())  # any pattern will do if only the prefix has keys
 
-    def _behind(self, q_len: int, kv_len: int) -> tuple[int, int]:
-        """Return the numbers of queries and keys after the prefix."""
+    def _after_prefix(self, q_len: int, kv_len: int) -> tuple[int, int]:
+        """Return the number of queries and of keys after the prefix."""
         keys = kv_len - self.tokens
         return min(q_len, keys), keys
 
@@ -194,41 +194,41 @@ class Prefix(Pattern):
         return (0 <= q) & ((q < n) | (k < n) | inside)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        behind = self.inner.runs(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
-        return None if behind is None else self._prefix_runs(q, kv_len) | self._moved_runs(q, behind)
+        rest = self.inner.runs(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        return None if rest is None else self._prefix_runs(q, kv_len) | self._moved_runs(q, rest)
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
-        behind = self.inner._candidates(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
-        if behind is None:
+        rest = self.inner._candidates(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        if rest is None:
             return None
-        return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in behind)]
+        return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in rest)]
 
     def _prefix_runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        """Return all keys for prefix queries, and the prefix keys for the others."""
+        """Return all keys for prefix queries, and the prefix keys for other queries."""
         stop = np.where(q < self.tokens, kv_len, self.tokens)
         return Runs.span(np.zeros_like(q), np.where(q < 0, 0, stop), kv_len)
 
     def _moved_runs(self, q: np.ndarray, runs: Runs) -> Runs:
-        """Translate runs of `inner` by the prefix."""
+        """Shift runs of `inner` by the prefix."""
         return Runs(runs.start + self.tokens, runs.step, np.where((q >= self.tokens)[:, None], runs.count, 0))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        rows, keys = self._behind(q_len, kv_len)
+        rows, keys = self._after_prefix(q_len, kv_len)
         whole, first = Lattice(kv_len - rows, (1,), (rows,)), max(q_offset(q_len, kv_len), 0)
         own = Lattice(first, (1,), (max(self.tokens - first, 0),))
-        behind: list[Part] = []
+        rest: list[Part] = []
         views: list[tuple[Lattice, tuple[int, ...]]] = []
         for part in self.inner.parts(rows, keys) if rows else ():
             query = whole if part.query is None else part.query.moved(self.tokens)
             key = (part.key or Lattice(0, (1,), (keys,))).moved(self.tokens)
-            behind.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
+            rest.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
             view = query, tuple(dq for dq, _ in part.shifts)
             views += [view] if view not in views else []
-        # In the views of `inner`, the prefix costs one more tile per key list and no combine of partial rows.
+        # In the views of `inner`, the prefix adds one tile per key list and needs no combine of partial rows.
         of_queries = views if _are_all(views, rows) else [(whole, (0,))]
         keys_of_prefix = Lattice(0, (1,), (self.tokens,))
         seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
-        return Part(Full(), own), *seen, *behind
+        return Part(Full(), own), *seen, *rest
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
@@ -243,7 +243,7 @@ class Prefix(Pattern):
 
 @dataclass(frozen=True)
 class _Moved(Pattern):
-    """A pattern with positions counted from `by` on."""
+    """Another pattern, shifted by `by` positions."""
 
     inner: Pattern
     by: int
@@ -253,7 +253,7 @@ class _Moved(Pattern):
 
 
 def _are_all(views: list[tuple[Lattice, tuple[int, ...]]], rows: int) -> bool:
-    """Whether shifted lattices visit each of `rows` positions once."""
+    """Return True if the shifted lattices visit each of `rows` positions once."""
     if sum(math.prod(lattice.extents) * len(moves) for lattice, moves in views) != rows:
         return False
     found = [np.zeros(0, np.int64)]

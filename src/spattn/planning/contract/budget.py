@@ -1,4 +1,4 @@
-"""Memory limit of a plan."""
+"""Limits on the memory, runs and tiles of a plan."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from .types import LARGEST
 
 __all__ = ["Budget"]
 
-_RUN_BYTES = 20  # per run: indices, key_view, mask and tile_indptr
-_TILE_BYTES = 32  # per tile of expanded lists on a GPU: the list entry and its kernel layout
+_RUN_BYTES = 20  # indices, key_view and mask (4 bytes each) and tile_indptr (8 bytes)
+_TILE_BYTES = 32  # each tile's entry in expanded lists, and the kernels' copy of it on a GPU
 
 
 class Budget:
-    """Tracks the memory that making a plan requires; `needed` is the largest request in bytes so far."""
+    """Memory limit while a plan is made; `needed` is the largest request so far, in bytes."""
 
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
@@ -20,11 +20,11 @@ class Budget:
 
     @property
     def most_runs(self) -> int:
-        """Number of runs that still fit."""
+        """Number of further runs that fit the limit."""
         return min(self.max_bytes // _RUN_BYTES, LARGEST) - self._runs
 
     def need(self, nbytes: int) -> None:
-        """ValueError if `nbytes` exceed the limit."""
+        """Raise ValueError if `nbytes` exceeds the limit."""
         self.needed = max(self.needed, nbytes)
         if nbytes > self.max_bytes:
             raise ValueError(
@@ -33,13 +33,13 @@ class Budget:
             )
 
     def need_tiles(self, count: int) -> None:
-        """ValueError if expanded lists of `count` tiles exceed the limit."""
+        """Raise ValueError if tile lists with `count` entries exceed the limit."""
         if count > LARGEST:
             raise ValueError(f"pattern: expected at most {LARGEST} tiles on a GPU, got {count}; use a larger tile")
         self.need(_TILE_BYTES * count)
 
     def need_runs(self, count: int) -> None:
-        """ValueError if `count` further runs exceed the limit."""
+        """Raise ValueError if `count` further runs exceed the limit."""
         runs = self._runs + count
         if runs > LARGEST:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""LRU cache of plans, with the data derived from each and its cached dispatches.
+"""LRU cache of plans, their derived data and cached dispatches.
 
-Lock-free, so that neither a forked child nor a signal handler can deadlock: single dict operations are atomic, and no
-invariant spans two of them.
+The cache takes no lock, so that neither a forked child nor a signal handler can deadlock: a single dict operation is
+atomic, and no invariant spans two of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ...patterns import Pattern
-from ...patterns.base.registry import pattern_class
+from ...patterns.base.class_registry import pattern_class
 from .types import Plan
 from .validated import MAX_CALLS, Validated, moved_plan, validated
 
@@ -39,25 +39,25 @@ _R = TypeVar("_R")
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
 _MAX_MOVED = 64  # cached lengths per length-polymorphic plan
-_OBJECT_BYTES = 8192  # a plan, its validated copy and its key, without the pattern and array data
+_OBJECT_BYTES = 8192  # estimate for a plan, its validated copy and its key, without pattern and array data
 
 _clock = itertools.count()
 _plans: dict[tuple[Any, ...], Kept] = {}
 _calls: dict[
     tuple[object, Hashable], tuple[Any, Kept]
-] = {}  # cached dispatches by (pattern, cache key), each with the plan that it executes
+] = {}  # (pattern, cache key) to (cached dispatch, the plan that it executes)
 _counts = {"hits": 0, "misses": 0}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Kept:
-    """A cached plan: peak bytes of making it (`needed`), bytes of the plan and its key, and its other lengths."""
+    """A cached plan. `needed` is the peak memory of planning, `moved` the same plan at other lengths."""
 
     plan: Plan
     validated: Validated
     needed: int
     own_bytes: int
-    moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
+    moved: BoundedCache = dataclasses.field(default_factory=lambda: BoundedCache(_MAX_MOVED))
     signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # its keys in _calls
     used: int = dataclasses.field(default_factory=_clock.__next__)
 
@@ -72,13 +72,13 @@ class Kept:
         )
 
     def at(self, kv_len: int) -> Plan:
-        """The plan at a supported kv_len."""
+        """Return the plan at another kv_len that it supports."""
         if kv_len == self.plan.kv_len:
             return self.plan
         return self.moved.get(kv_len) or self.moved.keep(kv_len, moved_plan(self.plan, kv_len))
 
     def executes(self, plan: Validated) -> bool:
-        """Whether `plan` is this plan at any kv_len."""
+        """Return whether `plan` is this plan at some kv_len."""
         return any(validated(one) is plan for one in (self.plan, *self.moved.copy().values()))
 
 
@@ -88,12 +88,12 @@ class PlanCacheInfo(NamedTuple):
     Parameters
     ----------
     hits, misses : int
-        Lookups that found a plan or a cached dispatch, and plans made, since the start or
-        :func:`spattn.clear_plan_cache`. Approximate while several threads plan.
+        `hits` counts lookups that found a plan or a cached dispatch, `misses` counts plans made, both since the start
+        or the last :func:`spattn.clear_plan_cache`. Approximate if several threads plan at once.
     plans : int
-        Cached plans.
+        Number of cached plans.
     bytes, max_bytes : int
-        Host memory of the plans, their patterns and derived data, and its limit.
+        Host memory of the plans, their patterns and derived data, and the limit on it.
     """
 
     hits: int
@@ -104,7 +104,7 @@ class PlanCacheInfo(NamedTuple):
 
 
 def find(key: tuple[Any, ...]) -> Kept | None:
-    """Look up a plan by its key, or a length-polymorphic plan that serves the key's kv_len (``key[2]``)."""
+    """Return the plan with this key, or a length-polymorphic plan that supports the key's kv_len (``key[2]``)."""
     kept = _plans.get(key)
     if kept is None:
         kept = _plans.get(_at_any_length(key))
@@ -116,12 +116,12 @@ def find(key: tuple[Any, ...]) -> Kept | None:
 
 
 def _at_any_length(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The key of a length-polymorphic plan."""
+    """Return the key under which a length-polymorphic plan is stored."""
     return *key[:2], None, *key[3:]
 
 
 def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
-    """Cache a plan, unless it exceeds the whole cache; return the plan that was cached first."""
+    """Cache a plan unless it is larger than the cache; return an earlier plan with this key if there is one."""
     _counts["misses"] += 1
     kept = Kept(plan, validated(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
     if kept.nbytes > _MAX_BYTES:
@@ -148,7 +148,7 @@ def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concat
 
 
 def find_call(pattern: Hashable, cache_key: Hashable) -> Any:
-    """The cached dispatch for a pattern (or plan) and a cache key, or None."""
+    """Return the cached dispatch for a pattern (or plan) and a cache key, or None."""
     if isinstance(pattern, Plan):
         return validated(pattern).calls.get(cache_key)
     found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, cache_key))
@@ -161,7 +161,7 @@ def find_call(pattern: Hashable, cache_key: Hashable) -> Any:
 
 
 def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any) -> None:
-    """Cache a dispatch with the plan that it executes: the caller's plan, or the cached plan of a pattern."""
+    """Cache a dispatch with the plan that it executes: the caller's plan, or the plan cached for the pattern."""
     if isinstance(pattern, Plan):
         validated(pattern).calls.keep(cache_key, prepared)
         return
@@ -171,8 +171,8 @@ def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any)
         return
     if len(kept.signatures) >= MAX_CALLS:
         _forget_calls(kept)
-    # A name stands for the class registered under it now. An equal pattern is replaced by the plan's, so that it is
-    # stored, and counted, once.
+    # A name refers to the class that is registered under it now. A pattern is replaced by the equal pattern of the
+    # plan, so that the cache stores and counts one object.
     key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, cache_key
     kept.signatures.append(key)
     _calls[key] = prepared, kept
@@ -239,7 +239,7 @@ def clear_plan_cache() -> None:
 
 
 def size_of(thing: Any) -> int:
-    """Bytes of an object, with the arrays, containers, patterns and dataclasses in it, each counted once."""
+    """Return the size in bytes of an object with the arrays, containers, patterns and dataclasses in it."""
     total, seen, pending = 0, set(), [thing]
     while pending:
         one = pending.pop()

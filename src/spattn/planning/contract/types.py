@@ -1,6 +1,6 @@
 """The plan: the data contract between planner and backends.
 
-A plan consists of positions, tiles and bitmasks; it does not depend on the pattern. Kernels rely on this page only:
+A plan consists of positions, tiles and bitmasks; kernels do not see the pattern. They rely on these definitions only:
 
 view
     An affine lattice of sequence positions over three axes. The lattice point with coordinates ``(c0, c1, c2)``,
@@ -25,26 +25,26 @@ component
     because it is too expensive to validate.
 permutation (order)
     Views are lattices of *indices* into a permutation. Index p of variant v is query row ``q_order[v, p]``, each row
-    once, or key ``kv_order[v, p]``, which may occur any number of times: the plan is *gathered* if a key occurs several
-    times, or never. No pair is allowed at two indices. Empty `q_order` and `kv_order` are identities; `q_order` may be
-    empty alone. Combines name query rows.
+    once, or key ``kv_order[v, p]``. If a key occurs several times, or never, the plan is *gathered*. No pair is allowed
+    at two indices. Empty `q_order` and `kv_order` are identities; `q_order` may be empty alone. Combines refer to query
+    rows, not to indices.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set if query cell ``r`` may attend to key cell ``64 * w + b``. In rows
     that are not padding, bits of padding keys are zero; padding rows are undefined.
 work item
-    The key tiles ``[begin, end)`` of one list, at least one; may start and end within a run. The items of a list
-    partition it. An item computes softmax attention of the tile's rows over these keys. ``slot == -1``: no other item
-    has these rows, and the item writes ``out`` and ``lse``. Otherwise it writes a split-KV partial, normalised rows in
-    float32 (float64 for float64 inputs) with their natural-log lse, to ``slot`` of the workspace.
+    The key tiles ``[begin, end)`` of one list, at least one; an item may start and end within a run. The items of a
+    list partition it. An item computes softmax attention of the query tile's rows over these keys. If ``slot`` is -1,
+    no other item has these rows, and the item writes ``out`` and ``lse``. Otherwise it writes a split-KV partial to
+    this slot of the workspace: normalized rows in float32 (float64 for float64 inputs) and their natural-log lse.
     Items of a variant are sorted by descending cost.
 combine (merge)
-    Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
-    ``merge_sources[merge_indptr[m]:merge_indptr[m + 1]]``, each ``slot * block_q + query cell``. Without sources the
-    row attends to no key (``out = 0``, ``lse = -inf``).
+    Query row ``merge_rows[m]`` is the log-sum-exp combination of the workspace rows
+    ``merge_sources[merge_indptr[m]:merge_indptr[m + 1]]``, in this order; each is ``slot * block_q + query cell``. A
+    row without sources attends to no key (``out = 0``, ``lse = -inf``).
 variant
-    Heads and batch entries with different patterns use different components. ``variant[b, h]`` (broadcast over axes of
-    size 1) is their variant; variant v owns the items ``work_indptr[v]:work_indptr[v + 1]`` and the combines
-    ``merge_variants[v]:merge_variants[v + 1]``; its slots are numbered from 0.
+    Heads and batch entries with different patterns use different components. Head h of batch entry b has variant
+    ``variant[b, h]`` (broadcast over axes of size 1). Variant v owns the items ``work_indptr[v]:work_indptr[v + 1]``
+    and the combines ``merge_variants[v]:merge_variants[v + 1]``; its slots are numbered from 0.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
     from ...patterns import Pattern
 
 AXES = 3
-LARGEST = 2**31 - 1  # int32 limit of lengths, tiles of a view, runs
+LARGEST = 2**31 - 1  # int32 limit on lengths, tiles of a view and runs
 LARGEST_SIDE = 1 << 15  # largest block_q and block_kv
-TILE = (128, 64)  # default tile of a plan without a backend
-SCATTERED_TILE = (64, 64)  # the same for patterns whose non-empty tiles nearly all have distinct bitmasks
+TILE = (128, 64)  # default tile of a plan that is made for no backend
+SCATTERED_TILE = (64, 64)  # likewise, for a pattern that gives nearly every non-empty tile a bitmask of its own
 
 VIEW = np.dtype(
     [
@@ -88,9 +88,9 @@ WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i8"), ("e
 
 
 def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the cells of `tiles`, (tiles, block) int64, and a bool mask of the cells that are not padding.
+    """Return the position of each cell of `tiles`, (tiles, block) int64, and a bool mask of the real cells.
 
-    Padding cells repeat the nearest real cell, so every value is a valid position of the view.
+    A padding cell repeats the nearest real cell, so every value is a valid position of the view.
     """
     position = np.full((len(tiles), 1), int(view["offset"]), dtype=np.int64)
     valid = np.ones((len(tiles), 1), dtype=bool)
@@ -106,19 +106,19 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """(n, axes) int64: unpadded extent of tile ``tiles[i]`` of ``views[i]`` along each axis."""
+    """Return the number of real cells of tile ``tiles[i]`` of ``views[i]`` along each axis: (n, axes) int64."""
     return np.minimum(views["box"], views["extent"] - first_coordinates(views, tiles))
 
 
 def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) int64, (kinds, block) bool: the padding kind of each tile (0: no padding), and the real cells of a kind."""
+    """Return the padding class of each tile, (n,) int64, 0 if it has none, and each class's real cells as bools."""
     axes = list(zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True))
     kind, below = np.zeros(len(tiles), np.int64), int(view["tiles"])
     if not any(extent % box for box, extent, _ in axes):
         return kind, np.ones((1, math.prod(box for box, _, _ in axes)), bool)
     real = np.ones((1, 1), bool)
     for box, extent, grid in axes:
-        below //= grid  # distance in tiles along this axis
+        below //= grid  # step in tile indices along this axis
         along = np.ones((1, box), bool)
         if extent % box:
             kind = 2 * kind + (tiles // below % grid == grid - 1)
@@ -128,7 +128,7 @@ def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All real cells of tiles, in order: index of the tile, index of the cell in it, position."""
+    """Return (index into `tiles`, index of the cell in its tile, position) of all real cells, in order."""
     first = first_coordinates(views, tiles)
     real = np.minimum(views["box"], views["extent"] - first)
     origin = views["offset"] + (views["stride"] * first).sum(axis=1)
@@ -145,7 +145,7 @@ def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """(n, axes) int64: coordinates of the first cell of each tile."""
+    """Return the coordinates of the first cell of each tile: (n, axes) int64."""
     first, rest = np.zeros((len(tiles), AXES), np.int64), tiles.astype(np.int64)
     for axis in reversed(range(AXES)):
         rest, number = np.divmod(rest, views["grid"][:, axis])
@@ -155,10 +155,10 @@ def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pattern compiled at given lengths, as returned by :func:`spattn.plan`; the module defines the fields.
+    """A pattern compiled for given lengths, as :func:`spattn.plan` returns it; the module defines the fields.
 
-    A plan is an immutable value, even after copying or unpickling. Backends validate a plan that :func:`spattn.plan`
-    did not make before its first execution.
+    A plan is immutable, also after copying or unpickling. Before they first execute a plan that :func:`spattn.plan` did
+    not make, backends validate it.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class Plan:
     block_q, block_kv : int
         Tile shape in tokens; `block_kv` is a multiple of 64.
     views : (views,) array of VIEW
-        Affine lattices of positions, cut into tiles.
+        Affine lattices of positions, divided into tiles.
     components : (components,) array of COMPONENT
         Query view, first key view and lists of each component.
     indptr : (rows + 1,) int32 array
@@ -181,7 +181,7 @@ class Plan:
     key_view : (runs,) int32 array
         View of each run's key tiles, relative to its component's first.
     mask : (runs,) int32 array
-        Bitmask of each run's key tiles, -1 for none.
+        Bitmask of each run's key tiles; -1 for full tiles.
     masks : (n, block_q, block_kv // 64) uint64 array
         The bitmasks.
     work : (items,) array of WORK
@@ -189,7 +189,7 @@ class Plan:
     work_indptr : (variants + 1,) int32 array
         Start of each variant's items.
     slots : int
-        Split-KV partials of one head in the workspace: the maximum over the variants.
+        Number of split-KV partials of one head in the workspace: the maximum over variants.
     merge_rows : (merges,) int32 array
         Query rows that are combined from the workspace.
     merge_indptr : (merges + 1,) int32 array
@@ -201,11 +201,11 @@ class Plan:
     variant : (batch or 1, heads or 1) int32 array
         Variant of each batch entry and query head.
     nnz : int
-        Allowed (query, key) pairs, summed over variants.
+        Number of allowed (query, key) pairs, summed over variants.
     q_order : (variants, q_len) or (0, 0) int32 array, optional
-        Query row at each index of each variant; empty (the default) for the identity.
+        Query row at each index, for each variant; empty (the default) for the identity.
     kv_order : (variants, n) or (0, 0) int32 array, optional
-        Key at each index of each variant; empty (the default) for the identity, if `q_order` is empty too.
+        Key at each index, for each variant; empty (the default) for the identity, if `q_order` is empty too.
     """
 
     pattern: Pattern | None
@@ -241,12 +241,12 @@ class Plan:
                 object.__setattr__(self, name, int(value))
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        """Recreate the plan on copy and unpickle: with arrays of its own, and not validated."""
+        """Copy and unpickle through the constructor, so that the result has arrays of its own and is not validated."""
         return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
 
     @property
     def ordered(self) -> bool:
-        """Whether rows or keys are permuted: see `q_order`."""
+        """Whether queries or keys are permuted."""
         return bool(self.q_order.size or self.kv_order.size)
 
     @cached_property
@@ -301,7 +301,7 @@ class Plan:
 
 
 def padded_before(view: np.void) -> np.ndarray:
-    """(tiles + 1,) int64: exclusive prefix sum of the tiles of a view that contain padding."""
+    """Return the number of tiles with padding before each tile of a view, and in all: (tiles + 1,) int64."""
     padded = np.zeros(tuple(view["grid"]), bool)
     for axis in range(AXES):
         if view["extent"][axis] % view["box"][axis]:
@@ -310,7 +310,7 @@ def padded_before(view: np.void) -> np.ndarray:
 
 
 class TileLists(NamedTuple):
-    """A plan's lists with one entry per tile; `indptr` is the start of each query tile's list."""
+    """A plan's key tile lists with one entry per tile; `indptr` is the start of each query tile's list."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -319,7 +319,7 @@ class TileLists(NamedTuple):
 
 
 def tile_lists(plan: Plan) -> TileLists:
-    """Expand a plan's runs to tiles; ValueError if int32 cannot index them."""
+    """Expand a plan's runs to tiles; raise ValueError if int32 cannot index them."""
     tiles = int(plan.tile_indptr[-1])
     if tiles > LARGEST:
         raise ValueError(f"plan: expected at most {LARGEST} tiles in expanded lists, got {tiles}; use a larger tile")
@@ -331,5 +331,5 @@ def tile_lists(plan: Plan) -> TileLists:
 
 
 def grid_of(extent: Iterable[int], box: Iterable[int]) -> tuple[int, ...]:
-    """Number of boxes along each axis."""
+    """Return the number of boxes along each axis."""
     return tuple(math.ceil(n / b) for n, b in zip(extent, box, strict=True))

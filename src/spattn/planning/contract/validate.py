@@ -1,7 +1,7 @@
 """Validation of a plan's arrays before a kernel reads them.
 
-The checks cannot overflow: int64 for int32 entries, and float64 where products or sums could exceed int64 (rounding is
-harmless there, because valid values are far smaller).
+The checks cannot overflow: they compute with int32 entries in int64, and with products or sums that could exceed int64
+in float64. Rounding is harmless there, because valid values are far smaller.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dty
 _DTYPES["tile_indptr"] = np.dtype(np.int64)
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
 _DIMENSIONS = {"masks": 3, "variant": 2, "q_order": 2, "kv_order": 2}
-_TILES_AT_ONCE = 1 << 16  # tiles per chunk when checking bitmasks
-_PLACES_AT_ONCE = 1 << 18  # indices per chunk when comparing gathered keys
+_TILES_AT_ONCE = 1 << 16  # bitmasks are checked in chunks of this number of tiles
+_PLACES_AT_ONCE = 1 << 18  # gathered keys are compared in chunks of about this number of indices
 
 
 class Family(NamedTuple):
-    """Components that share CSR rows and differ in their views' offsets; the first represents all."""
+    """Components that share CSR rows and differ in the offsets of their views; checks read the first component."""
 
-    components: np.ndarray  # component indices
-    lists: np.ndarray  # (query tiles + 1,) start of each list of runs
+    components: np.ndarray  # indices into Plan.components
+    lists: np.ndarray  # (query tiles + 1,) first run of each list
     query_views: np.ndarray  # one per component
     key_views: np.ndarray  # (key views of a component, components)
 
 
 def check(p: Plan) -> None:
-    """ValueError unless the plan is valid; see :func:`spattn.planning.validate`."""
+    """Raise ValueError unless the plan is valid; see :func:`spattn.planning.validate`."""
     _check_numbers(p)
     _check_arrays(p)
     found = _families(p)
@@ -81,9 +81,9 @@ def check(p: Plan) -> None:
 
 
 def check_pairs(p: Plan) -> None:
-    """ValueError unless a valid plan allows exactly the pairs of its pattern's predicate, each once.
+    """Raise ValueError unless a valid plan allows exactly the pairs of its pattern's predicate, each once.
 
-    Skips plans with more than ``MOST_CELLS`` pairs per variant.
+    Skip plans with more than ``MOST_CELLS`` cells, q_len × kv_len.
     """
     if p.q_len * p.kv_len > MOST_CELLS or not p.q_len * p.kv_len:
         return
@@ -91,7 +91,7 @@ def check_pairs(p: Plan) -> None:
         code = np.concatenate([np.zeros(0, np.int64), *pair_codes(p, variant)])
         times = np.bincount(code, minlength=p.q_len * p.kv_len)
         _require((times <= 1).all(), "components, masks", "each pair to be allowed once")
-        # A plan for zero heads of a per-head pattern equals that of a head without pairs.
+        # The plan of a per-head pattern with zero heads equals the plan of a head without pairs.
         for_no_head = p.pattern is not None and 0 in p.pattern.sizes() and not p.nnz
         if p.pattern is not None and not for_no_head and variant in p.variant:
             batch, head = np.argwhere(p.variant == variant)[0].tolist()
@@ -100,7 +100,7 @@ def check_pairs(p: Plan) -> None:
 
 
 def _predicate(p: Plan, batch: int, head: int) -> np.ndarray:
-    """(q_len, kv_len) bool: the predicate of a batch entry and head."""
+    """Evaluate the predicate of a batch entry and head on all pairs: (q_len, kv_len) bool."""
     assert p.pattern is not None, "a plan of a pattern"
     variants, index = p.pattern.variants(*p.variant.shape)
     own = variants[index[batch, head]].bind(p.q_len, p.kv_len)
@@ -109,7 +109,7 @@ def _predicate(p: Plan, batch: int, head: int) -> np.ndarray:
 
 
 def pair_codes(p: Plan, variant: int) -> Iterator[np.ndarray]:
-    """Allowed pairs of a variant as row · kv_len + key, component by component, with duplicates."""
+    """Yield each component's allowed pairs of a variant as row · kv_len + key, with duplicates."""
     tiles = p.tile_indptr[p.indptr]
     bits = np.unpackbits(p.masks.astype("<u8").view(np.uint8), axis=2, bitorder="little").astype(bool)
     for component in p.components[p.components["variant"] == variant]:
@@ -172,7 +172,7 @@ def _check_arrays(p: Plan) -> None:
 
 
 def _families(p: Plan) -> list[Family]:
-    """The plan's families; ValueError unless all views and components are valid."""
+    """Return the plan's families; raise ValueError unless all views and components are valid."""
     _check_views(p)
     c, views = p.components, len(p.views)
     _require((c["query_view"] >= 0) & (c["query_view"] < views), "components", "indices of query views")
@@ -192,7 +192,7 @@ def _check_views(p: Plan) -> None:
 
 
 def _grouped(p: Plan) -> Iterator[Family]:
-    """Group components by first row."""
+    """Group components by their first row; raise ValueError unless each group is a family."""
     c = p.components
     first_row, start, family = np.unique(c["first_row"], return_index=True, return_inverse=True)
     ends = np.concatenate([[0], np.cumsum(c["query_tiles"][start], dtype=np.int64)])
@@ -210,7 +210,7 @@ def _grouped(p: Plan) -> Iterator[Family]:
 
 
 def _check_roles(p: Plan, found: list[Family]) -> None:
-    """ValueError unless a family's views share a shape, stay inside the sequence and have distinct positions."""
+    """Raise ValueError unless a family's views share a shape, stay inside the sequence and have distinct positions."""
     places = p.kv_len if p.kv_order.shape == (0, 0) else p.kv_order.shape[1]
     v, shape = p.views, np.concatenate([p.views["stride"], p.views["extent"], p.views["box"]], axis=1)
     cells, offset = v["box"].prod(axis=1, dtype=np.float64), v["offset"].astype(np.float64)
@@ -229,7 +229,7 @@ def _check_roles(p: Plan, found: list[Family]) -> None:
 
 
 def _count_pairs(p: Plan, family: Family) -> int:
-    """Pairs of the family's first component; validates its lists, and that no bitmask allows padding."""
+    """Count the pairs of a family's first component; raise ValueError for invalid lists and bits of padding keys."""
     runs = slice(family.lists[0], family.lists[-1])
     row = np.repeat(np.arange(len(family.lists) - 1), np.diff(family.lists))
     number, first, mask = p.key_view[runs], p.indices[runs].astype(np.int64), p.mask[runs]
@@ -244,7 +244,7 @@ def _count_pairs(p: Plan, family: Family) -> int:
 
 
 def _count_full(p: Plan, family: Family, runs: np.ndarray) -> int:
-    """Pairs of runs (query tile, key view, first tile, end) of full tiles, which may not contain padding keys."""
+    """Count the pairs in runs (query tile, key view, first tile, end) of full tiles, which must not contain padding."""
     row, number, first, stop = runs
     for own in np.unique(number):
         before, of_view = padded_before(p.views[family.key_views[own, 0]]), number == own
@@ -255,7 +255,7 @@ def _count_full(p: Plan, family: Family, runs: np.ndarray) -> int:
 
 
 def _count_masked(p: Plan, family: Family, runs: np.ndarray, mask: np.ndarray) -> int:
-    """Pairs of runs with bitmasks."""
+    """Count the pairs in runs with bitmasks, in chunks of tiles."""
     row, number, first, stop = runs
     ends = offsets(stop - first)
     pairs = 0
@@ -282,13 +282,13 @@ def _count_tiles(
 
 
 def _real(box: np.ndarray, extents: np.ndarray) -> np.ndarray:
-    """(cells,) bool: which cells of a box lie within `extents`."""
+    """Return which cells of a box lie within `extents`: (cells,) bool."""
     inside = [np.arange(size) < extent for size, extent in zip(box, extents, strict=True)]
     return (inside[0][:, None, None] & inside[1][:, None] & inside[2]).ravel()
 
 
 def _columns(p: Plan) -> np.ndarray:
-    """(n + 1, block_kv) bool: key cells with a set bit in each bitmask; the last row is a full tile."""
+    """Return which key cells have a set bit in each bitmask: (n + 1, block_kv) bool; the last row is a full tile."""
     of_masks = np.bitwise_or.reduce(p.masks, axis=1).astype("<u8").view(np.uint8)
     found = np.ones((len(of_masks) + 1, p.block_kv), bool)
     found[:-1] = np.unpackbits(of_masks, axis=1, bitorder="little")
@@ -296,7 +296,7 @@ def _columns(p: Plan) -> np.ndarray:
 
 
 def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
-    """ValueError if a list allows a pair at two indices of its key."""
+    """Raise ValueError if a list allows a pair at two indices of the same key."""
     ends = p.tile_indptr[family.lists]
     kind, real = padding_kinds(p.views[family.query_views[0]], np.arange(len(ends) - 1))
     first = 0
@@ -305,13 +305,13 @@ def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
         number = np.arange(ends[first], ends[stop])
         row = np.searchsorted(ends, number, side="right") - 1
         run = np.searchsorted(p.tile_indptr, number, side="right") - 1
-        mask, (at, cell) = p.mask[run], np.nonzero(columns[p.mask[run]])  # cells with a set bit
+        mask, (at, cell) = p.mask[run], np.nonzero(columns[p.mask[run]])
         for component in range(len(family.components)):
             key = _keys_of_tiles(p, family, component, run, p.indices[run] + number - p.tile_indptr[run])
             code = row[at] * p.kv_len + key[at, cell]
             order = np.argsort(code, kind="stable")  # nearly sorted in the planner's own plans
             same = np.flatnonzero(code[order[1:]] == code[order[:-1]])
-            again = order[np.union1d(same, same + 1)]  # indices of duplicate keys
+            again = order[np.union1d(same, same + 1)]  # cells of keys that occur more than once
             allowed = _rows_of_cells(p, mask[at[again]], cell[again]) & real[kind[row[at[again]]]]
             starts = np.flatnonzero(np.diff(code[again], prepend=-1))
             _require((np.add.reduceat(allowed, starts, dtype=np.int64) <= 1).all(), "kv_order", "each pair once")
@@ -319,7 +319,7 @@ def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
 
 
 def _keys_of_tiles(p: Plan, family: Family, component: int, run: np.ndarray, tile: np.ndarray) -> np.ndarray:
-    """(tiles, block_kv): the key of each cell; undefined in padding cells."""
+    """Return the key of each cell, undefined in padding cells: (tiles, block_kv) int64."""
     variant, number = p.components["variant"][family.components[component]], p.key_view[run]
     key = np.zeros((len(run), p.block_kv), np.int64)
     for own in np.unique(number):
@@ -329,7 +329,7 @@ def _keys_of_tiles(p: Plan, family: Family, component: int, run: np.ndarray, til
 
 
 def _rows_of_cells(p: Plan, mask: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """(cells, block_q) bool: query cells that may attend to the given key cells."""
+    """Return which query cells may attend to the given key cells: (cells, block_q) bool."""
     found, partial = np.ones((len(cell), p.block_q), bool), mask >= 0
     word, bit = np.divmod(cell[partial], 64)
     found[partial] = p.masks[mask[partial], :, word] >> bit.astype(np.uint64)[:, None] & np.uint64(1)
@@ -337,7 +337,7 @@ def _rows_of_cells(p: Plan, mask: np.ndarray, cell: np.ndarray) -> np.ndarray:
 
 
 def _check_work(p: Plan, lists: int) -> None:
-    """ValueError unless the work items partition the plan's `lists` non-empty lists."""
+    """Raise ValueError unless the work items partition the plan's non-empty lists, `lists` in number."""
     w, c = p.work, p.components
     _require((w["component"] >= 0) & (w["component"] < len(c)), "work", "indices of components")
     own = c[w["component"]]
@@ -346,7 +346,7 @@ def _check_work(p: Plan, lists: int) -> None:
     row, tiles = own["first_row"] + w["query_tile"], p.tile_indptr[p.indptr]
     order = np.lexsort((w["begin"], w["query_tile"], w["component"]))
     w, row = w[order], row[order]
-    starts = np.ones(len(w) + 1, dtype=bool)  # list boundaries
+    starts = np.ones(len(w) + 1, dtype=bool)  # whether an item is the first of its list
     starts[1:-1] = (w["query_tile"][1:] != w["query_tile"][:-1]) | (w["component"][1:] != w["component"][:-1])
     before = np.roll(w["end"], 1)
     pieces = (w["begin"] == np.where(starts[:-1], tiles[row], before)) & (w["begin"] < w["end"])
@@ -356,7 +356,7 @@ def _check_work(p: Plan, lists: int) -> None:
 
 
 def _check_merges(p: Plan) -> None:
-    """ValueError unless each row of each variant is written once, and combines read what items write."""
+    """Raise ValueError unless each row of each variant is written once, and combines read what items write."""
     slots = 0
     owner = np.repeat(np.arange(len(p.merge_rows)), np.diff(p.merge_indptr))
     for variant in range(p.variants):
@@ -386,12 +386,12 @@ def _variant(ends: np.ndarray) -> np.ndarray:
 
 
 def _require(sound: npt.ArrayLike, field: str, expected: str) -> None:
-    """ValueError ``plan: expected EXPECTED in FIELD`` unless all of `sound`; names the first bad index."""
+    """Raise ValueError ``plan: expected EXPECTED in FIELD`` unless all of `sound`; name the first bad index."""
     if not np.all(sound):
         at = f"[{int(np.argmin(sound))}]" if np.ndim(sound) == 1 else ""
         raise ValueError(f"plan: expected {expected} in {field}{at}")
 
 
 def _partitions(ends: np.ndarray, length: int) -> bool:
-    """Whether `ends` is non-decreasing from 0 to `length`."""
+    """Return whether `ends` is non-decreasing from 0 to `length`."""
     return bool(len(ends) and ends[0] == 0 and ends[-1] == length and (ends[1:] >= ends[:-1]).all())

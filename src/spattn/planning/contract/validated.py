@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._util.cached import Recent
+from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
 from .types import Plan
@@ -32,18 +32,17 @@ class Validated(Plan):
         Memoized results such as schedules and device copies: :func:`~spattn.planning.contract.cache.kept_with_plan`.
     derived_bytes : int
         Host memory of `derived`.
-    calls : Recent
+    calls : BoundedCache
         Cached dispatches by cache key: :func:`~spattn.planning.contract.cache.keep_call`.
     least : int or None
-        Smallest kv_len of a length-polymorphic plan: from there on only the offsets of the last keys' views depend on
-        kv_len. None if kv_len is fixed. See :func:`moved`.
+        Smallest kv_len that a length-polymorphic plan supports; None if kv_len is fixed. See :func:`moved`.
     growth : callable or None
-        Maps kv_len to the changed fields if more than offsets depend on it: :class:`~spattn.schedule.growth.Growth`.
+        Maps kv_len to the plan's fields (:class:`~spattn.schedule.growth.Growth`); None if only offsets depend on it.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
     derived_bytes: int
-    calls: Recent
+    calls: BoundedCache
     least: int | None
     growth: Growth | None
 
@@ -53,19 +52,19 @@ class Validated(Plan):
 
     @property
     def slides(self) -> bool:
-        """Whether kv_len changes nothing but the offsets of the last keys' views."""
+        """Whether the offsets of the views of the last keys are all that depends on kv_len."""
         return self.least is not None and self.growth is None
 
 
 def validated(plan: Plan) -> Validated:
-    """The validated copy of a plan, made at first use; TypeError or ValueError as :func:`validate`."""
+    """Return the validated copy of a plan, made at first use; raise the errors of :func:`validate`."""
     if isinstance(plan, Validated):
         return plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
     found = vars(plan).get("_validated")
     if found is None:
-        with whole_imports:  # the planner's own plans do not need it
+        with whole_imports:  # imported late: the planner's own plans do not need it
             from .validate import check
 
         copy = _copy(plan)
@@ -75,7 +74,7 @@ def validated(plan: Plan) -> Validated:
 
 
 def validated_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> Validated:
-    """The validated plan for a call of these sizes; ValueError if they differ from the plan's."""
+    """Return the validated plan for a call of these sizes; raise ValueError if they differ from the plan's."""
     found = validated(plan)
     if found.q_len != q_len or found.kv_len != kv_len:
         raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {found.q_len} and {found.kv_len}")
@@ -86,9 +85,9 @@ def validated_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -
 
 
 def mark_validated(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
-    """Mark the planner's own plan as validated and length-polymorphic (see :class:`Validated`); return it.
+    """Mark a plan of the planner as validated and, unless `least` is None, as length-polymorphic; return it.
 
-    RuntimeError if a query view has an offset, which :func:`moved` would change.
+    Raise RuntimeError if a query view has an offset, which :func:`moved` would change.
     """
     if least is not None and plan.views["offset"][plan.components["query_view"]].any():
         raise RuntimeError(
@@ -102,21 +101,21 @@ def mark_validated(plan: Plan, least: int | None, growth: Growth | None) -> Plan
 
 
 def moved(plan: Validated, kv_len: int) -> Validated:
-    """A length-polymorphic plan at another kv_len; ValueError if it does not support that."""
+    """Return a length-polymorphic plan at another kv_len; raise ValueError if it does not support that length."""
     if plan.least is None or kv_len < plan.least:
         goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
         raise ValueError(f"plan: expected {goes}, got {kv_len}")
     made = object.__new__(Validated)
-    # Validated plans may share arrays: no user holds them.
+    # The plans may share arrays: users hold no validated plan.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
-    vars(made).pop("tiles", None)  # recomputed on demand
+    vars(made).pop("tiles", None)  # a cached property that depends on kv_len
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(made)
     return made
 
 
 def _changed(plan: Validated, kv_len: int) -> dict[str, Any]:
-    """The fields that depend on kv_len. Views of the last keys are those with an offset."""
+    """Return the fields that depend on kv_len. Only views of the last keys have an offset."""
     if plan.growth is not None:
         return plan.growth(kv_len)
     views = plan.views.copy()
@@ -125,7 +124,7 @@ def _changed(plan: Validated, kv_len: int) -> dict[str, Any]:
 
 
 def moved_plan(plan: Plan, kv_len: int) -> Plan:
-    """The public plan of :func:`moved`."""
+    """Return the result of :func:`moved` as a public plan."""
     own = moved(validated(plan), kv_len)
     made = Plan(*_fields_of(own))
     vars(made)["_validated"] = own
@@ -133,7 +132,7 @@ def moved_plan(plan: Plan, kv_len: int) -> Plan:
 
 
 def _nothing_made() -> dict[str, Any]:
-    return {"derived": {}, "derived_bytes": 0, "calls": Recent(MAX_CALLS)}
+    return {"derived": {}, "derived_bytes": 0, "calls": BoundedCache(MAX_CALLS)}
 
 
 def validate(plan: Plan) -> Plan:
@@ -160,15 +159,15 @@ def validate(plan: Plan) -> Plan:
     Notes
     -----
     Kernels trust plans, so backends call this for every plan that :func:`spattn.plan` did not make (edited, copied,
-    unpickled, hand-made). The cost is O(tiles + items · block_q), and O(n log n) in the length of `kv_order` for
-    gathered plans. Disjointness of components is not validated.
+    unpickled, hand-made). The cost is O(tiles + items · block_q), for gathered plans also O(n log n) in the length of
+    `kv_order`. It does not check that components are disjoint.
     """
     validated(plan)
     return plan
 
 
 def _check_own(plan: Validated) -> None:
-    """Validate a plan of the planner and compare it with its pattern's predicate."""
+    """Validate a plan of the planner and compare it with the predicate of its pattern."""
     with whole_imports:
         from .validate import check, check_pairs
 

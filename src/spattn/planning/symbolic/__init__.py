@@ -16,5 +16,5 @@ _RULES = Rules(rule_of, FUNCTIONS, converted, looked_up)
 
 
 def tile_pairs(query: Cells, key: Cells, query_box: np.ndarray, key_box: np.ndarray, *, with_keys: bool) -> TilePairs:
-    """Build symbolic tile pairs that support NumPy's operators, ufuncs and functions."""
+    """Return symbolic tile pairs on which NumPy operators, ufuncs and functions can be called."""
     return TilePairs(query, key, query_box, key_box, with_keys, _RULES)

@@ -1,6 +1,6 @@
 """Rules for bitwise operations on integers that depend on query and key.
 
-If lo and hi of a tile agree above bit b, these bits are constant, and so are those of the result.
+If lo and hi agree above bit b, the bits above b are constant on the tile, and so are those of the result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MOST_SHIFT = 61
 
 
 def bitwise(ufunc: np.ufunc, pairs: TilePairs, a: Any, b: Any) -> Pair:
-    """The rule of ``&``, ``|`` and ``^`` on integers."""
+    """Apply ``&``, ``|`` or ``^`` to integers."""
     x, y = as_pair(pairs, a), as_pair(pairs, b)
     differ = (x.lo ^ x.hi) | (y.lo ^ y.hi)
     low = _ones(differ)
     head = ufunc(x.lo, y.lo) & ~low
-    # For mixed signs, only the number of bits is bounded.
+    # If an interval has both signs, its ends bound only the number of bits.
     most = _ones(np.maximum.reduce([np.abs(end) for end in (x.lo, x.hi, y.lo, y.hi)]))
     lo, hi = np.where(differ < 0, ~most, head), np.where(differ < 0, most, head + low)
     if ufunc is np.bitwise_and:
@@ -35,7 +35,7 @@ def bitwise(ufunc: np.ufunc, pairs: TilePairs, a: Any, b: Any) -> Pair:
 def _key(
     pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, Any], sides: tuple[Pair, Pair], differ: np.ndarray
 ) -> np.ndarray | None:
-    """Combines the low bits that vary with the result of the operation on the constant bits above them."""
+    """Return a key from the low bits that vary and the result of the operation on the constant bits above them."""
     x, y = sides
     found = [combine(x.key, y.key)]
     if not pairs.with_keys:
@@ -51,12 +51,12 @@ def _key(
 
 
 def _ones(numbers: np.ndarray) -> np.ndarray:
-    """All bits below each number's highest one, inclusive; rounding may add one bit."""
+    """Return, for each number, a mask of all bits up to its highest set bit; rounding may add one bit."""
     return (np.int64(1) << np.frexp(np.maximum(numbers, 0).astype(float))[1].astype(np.int64)) - 1
 
 
 def shifted(by: Any) -> int:
-    """The power of two that a constant shift multiplies or divides by; NoRule for any other shift."""
+    """Return the power of two that a constant shift multiplies or divides by; raise NoRule for any other shift."""
     if not isinstance(by, (int, np.integer)) or not 0 <= by <= _MOST_SHIFT:
         raise NoRule("<< and >> of a value that depends on query and key require a constant shift >= 0")
     return 1 << int(by)

@@ -1,7 +1,7 @@
 """Deduplicated cell values that depend on queries or keys alone.
 
-Most boxes of a view differ by a constant, so values are stored as distinct rows (*kinds*) plus a *base* per box.
-Operators preserve this form where possible: a predicate costs O(boxes + kinds · cells) instead of O(tokens).
+Most boxes of a view differ by a constant, so each stores a *base* and its *kind*, a row in a table of distinct boxes.
+Operators keep this form if possible: evaluating a predicate costs O(boxes + kinds · cells) instead of O(tokens).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..contract.types import AXES, first_coordinates
 
 __all__ = ["MOST", "Cells", "evaluate", "distinct", "unique_rows"]
 
-MOST = 1 << 61  # largest tracked value: sums and differences of two stay within int64
+MOST = 1 << 61  # largest value of an operand: sums and differences of two stay within int64
 _INT64 = np.dtype(np.int64)
-_CLOSE = 8  # largest ratio of value range to count for deduplication without sorting
+_CLOSE = 8  # values need no sorting to be deduplicated if their range is at most _CLOSE times their number
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Cells:
 
     @classmethod
     def listed(cls, values: np.ndarray) -> Cells:
-        """Build from any (boxes, cells) array; all constant boxes share one kind."""
+        """Build from any (boxes, cells) array; all boxes with a constant value share one kind."""
         if values.dtype != _INT64 or not values.size:
             return cls(values, np.arange(len(values)), np.zeros(len(values), np.int64))
         differ = np.nonzero((values != values[:, :1]).any(axis=1))[0]
@@ -44,12 +44,12 @@ class Cells:
 
     @classmethod
     def of_view(cls, view: np.void, shift: int = 0, tiles: np.ndarray | None = None) -> Cells:
-        """Positions of `tiles` (default: all) of a view plus `shift`; padding repeats the nearest real cell."""
+        """Return the positions of a view's `tiles` (default: all), plus `shift`; padding repeats the nearest cell."""
         tiles = np.arange(int(view["tiles"])) if tiles is None else tiles
         views = np.broadcast_to(view, tiles.shape)
         first = first_coordinates(views, tiles)
         base = int(view["offset"]) + shift + first @ view["stride"]
-        reach = np.minimum(view["box"], view["extent"] - first)  # unpadded extents
+        reach = np.minimum(view["box"], view["extent"] - first)  # real cells along each axis
         sample, kind = unique_rows(reach)
         table = np.zeros((len(sample), 1), np.int64)
         for axis in range(AXES):
@@ -84,14 +84,14 @@ class Cells:
 
     @cached_property
     def step(self) -> int:
-        """All values of a box are congruent modulo this step (0: equal)."""
+        """Modulus in which all values of a box are congruent (0: they are equal)."""
         return int(np.gcd.reduce(np.diff(self.table, axis=1), axis=None)) if self.table.shape[1] > 1 else 0
 
     @cached_property
     def shape_and_base(self) -> tuple[np.ndarray, np.ndarray]:
-        """(shape index, first value) of each box: boxes of one shape differ by a constant.
+        """The shape index and the first value of each box. Boxes with equal shape indices differ by a constant.
 
-        Rows that are not int64 are distinct shapes, with base 0.
+        If the table is not int64, each distinct row is a shape, and the bases are 0.
         """
         if self.dtype != _INT64:
             return unique_rows(self.table)[1][self.kind], self.base
@@ -99,7 +99,7 @@ class Cells:
         return unique_rows(self.table - first[:, None])[1][self.kind], self.base + first[self.kind]
 
     def alone(self) -> Cells:
-        """The same values with all bases 0."""
+        """Return the same values with all bases 0."""
         if not self.base.any():
             return self
         sample, kind = _pairs(self.kind, self.base)
@@ -111,18 +111,18 @@ class Cells:
         return Cells(self.table[used], kind, self.base[boxes])
 
     def rank(self, table: np.ndarray) -> Cells:
-        """``np.searchsorted(table, values, side="right")``."""
+        """Return ``np.searchsorted(table, values, side="right")``."""
         low, high = (np.searchsorted(table, bound, side="right") for bound in self.bounds)
         return self._where(low != high, low, lambda x: np.searchsorted(table, x, side="right"))
 
     def member(self, table: np.ndarray) -> Cells:
-        """``np.isin(values, table)`` for a sorted table."""
+        """Return ``np.isin(values, table)`` for a sorted table."""
         low, high = self.bounds
         some = np.searchsorted(table, high, side="right") > np.searchsorted(table, low, side="left")
         return self._where(some, np.zeros(len(self), np.int64), lambda x: np.isin(x, table))
 
     def _where(self, open_: np.ndarray, constant: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> Cells:
-        """Apply `function` to boxes in `open_`; the others are `constant`."""
+        """Apply `function` to the boxes where `open_` is true; the others get their value in `constant`."""
         found = self.take(open_).map(function)
         table = np.concatenate([np.zeros_like(found.table, shape=(1, self.table.shape[1])), found.table])
         kind, base = np.zeros(len(self), np.int64), constant.copy()
@@ -137,7 +137,7 @@ class Cells:
 
 
 def evaluate(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Cells:
-    """Evaluate a ufunc with one result on values of the same boxes and numbers."""
+    """Evaluate a ufunc with one result; the inputs are scalars and values of the same boxes."""
     boxes = next(len(x) for x in inputs if isinstance(x, Cells))
     rule = _RULES.get(ufunc)
     if rule is not None and all(map(_followed, inputs)):
@@ -152,7 +152,7 @@ def evaluate(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Cells:
 
 
 def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(index of one row of each kind, kind of each row); compares rows as bytes."""
+    """Return (index of one row of each kind, kind of each row); rows with equal bytes are of one kind."""
     rows = np.ascontiguousarray(rows)
     if rows.shape[1] == 0 or rows.shape[0] == 0:
         return np.zeros(min(1, rows.shape[0]), np.int64), np.zeros(rows.shape[0], np.int64)
@@ -162,12 +162,12 @@ def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _magnitude(numbers: np.ndarray) -> int:
-    """Maximum absolute value as a Python int, which does not overflow."""
+    """Return the maximum absolute value as a Python int, which cannot overflow."""
     return max(-int(numbers.min(initial=0)), int(numbers.max(initial=0)))
 
 
 def _followed(x: Any) -> bool:
-    """Whether sums of two such values stay within int64."""
+    """Return whether sums of two such values stay within int64."""
     if isinstance(x, Cells):
         return x.dtype == _INT64 and x.largest <= MOST
     return isinstance(x, (int, np.signedinteger)) and not isinstance(x, bool) and abs(int(x)) <= MOST
@@ -178,7 +178,7 @@ def _constant(number: int, boxes: int) -> Cells:
 
 
 def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(index of one representative, inverse) of the distinct numbers, ascending; avoids sorting a dense range."""
+    """Return (index of one occurrence, inverse) of the distinct values in ascending order; sort only sparse values."""
     if not len(codes):
         return codes, codes
     low, high = int(codes.min()), int(codes.max())
@@ -193,13 +193,13 @@ def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(kind: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`distinct` of (kind, number) pairs."""
+    """Apply `distinct` to the pairs (kind, number)."""
     places, rank = distinct(number)
     return distinct(kind * len(places) + rank) if kind.any() else (places, rank)
 
 
 def _joined(sides: list[Cells]) -> np.ndarray:
-    """A code per box that identifies its kinds on all sides."""
+    """Return a code for each box that identifies its kinds on all sides."""
     code = sides[0].kind
     for side in sides[1:]:
         code = code * len(side.table) + side.kind
@@ -207,7 +207,7 @@ def _joined(sides: list[Cells]) -> np.ndarray:
 
 
 def _aligned(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows of x, rows of y, row index of each box)."""
+    """Return (rows of x, rows of y, row index of each box), so that a ufunc can combine the rows."""
     if len(x.table) == 1 or len(y.table) == 1:
         return x.table, y.table, y.kind if len(x.table) == 1 else x.kind
     sample, kind = distinct(_joined([x, y]))
@@ -232,7 +232,7 @@ def _product(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
 
 
 def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
-    """Divide base and table separately where no cell carries; boxes with a carry get kinds of their own."""
+    """Divide base and table separately if no cell carries; boxes with a carry get new table rows."""
     modulus = int(y.base[0]) if len(y) and y.table.shape == (1, 1) and (y.base == y.base[0]).all() else 0
     if modulus <= 0 or y.table[0, 0]:
         return None
@@ -250,9 +250,8 @@ def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
 
 
 def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Aligned rows of x, shifted by the difference of the bases, and of y; row indices; and the differences, clipped to
-    where the tables cannot change the order of x and y."""
-    reach = 1 + _magnitude(x.table) + _magnitude(y.table)
+    """Return (rows of x plus the difference of the bases, rows of y, row index of each box, the differences)."""
+    reach = 1 + _magnitude(x.table) + _magnitude(y.table)  # a larger difference of bases decides the order alone
     distance = np.clip(x.base - y.base, -reach, reach)
     x_rows, y_rows, kind = _aligned(x, y)
     sample, kind_apart = _pairs(kind, distance)

@@ -1,4 +1,4 @@
-"""Block-table lookups that depend on query and key, keyed by table excerpts."""
+"""Block-table lookups at indices that depend on query and key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["looked_up"]
 
 
 def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
-    """Whether key block `b` is set in row `a` of the table."""
+    """Return whether key block `b` is set in row `a` of the table."""
     if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
         return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
     x, y = as_pair(pairs, a), as_pair(pairs, b)
@@ -25,9 +25,9 @@ def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
 
 
 def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
-    """Key of a lookup: tiles with equal excerpts and equally shaped indices have equal values.
+    """Return the key of a lookup: tiles that read equal excerpts of the table with indices of equal shape share a key.
 
-    Excerpts of more than 62 cells are not compared; their location is the key.
+    An excerpt of more than 62 cells does not fit an int64 and is identified by its location instead.
     """
     if not x.pairs.with_keys:
         return None

@@ -1,8 +1,8 @@
 """Interval rules for floating-point values that depend on query and key.
 
-A function that is monotone in each operand is evaluated at the ends of the intervals: rounding is monotone, so NumPy's
-result in every cell lies in between. If an operand or the result may be NaN or infinite, the interval is unbounded and
-nothing is decided.
+A function that is monotone in each operand is evaluated at the ends of the operands' intervals: rounding is monotone,
+so NumPy's result in every cell lies in between. If an operand or the result may be NaN or infinite, the interval is
+unbounded, and comparisons with it are undecided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .symbols import NoRule, OneSide, Pair, Symbolic, TilePairs, Unfollowed, boo
 
 __all__ = ["FRACTIONS", "between", "interval"]
 
-Interval = tuple[Any, Any]  # numbers or (pairs,) arrays in the operand's dtype
+Interval = tuple[Any, Any]  # (lo, hi), scalars or (pairs,) arrays in the operand's dtype
 Rule = Callable[..., Pair]
 
 _ULPS = 8  # NumPy guarantees 4 ULP for functions that are not correctly rounded
@@ -27,7 +27,7 @@ _FLOATS = (np.float16, np.float32, np.float64)
 
 
 def interval(pairs: TilePairs, x: Any) -> Interval:
-    """Interval of an operand in its own dtype, not finite where unknown; NoRule if there is none."""
+    """Return an operand's interval in its own dtype, non-finite where unknown; raise NoRule if it has none."""
     if not isinstance(x, Symbolic):
         if not (abs(x) <= MOST if isinstance(x, int) else np.isfinite(x)):
             raise NoRule(f"the number {x} in an expression of query and key")
@@ -42,7 +42,7 @@ def interval(pairs: TilePairs, x: Any) -> Interval:
 
 
 def between(pairs: TilePairs, lo: Any, hi: Any, known: Any, operands: tuple[Any, ...]) -> Pair:
-    """The value with this interval in NumPy's result dtype; unbounded where not `known`."""
+    """Return the value with this interval, which has NumPy's result dtype; it is unbounded where not `known`."""
     lo, hi, known = np.broadcast_arrays(lo, hi, known)
     key = functools.reduce(combine, (cell_key(x) for x in operands if isinstance(x, Symbolic)))
     key = key if pairs.with_keys else None
@@ -64,7 +64,7 @@ def _everywhere(*operands: Interval) -> Any:
 
 
 def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: int = 0) -> Rule:
-    """Rule of a function that is monotone in each operand `where` given, up to `ulps` ULP."""
+    """Return the rule of a function that is monotone in each operand, up to `ulps` ULP, for operands with `where`."""
 
     def rule(pairs: TilePairs, *operands: Any) -> Pair:
         ends = [interval(pairs, x) for x in operands]
@@ -80,7 +80,7 @@ def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: in
 
 
 def _even(rule: Rule) -> Rule:
-    """Rule of a function that falls to 0 at 0 and rises from there."""
+    """Return the rule of a function that decreases to 0 at 0 and increases from there."""
 
     def turned(pairs: TilePairs, a: Any, *more: Any) -> Pair:
         found, (lo, hi) = rule(pairs, a, *more), interval(pairs, a)

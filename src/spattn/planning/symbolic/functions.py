@@ -15,7 +15,7 @@ __all__ = ["FUNCTIONS", "converted"]
 
 
 def converted(x: Symbolic, dtype: Any) -> Symbolic:
-    """``x.astype(dtype)``; rounding and truncation are monotone."""
+    """Return ``x.astype(dtype)``: rounding and truncation are monotone, so the ends of the interval suffice."""
     dtype = np.dtype(dtype)
     if isinstance(x, OneSide):
         return x.map(lambda values: values.astype(dtype))
@@ -35,7 +35,7 @@ def _where(condition: Any, a: Any, b: Any) -> Symbolic:
     symbols = [x for x in (condition, a, b) if isinstance(x, Symbolic)]
     first = symbols[0]
     if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
-        choose: Any = np.where  # usable as a ufunc with three operands
+        choose: Any = np.where  # elementwise like a ufunc with three operands
         cells = evaluate(choose, tuple(x.cells if isinstance(x, OneSide) else x for x in (condition, a, b)))
         return OneSide(first.pairs, first.box, cells)
     if all(map(is_truth, (a, b))):

@@ -1,4 +1,4 @@
-"""Congruences: a remainder of a sum or product depends only on its operands' remainders."""
+"""Congruences: the remainder of a sum or product depends only on its operands' remainders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_LOW_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}  # only modulo po
 
 
 def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
-    """A key that is equal for tile pairs on which `x` is congruent modulo `modulus` in every cell."""
+    """Return a key: on tile pairs with equal keys, `x` is congruent modulo `modulus` in every cell."""
     if not pairs.with_keys:
         return None
     if not isinstance(x, Symbolic):
@@ -36,13 +36,13 @@ def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
 
 
 def fewest(*keys: np.ndarray | None) -> np.ndarray | None:
-    """The key with the fewest distinct values."""
+    """Return the key with the fewest distinct values."""
     there = [key for key in keys if key is not None]
     return min(there, key=lambda key: len(distinct(key)[0]), default=None)
 
 
 def _of_sum(ufunc: np.ufunc, operands: tuple[Any, ...], modulus: int) -> np.ndarray | None:
-    """Key of a sum: for boxes of equal shapes, the remainder of the sum of their bases determines all cells."""
+    """Return the key of a sum or difference: its remainders depend on the boxes' shapes and the sum of their bases."""
     a, b = operands
     (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
     return combine(combine(shape_a[a.box], shape_b[b.box]), ufunc(base_a[a.box], base_b[b.box]) % modulus)

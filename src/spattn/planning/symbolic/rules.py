@@ -1,7 +1,7 @@
 """Interval rules for integers that depend on query and key: bounds, a step and a key per tile.
 
-A comparison is *always* or *never* true only if that holds in every cell. A rule that cannot bound its result raises
-NoRule.
+A comparison counts as *always* or *never* true on a tile only if every cell agrees. A rule that cannot bound its result
+raises NoRule.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _sum(sign: int) -> Rule:
         lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
         if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
             (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
-            # Only the sum of the two bases matters: this gives a sliding window the same key everywhere.
+            # The sum of the bases suffices: a sliding window then has the same key everywhere.
             key = combine(combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
         else:
             key = combine(x.key, y.key)
@@ -93,9 +93,9 @@ def _power(pairs: TilePairs, a: Any, exponent: Any) -> Pair:
 
 
 def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
-    """Bounds: gcd(a, b) divides a - b, and gcd(a, 0) = a.
+    """Bound the gcd: gcd(a, b) divides a - b, and gcd(a, 0) = a.
 
-    They rarely decide a comparison, so gcd is also reported as unfollowed.
+    These bounds rarely decide a comparison, so gcd is also reported as an operation without a rule.
     """
     pairs.unfollowed.append("gcd of values that depend on query and key, except for its bounds")
     x, y, apart = _absolute(pairs, a), _absolute(pairs, b), _absolute(pairs, _subtract(pairs, a, b))
@@ -105,7 +105,7 @@ def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
 
 
 def _largest(x: Pair) -> int:
-    """Maximum absolute value as a Python int, which does not overflow."""
+    """Return the maximum absolute value as a Python int, which cannot overflow."""
     return max(-int(x.lo.min(initial=0)), int(x.hi.max(initial=0)))
 
 
@@ -157,7 +157,7 @@ def _not(pairs: TilePairs, a: Any) -> Pair:
 
 
 def _followed(rule: Rule, ufunc: np.ufunc) -> Rule:
-    """Wrap a rule: NoRule if its values exceed the tracked range or NumPy's result dtype."""
+    """Wrap a rule: raise NoRule if values exceed MOST or overflow NumPy's result dtype."""
 
     def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
@@ -211,7 +211,7 @@ _OF_INTEGERS = _COMPARISONS | {ufunc: _followed(rule, ufunc) for ufunc, rule in 
 
 
 def rule_of(ufunc: np.ufunc, operands: tuple[Any, ...]) -> Rule:
-    """The rule of a ufunc for these operands; NoRule without one."""
+    """Return the rule of a ufunc for these operands; raise NoRule if it has none."""
     if ufunc in _OF_TRUTHS and all(map(is_truth, operands)):
         return _OF_TRUTHS[ufunc]
     if ufunc in _OF_INTEGERS and all(map(_is_integer, operands)):
@@ -222,5 +222,4 @@ def rule_of(ufunc: np.ufunc, operands: tuple[Any, ...]) -> Rule:
 
 
 def _is_integer(x: Any) -> bool:
-    """Whether an operand is a boolean or an integer."""
     return isinstance(x, int) or np.dtype(getattr(x, "dtype", object)).kind in "biu"

@@ -1,15 +1,15 @@
 """Symbolic evaluation of a predicate on tiles.
 
-``pattern.allows(q, k)`` is called with symbolic positions. Values that depend on queries or keys alone are exact in
-every cell, stored once per kind of box (``cells.py``). For values that depend on both, each tile pair has
+The planner calls ``pattern.allows(q, k)`` with symbolic positions. Values that depend on queries or keys alone are
+exact in every cell and deduplicated (``cells.py``). A value that depends on both has, for each tile pair,
 
-- an interval ``[lo, hi]`` with a step (every value is ``lo`` modulo ``step``), from which a comparison can be *never*
-  or *always* true on a tile, and
+- an interval ``[lo, hi]`` with a step (every value is congruent to ``lo`` modulo ``step``), which may show that a
+  comparison is *always* or *never* true on the tile, and
 - a key: tile pairs with equal keys have equal values in every cell. A translation-invariant predicate has a handful of
   keys at any length. One tile pair of each key is evaluated cell by cell.
 
-Without an interval rule only the key is tracked, and comparisons with the value are undecided. A predicate that cannot
-be called with symbols is undecided everywhere. Either way its conjuncts, such as a window, still bound the tiles.
+The result of an operation without an interval rule has only a key, and comparisons with it are undecided. A predicate
+that cannot be called with symbols is undecided everywhere. Other conjuncts, such as a window, still limit the tiles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...patterns.hints.table import BlockTable
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-_TRIED = 64  # positions per side on which a failing predicate is retried
+_TRIED = 64  # queries, and keys, on which a failing predicate is retried
 
 
 class NoRule(TypeError):
@@ -39,7 +39,7 @@ class NoRule(TypeError):
 
 
 class Rules(NamedTuple):
-    """NumPy dispatch for symbols. Passed through :class:`TilePairs`, because the rules themselves import symbols."""
+    """NumPy dispatch for symbols, passed in :class:`TilePairs` because the modules of the rules import this one."""
 
     of_ufunc: Callable[[np.ufunc, tuple[Any, ...]], Callable[..., Any]]
     of_function: Mapping[Callable[..., Any], Callable[..., Any]]
@@ -58,21 +58,21 @@ class TilePairs:
     with_keys: bool
     rules: Rules
     unfollowed: list[str] = field(default_factory=list)
-    """Operations without a rule that were evaluated, as messages."""
+    """Messages about operations without a rule that the predicate used."""
 
     def evaluate(self, pattern: Pattern) -> Pair:
-        """Evaluate the predicate on these pairs; TypeError if it does not return booleans."""
+        """Evaluate the predicate on these pairs; raise TypeError if it does not return booleans."""
         q = OneSide(self, self.query_box, self.query)
         k = OneSide(self, self.key_box, self.key)
         return truth(self, allowed(pattern, q, k))
 
 
 class Symbolic(NDArrayOperatorsMixin):
-    """Base class of symbols: dispatches NumPy operators and functions to the rules."""
+    """Base class of symbols, which dispatches NumPy operators and functions to the rules."""
 
     pairs: TilePairs
     dtype: np.dtype
-    """Dtype of NumPy's result."""
+    """Dtype that NumPy gives the value."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.pairs.query_box)} tiles>"
@@ -103,9 +103,9 @@ class Symbolic(NDArrayOperatorsMixin):
         return found
 
     def leave_open(self, pattern: Pattern, k: Any, error: Exception) -> Pair:
-        """Return `pattern`, whose predicate raised `error` for `self` and `k`, as undecided on every tile.
+        """Treat `pattern`, whose predicate raised `error` for the symbols `self` and `k`, as undecided on every tile.
 
-        Retries a few concrete positions first, so that errors of the predicate itself propagate.
+        Call it with a few concrete positions first, so that errors of the predicate itself propagate.
         """
         if not isinstance(self, OneSide) or not isinstance(k, OneSide):
             raise error
@@ -115,7 +115,7 @@ class Symbolic(NDArrayOperatorsMixin):
         return undecided(self.pairs, np.arange(len(self.pairs.query_box)) if self.pairs.with_keys else None)
 
     def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
-        """See ``numpy.ndarray.clip``; also called by np.clip()."""
+        """See ``numpy.ndarray.clip``; np.clip calls it too."""
         at_least: Any = self  # not in NumPy's type stubs
         at_least = at_least if min is None else np.maximum(at_least, min)
         return at_least if max is None else np.minimum(at_least, max)
@@ -127,7 +127,7 @@ class Symbolic(NDArrayOperatorsMixin):
 
     @property
     def is_truth(self) -> bool:
-        """Whether this is a boolean: interval ends are 0 or 1."""
+        """Whether the value is a boolean; the ends of its intervals are then 0 or 1."""
         return self.dtype == _BOOL
 
     def __bool__(self) -> bool:
@@ -136,7 +136,7 @@ class Symbolic(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OneSide(Symbolic):
-    """A value that depends on the query or the key alone: exact in every cell."""
+    """A value that depends on the query or on the key alone, known exactly in every cell."""
 
     pairs: TilePairs
     box: np.ndarray
@@ -151,20 +151,20 @@ class OneSide(Symbolic):
         return OneSide(self.pairs, self.box, self.cells.map(function))
 
     def member(self, table: np.ndarray) -> OneSide:
-        """``np.isin`` for a sorted `table`."""
+        """Return ``np.isin(self, table)`` for a sorted `table`."""
         if np.can_cast(self.dtype, np.int64):
             return OneSide(self.pairs, self.box, self.cells.member(table))
         return self.map(lambda x: np.isin(x, table))
 
     def rank(self, table: np.ndarray) -> OneSide | Pair:
-        """``np.searchsorted(table, values, side="right")``; without keys, of the interval ends only."""
+        """Return ``np.searchsorted(table, self, side="right")``; without keys, only for the ends of the intervals."""
         if self.pairs.with_keys:
             return OneSide(self.pairs, self.box, self.integers.rank(table))
         return as_pair(self.pairs, self).rank(table)
 
     @cached_property
     def integers(self) -> Cells:
-        """The values as int64; NoRule for floats and uint64, which have no exact steps and shapes."""
+        """The values as int64; raises NoRule for floats and uint64, which have no exact steps and shapes."""
         cells = self.cells
         if not np.can_cast(cells.dtype, np.int64):
             raise NoRule(f"{cells.dtype} values in an expression of query and key")
@@ -178,37 +178,36 @@ class OneSide(Symbolic):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pair(Symbolic):
-    """A value that depends on query and key: an interval and a key per tile pair. Intervals of floats are float64, not
-    finite where unknown."""
+    """A value that depends on query and key, with an interval and a key for each tile pair."""
 
     pairs: TilePairs
-    lo: np.ndarray
+    lo: np.ndarray  # int8 for booleans, int64, or float64 for floating-point values, non-finite if unknown
     hi: np.ndarray
     step: int
     key: np.ndarray | None
     dtype: np.dtype = _INT64
     made_of: tuple[np.ufunc, tuple[Any, ...]] | None = None
-    """The operation and its operands, for rules about remainders."""
+    """The operation and its operands, for rules that use remainders."""
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
         raise TypeError("apply(): expected values of the query or of the key alone, got a value that depends on both")
 
     def member(self, table: np.ndarray) -> Pair:
-        """``np.isin`` for a sorted `table`, decided by the number of members in the interval."""
+        """Return ``np.isin(self, table)`` for a sorted `table`, decided by the number of members in the interval."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
-        if self.dtype.kind == "f":  # floats lie between any two members
+        if self.dtype.kind == "f":  # may lie between any two members
             return boolean(self.pairs, np.zeros(len(inside)), inside > 0, self.key)
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
     def rank(self, table: np.ndarray) -> Pair:
-        """``np.searchsorted(table, values, side="right")``."""
+        """Return ``np.searchsorted(table, self, side="right")``."""
         lo, hi = (np.searchsorted(table, bound, side="right") for bound in (self.lo, self.hi))
         return Pair(self.pairs, lo, hi, 1, self.key)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unfollowed(Symbolic):
-    """A value that depends on query and key without a known interval: only a key per tile pair."""
+    """A value that depends on query and key and has no known interval, only a key for each tile pair."""
 
     pairs: TilePairs
     key: np.ndarray | None
@@ -217,12 +216,12 @@ class Unfollowed(Symbolic):
     map = Pair.map
 
     def member(self, table: np.ndarray) -> Pair:
-        """Membership is undecided."""
+        """Return ``np.isin(self, table)`` as undecided."""
         return undecided(self.pairs, self.key)
 
 
 def within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tuple[np.ndarray, np.ndarray]:
-    """Return both bounds; NoRule if later sums could overflow, or if NumPy's result overflows `dtype`."""
+    """Return both bounds; raise NoRule if later sums could overflow, or if NumPy's result overflows `dtype`."""
     least, most = -MOST, MOST
     if dtype.kind in "biu":
         own = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -233,27 +232,27 @@ def within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tu
 
 
 def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """A key that is equal where both keys are equal."""
+    """Return a key that is equal for two tile pairs only if `a` and `b` are both equal."""
     if a is None or b is None:
         return None
-    if _width(a) * _width(b) > MOST:  # avoid overflow: use ranks
+    if _width(a) * _width(b) > MOST:  # ranks are smaller and avoid overflow
         a, b = distinct(a)[1], distinct(b)[1]
     return (a - a.min(initial=0)) * _width(b) + (b - b.min(initial=0))
 
 
 def _width(key: np.ndarray) -> int:
-    """Range of a key's values including 0, as a Python int, which does not overflow."""
+    """Return the size of the range of a key's values and 0, as a Python int, which cannot overflow."""
     return int(key.max(initial=0)) - int(key.min(initial=0)) + 1
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:
-    """Convert any operand to a Pair of int64; NoRule if it is not one."""
+    """Convert an operand to a Pair of int64; raise NoRule if its values are not integers."""
     value = _operand(pairs, x)
     return value if value.lo.dtype == _INT64 else replace(value, lo=value.lo.astype(_INT64), hi=value.hi.astype(_INT64))
 
 
 def _operand(pairs: TilePairs, x: Any) -> Pair:
-    """Convert any operand to a Pair of integers (int8 for booleans); NoRule if it is not one."""
+    """Convert an operand to a Pair of int64, or int8 for booleans; raise NoRule if its values are not integers."""
     if isinstance(x, Pair):
         if x.dtype.kind == "f":
             raise NoRule(f"{x.dtype} values in an expression of query and key")
@@ -276,7 +275,7 @@ def _operand(pairs: TilePairs, x: Any) -> Pair:
 
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
-    """A boolean; all tiles on which it is decided share two keys."""
+    """Return a boolean; tiles on which it is decided have one of two keys."""
     lo, hi = always.astype(np.int8, copy=False), never_not.astype(np.int8, copy=False)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
@@ -284,13 +283,13 @@ def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np
 
 
 def undecided(pairs: TilePairs, key: np.ndarray | None) -> Pair:
-    """A boolean that is undecided on every tile."""
+    """Return a boolean that is undecided on every tile."""
     count = len(pairs.query_box)
     return boolean(pairs, np.zeros(count), np.ones(count), key)
 
 
 def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], reason: NoRule) -> Pair | Unfollowed:
-    """The result of a ufunc without a rule: equal where all operands are equal."""
+    """Return the result of a ufunc without a rule; its key is equal for tile pairs on which all operands are equal."""
     pairs.unfollowed.append(str(reason))
     key = None
     if pairs.with_keys:
@@ -301,17 +300,16 @@ def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], re
 
 
 def cell_key(x: Any) -> np.ndarray | None:
-    """A key that is equal for tile pairs on which `x` is equal in every cell."""
+    """Return a key: on tile pairs with equal keys, `x` has the same values in every cell."""
     return combine(*(of_box[x.box] for of_box in x.cells.shape_and_base)) if isinstance(x, OneSide) else x.key
 
 
 def is_truth(x: Any) -> bool:
-    """Whether an operand is a boolean."""
     return isinstance(x, (bool, np.bool_)) or bool(getattr(x, "is_truth", False))
 
 
 def truth(pairs: TilePairs, x: Any) -> Pair:
-    """Convert a boolean to a Pair; NoRule for integers, whose intervals do not describe bits."""
+    """Convert a boolean to a Pair; raise NoRule for integers, whose intervals do not describe bits."""
     value = _operand(pairs, x)
     if is_truth(x):
         return value

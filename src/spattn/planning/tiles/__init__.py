@@ -1,1 +1,1 @@
-"""Tile finders: from a bound pattern to tiles over affine views."""
+"""Find the tiles of a bound pattern on affine views."""

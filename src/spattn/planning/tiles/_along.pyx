@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Tiles along one axis on which the keys of every query are an interval."""
+"""Tiles along one axis, if the keys of every query are an interval on it."""
 
 from cython.operator cimport dereference
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t
@@ -19,18 +19,18 @@ cdef int64_t FAR = 1 << 40  # exceeds any sequence length
 
 
 cdef struct MaskClass:
-    # Start and end of the first query's keys relative to the tile; INT64_MIN (INT64_MAX) if the keys of all queries
-    # start before the tile (end after it).
+    # First and last key of the first query, relative to the tile. `first` is INT64_MIN if the keys of all queries start
+    # at or before the tile, `last` is INT64_MAX if they all reach its end.
     int64_t first, last
     # Kind of the tile, and number of consecutive tiles of this kind.
     int64_t kind, length
 
 
 cdef class TilesAlong:
-    """Finds the tiles along an axis that intersect the queries' key intervals.
+    """The tiles along an axis that intersect the key intervals of the queries.
 
-    Tiles have equal *kinds* if each query has the same keys in them, relative to the tile: kind 0 if every query has
-    all keys. `pairs` is the total number of keys over all queries.
+    Two tiles are of one *kind* if each query has the same keys in both, relative to the tile. Tiles of kind 0 have all
+    their keys for every query. `pairs` is the number of keys, summed over all queries.
     """
 
     cdef int64_t box_q, box_k, query_box
@@ -38,7 +38,7 @@ cdef class TilesAlong:
     cdef vector[int64_t] found  # (query box, key box, number of key boxes, kind) per run
     cdef vector[uint16_t] bounds  # per kind
     cdef unordered_map[string, int64_t] kinds
-    cdef vector[MaskClass] before, now  # of the previous and the current query box
+    cdef vector[MaskClass] before, now  # partial tiles of the previous and of the current query box
     cdef vector[uint16_t] own  # bounds of the current tile
 
     def __init__(self, int64_t box_q, int64_t box_k):
@@ -52,8 +52,8 @@ cdef class TilesAlong:
         return self.found.size() // 4
 
     def add(self, const int64_t[::1] first, const int64_t[::1] last):
-        """Append queries with the keys `first` to `last`, none if last < first; all calls but the last one pass whole
-        boxes."""
+        """Append queries with the keys `first` to `last`, or none if last < first; only the last call may pass an
+        incomplete query box."""
         cdef int64_t at = 0, count, queries = min(len(first), len(last))
         cdef bint moved
         with nogil:
@@ -66,7 +66,7 @@ cdef class TilesAlong:
                 at += count
 
     def runs(self):
-        """(4, runs) int64: query box, first key box, number of key boxes and kind, sorted by query box and key box."""
+        """Return (query box, first key box, number of key boxes, kind) of the sorted runs: (4, runs) int64."""
         made = np.empty((self.found.size() // 4, 4), np.int64)
         cdef int64_t[:, ::1] view = made
         if len(made):
@@ -74,8 +74,8 @@ cdef class TilesAlong:
         return np.ascontiguousarray(made.T)
 
     def bounds_of_kinds(self):
-        """(kinds, box_q, 2) uint16: first key and end of each query, relative to the tile; padding queries repeat the
-        last one."""
+        """Return each query's first key and end relative to a tile, (kinds, box_q, 2) uint16; padding queries repeat
+        the last query."""
         made = np.empty((self.bounds.size() // (2 * self.box_q), self.box_q, 2), np.uint16)
         cdef uint16_t[:, :, ::1] view = made
         if len(made):
@@ -85,7 +85,7 @@ cdef class TilesAlong:
     cdef int add_box(
         self, const int64_t* first, const int64_t* last, int64_t count, bint moved
     ) except -1 nogil:
-        """Find the tiles of the next query box; `moved`: its intervals are the previous box's plus a constant."""
+        """Find the tiles of the next query box; if `moved`, its intervals are the previous ones plus a constant."""
         cdef int64_t low = INT64_MAX, high = -1, begin = 0, end = INT64_MAX, i, at
         cdef MaskClass look
         for i in range(count):
@@ -113,13 +113,13 @@ cdef class TilesAlong:
     cdef int look_closer(
         self, MaskClass* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) except -1 nogil:
-        """Kind and length of a tile; usually equal to the tile at the same position in the previous query box."""
+        """Set the kind and length of a partial tile, usually those of its counterpart in the previous query box."""
         cdef size_t place = self.now.size()
         if (
             place < self.before.size()
             and self.before[place].first == look.first
             and self.before[place].last == look.last
-            and self.before[place].length == 1  # longer runs depend on the other intervals
+            and self.before[place].length == 1  # the length of a longer run depends on all intervals
         ):
             look.kind, look.length = self.before[place].kind, 1
         else:
@@ -132,7 +132,7 @@ cdef class TilesAlong:
     cdef void cut(
         self, MaskClass* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) noexcept nogil:
-        """Bounds of a tile, whether it is empty, and the number of equal tiles up to the next interval boundary."""
+        """Set the bounds of a tile, whether it is empty, and how many equal tiles reach the next interval boundary."""
         cdef int64_t i, begin = 0, end = 0, following = FAR
         cdef bint some = False, within = False
         for i in range(self.box_q):
@@ -152,7 +152,7 @@ cdef class TilesAlong:
         look.length = 1 if within else following // self.box_k
 
     cdef int64_t kind_of_own(self) except -3 nogil:
-        """The kind of the current tile, from its bounds."""
+        """Return the kind of the current tile, determined by its bounds."""
         cdef string key = string(<const char*>self.own.data(), 2 * self.own.size())
         cdef unordered_map[string, int64_t].iterator known = self.kinds.find(key)
         cdef int64_t number = self.kinds.size()
@@ -171,7 +171,7 @@ cdef class TilesAlong:
 
 
 cdef bint all_moved(const int64_t* before, const int64_t* now, int64_t count) noexcept nogil:
-    """Whether all values changed by the same amount."""
+    """Return whether all values changed by the same amount."""
     cdef int64_t i, by = now[0] - before[0], differ = 0
     for i in range(count):
         differ |= (now[i] - before[i]) ^ by

@@ -14,7 +14,7 @@ cdef extern from "kernels/bitmasks.h" namespace "spattn" nogil:
 
 
 def hashes(const uint64_t[:, ::1] masks):
-    """The 64-bit hash of each bitmask, for tests."""
+    """Return the 64-bit hash of each bitmask; only tests call this."""
     found = np.empty(masks.shape[0], np.uint64)
     cdef uint64_t[::1] own = found
     cdef vector[Part] parts
@@ -26,7 +26,7 @@ def hashes(const uint64_t[:, ::1] masks):
 
 @cython.final
 cdef class Bitmasks:
-    """A table of distinct bitmasks, indexed in order of insertion; stops growing beyond `most` + 1 of them."""
+    """A table of distinct bitmasks, indexed in order of insertion; it stops growing at `most` + 1 bitmasks."""
 
     def __cinit__(self, int64_t rows, int64_t row_words, int64_t most):
         self.rows, self.row_words, self._held = rows, row_words, Held("masks")
@@ -39,8 +39,7 @@ cdef class Bitmasks:
         return self.own.size()
 
     def add(self, const uint64_t[:, ::1] masks, const uint8_t[::1] rows=None):
-        """Insert each row of `masks` and return its index; with `rows`, the first bitmask that is equal in these rows.
-        """
+        """Insert each row of `masks` and return its index; if `rows` is given, compare bitmasks only in these rows."""
         if masks.shape[1] != self.own.words() or rows is not None and rows.shape[0] != self.rows:
             raise ValueError(f"masks: expected {self.rows} rows of {self.row_words} words each")
         numbers = np.zeros(masks.shape[0], np.int32)
@@ -56,6 +55,6 @@ cdef class Bitmasks:
         return numbers
 
     def array(self):
-        """All bitmasks as an (n, rows, row_words) uint64 array that owns its bytes."""
+        """Return all bitmasks as an (n, rows, row_words) uint64 array that owns its memory."""
         self.own.fit()
         return self._held.array(np.uint64, (self.own.size(), self.rows, self.row_words))

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Growable ``bytes`` for native code, exposed as a plan's array without a copy."""
+"""Growable ``bytes`` buffers that native code fills and a plan's arrays expose without a copy."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -19,17 +19,17 @@ cdef extern from "Python.h":
     void Py_DECREF(PyObject* own)
 
 
-# Recent final sizes by purpose. Reserving as much at once avoids copies while growing, and lets the C library reuse the
-# memory of earlier plans: faulting in new pages takes a third of the time of a large plan.
+# Recent final sizes by purpose. Reserving this much at once avoids copies while a buffer grows, and lets the C library
+# reuse the memory of earlier plans: faulting in new pages takes a third of the time of a large plan.
 cdef dict _usual = {}
 
 cdef enum:
-    MOST = 1 << 24  # largest reservation in advance
+    MOST = 1 << 24  # largest reservation in advance, in bytes
 
 
 @cython.final
 cdef class Held:
-    """A bytes buffer behind ``growing.h``; reserves the recent size of buffers with the same purpose `of`."""
+    """The memory of an array in ``growing.h``; it starts with the recent final size of arrays for the same purpose."""
 
     def __cinit__(self, str of):
         self._of = of
@@ -38,20 +38,20 @@ cdef class Held:
         Py_XDECREF(self._bytes)
 
     cdef Memory memory(self):
-        """The allocator interface; must not outlive this object."""
+        """Return the allocator interface, which must not outlive this object."""
         cdef Memory found
         found.holder, found.more, found.usual = <void*>self, more, _usual.get(self._of, 0)
         return found
 
     cdef object array(self, dtype, shape):
-        """An array backed by the whole buffer."""
+        """Return an array that is backed by the whole buffer."""
         found = np.ndarray(shape, dtype, <object>self._bytes if self._bytes else b"")
         _usual[self._of] = min(max(found.nbytes, _usual.get(self._of, 0) * 63 // 64), MOST)
         return found
 
 
 cdef char* more(void* holder, int64_t count) noexcept with gil:
-    """Resize the buffer of `holder` to `count` bytes; NULL if out of memory."""
+    """Resize the buffer of `holder` to `count` bytes; return its address, or NULL if out of memory."""
     try:
         return resized(<Held>holder, count)
     except MemoryError:
@@ -61,7 +61,7 @@ cdef char* more(void* holder, int64_t count) noexcept with gil:
 cdef char* resized(Held own, int64_t count) except NULL:
     cdef PyObject* before = own._bytes
     if before and Py_REFCNT(before) == 1:
-        own._bytes = NULL  # _PyBytes_Resize frees it on failure
+        own._bytes = NULL  # on failure _PyBytes_Resize frees the buffer
         _PyBytes_Resize(&before, count)
         own._bytes = before
     else:  # an array shares the buffer

@@ -9,7 +9,7 @@ import numpy as np
 
 @cython.final
 cdef class RunLists:
-    """Key tile lists of consecutive query tiles as runs of consecutive key tiles with one bitmask."""
+    """The key tile lists of consecutive query tiles, stored as runs of consecutive key tiles with one bitmask."""
 
     def __cinit__(self):
         self._indptr, self._tile_indptr, self._key_tile, self._mask = (
@@ -37,8 +37,8 @@ cdef class RunLists:
     ):
         """Append `lists` lists.
 
-        Run n belongs to list ``number[n]`` (ascending from 0): `length[n]` key tiles from `key_tile[n]` on, with
-        bitmask `mask[n]`.
+        Run n belongs to list ``number[n]`` (ascending from 0) and has ``length[n]`` key tiles from ``key_tile[n]`` on,
+        with bitmask ``mask[n]``.
         """
         cdef int64_t count = number.shape[0], before = self.own.runs()
         if not count == key_tile.shape[0] == length.shape[0] == mask.shape[0]:
@@ -55,7 +55,7 @@ cdef class RunLists:
         self.own.drop_empty(lists)
 
     def arrays(self):
-        """(indptr, tile_indptr, key_tile, mask) in the plan's format, on bytes of their own."""
+        """Return (indptr, tile_indptr, key_tile, mask) as arrays of a plan that own their memory."""
         self.own.fit()
         cdef int64_t runs = self.own.runs()
         return (

@@ -39,7 +39,7 @@ cdef void check_sorted(const int64_t[::1] row, const int64_t[::1] key) except *:
 
 @cython.final
 cdef class Pairs:
-    """Groups pairs by tile; keys outside [first_key, first_key + keys) are ignored, and first_key starts a tile."""
+    """Groups pairs by tile, ignoring keys outside [first_key, first_key + keys); first_key starts a tile."""
 
     cdef CPairs* _own
 
@@ -51,7 +51,7 @@ cdef class Pairs:
         del self._own
 
     def group(self, const int64_t[::1] row, const int64_t[::1] key, int64_t number):
-        """Group sorted pairs, with rows relative to query tile `number`: (query tiles, key tiles, indptr, cells)."""
+        """Group sorted pairs and return (query tiles, key tiles, indptr, cells); rows are relative to tile `number`."""
         cdef int64_t pairs = row.shape[0], tiles
         check_sorted(row, key)
         query_tiles, key_tiles, cells = np.empty((3, max(pairs, 1)), np.int32)
@@ -67,7 +67,7 @@ cdef class Pairs:
 
 @cython.final
 cdef class Gathered:
-    """Gathers the keys of each query tile into contiguous key tiles of its own."""
+    """Gathers the keys of each query tile into contiguous key tiles that only it uses."""
 
     cdef CGathered* _own
     cdef int64_t _keys
@@ -80,9 +80,9 @@ cdef class Gathered:
         del self._own
 
     def gather(self, const int64_t[::1] row, const int64_t[::1] key, int64_t most):
-        """Gather the keys of sorted pairs, with rows relative to a query tile: (key at each index, index of each pair).
+        """Gather the keys of sorted pairs and return (key at each index, index of each pair).
 
-        Beyond `most` indices the result is truncated: more than `most` keys are returned, and pairs have no index.
+        Rows are relative to a query tile's first. After more than `most` keys, stop and return an incomplete result.
         """
         cdef int64_t pairs = row.shape[0], n
         cdef vector[int32_t] found
@@ -103,7 +103,7 @@ cdef class Gathered:
 
 
 def bitmasks(const int64_t[::1] first, const int32_t[::1] cell, const int64_t[::1] tiles, int64_t words):
-    """(len(tiles), words) uint64 bitmasks of `tiles`; tile t has the cells ``cell[first[t]:first[t + 1]]``."""
+    """Return the bitmasks, (n, words) uint64, of `tiles`; tile t has the cells ``cell[first[t]:first[t + 1]]``."""
     masks = np.empty((tiles.shape[0], words), np.uint64)
     cdef uint64_t[:, ::1] mask = masks
     cdef int64_t n

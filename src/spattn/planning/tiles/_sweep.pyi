@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...patterns.hints.bands import Bands
+from ...patterns.hints.closed_forms import Bands
 from ._bitmasks import Bitmasks
 from ._lists import RunLists
 

@@ -28,7 +28,7 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
 
 
 cdef ConjunctArrays _arrays(object conjunct):
-    """Pointers into a conjunct's arrays, which must outlive them; ValueError if the arrays are inconsistent."""
+    """Return pointers into a conjunct's arrays, which must outlive them; raise ValueError for inconsistent arrays."""
     cdef const int64_t[::1] start = conjunct.start, indptr = conjunct.indptr
     cdef const int64_t[::1] first = conjunct.first, stop = conjunct.stop
     cdef const int64_t[:, ::1] near = conjunct.near
@@ -50,10 +50,10 @@ cdef ConjunctArrays _arrays(object conjunct):
 
 
 def sweep(tuple queries, tuple keys, conjuncts, Bitmasks masks, RunLists lists, int64_t most):
-    """Append the lists of the tiles with pairs that all conjuncts allow; return the number of pairs.
+    """Append the key tile lists of the pairs that all conjuncts allow; return the number of pairs.
 
-    `queries` and `keys` are (first position, number of positions). Stops early beyond `most` runs, or if `masks` is
-    full.
+    `queries` and `keys` are (first position, number of positions). The function stops early after more than `most`
+    runs, or if `masks` is full.
     """
     cdef vector[ConjunctArrays] arrays
     cdef Side q, k

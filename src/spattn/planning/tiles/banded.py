@@ -1,4 +1,4 @@
-"""Tiles of bands and ranges of distances: partial tiles are compared by compact descriptors, not by cells."""
+"""Tiles of bands and ranges of distances, which compares partial tiles by compact descriptors and not by cells."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...patterns.hints.bands import Bands
+from ...patterns.hints.closed_forms import Bands
 from ..contract.budget import Budget
 from ._lists import RunLists
 from ._sweep import sweep
@@ -18,11 +18,10 @@ __all__ = ["tiles_of_bands"]
 def tiles_of_bands(
     conjuncts: Sequence[Bands], query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
-    """Append the tiles with pairs that all conjuncts allow, on views of consecutive positions; return the number of
-    pairs.
+    """Append the tiles of the pairs that all conjuncts allow to `lists`; return the number of pairs.
 
-    Parameters as in :func:`~.tiling.find_tiles`. Costs O(runs of tiles + intervals per query tile), and one bitmask per
-    equivalence class of partial tiles.
+    The views must have consecutive positions. Parameters as in :func:`~.tiling.find_tiles`. The cost is O(runs of tiles
+    + intervals per query tile), and one bitmask for each equivalence class of partial tiles.
     """
     queries = int(query["offset"]) + shift, int(query["extent"][-1])
     keys = int(key["offset"]), int(key["extent"][-1])

@@ -1,4 +1,4 @@
-"""Tile a pattern, variant by variant."""
+"""Find the tiles of a pattern, variant by variant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets
 from ...patterns import Full, Pattern
 from ...patterns.base.check import integers
-from ...patterns.hints.lattice import Ends, Lattice
+from ...patterns.hints.closed_forms import Ends, Lattice
 from ..contract.budget import Budget
 from ..contract.types import COMPONENT, NO_ORDER, VIEW
 from ._lists import RunLists
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Tiled", "tile_pattern"]
 
-_INDEX_BYTES = 4  # per (batch entry, head) of a plan's `variant`, and per index of a permutation
+_INDEX_BYTES = 4  # each element of a plan's `variant` and of its permutations
 
 
 @dataclass(frozen=True)
 class Tiled:
     """The tiles of a pattern: the fields of :class:`~spattn.Plan` that define *what* is computed.
 
-    `variant_components` is the start of each variant's components. From `least` keys on only the offsets of the last
-    keys' views depend on kv_len (None: kv_len is fixed). With kv_len, the first key views of the components `growing`
-    become longer; the runs `rests` are their last tiles: see :mod:`spattn.schedule.growth`.
+    `variant_components` is the start of each variant's components. `least` is the smallest kv_len that the tiles
+    support, or None if kv_len is fixed. If kv_len grows, so do the first key views of the components `growing`, and the
+    runs `rests` are the last runs of these views (:mod:`spattn.schedule.growth`).
     """
 
     kv_len: int
@@ -71,12 +71,12 @@ def tile_pattern(
     gathered: bool,
     budget: Budget,
 ) -> Tiled:
-    """Find all non-empty tiles of a pattern; ValueError if `budget` is exceeded.
+    """Find all non-empty tiles of a pattern; raise ValueError if they exceed `budget`.
 
-    A length-polymorphic pattern whose middle keys are all allowed is tiled at the smallest kv_len with a full tile
-    there. `box` cuts parts with spans into boxes of queries (:mod:`.query_boxes`). `ordered` applies the patterns'
-    permutations. `gathered` gathers the keys of each query tile for patterns that list their pairs. Without `tile`, the
-    tile is chosen for the pattern.
+    If the pattern is length-polymorphic and allows all middle keys, its tiles are those of the smallest kv_len with a
+    full tile in the middle. If `box` is given, parts with spans are split into query boxes (:mod:`.query_boxes`). If
+    `ordered`, the pattern's permutation is applied. If `gathered` and the pattern lists its pairs, the keys of each
+    query tile are gathered. If `tile` is None, the function chooses one for the pattern.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -107,7 +107,7 @@ def tile_pattern(
 
 
 def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Permutations of all variants, one row each; empty if all are identities."""
+    """Return the permutations of queries and of keys, one row for each variant; empty if all are identities."""
     q_order, kv_order = np.arange(q_len), np.arange(kv_len)
     each = [(q_order, kv_order) if one is None else (one.q_order, one.kv_order) for one in found]
     if all(np.array_equal(q, q_order) and np.array_equal(k, kv_order) for q, k in each):
@@ -117,8 +117,8 @@ def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[n
 
 
 def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, budget: Budget) -> np.ndarray:
-    """The key at each index, one row per variant (identity without `places`); rows are padded with key 0 at indices
-    outside all views."""
+    """Return the key at each index for each variant (without `places`, the identity); rows are padded with key 0 at
+    indices that no view contains."""
     each = [places.get(number, np.arange(kv_len)) for number in range(variants)]
     most = max(map(len, each))
     budget.need(_INDEX_BYTES * variants * most)
@@ -129,7 +129,7 @@ def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, bud
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
-    """The first and last keys between which the pattern allows all keys or none; None if unknown or overlapping."""
+    """Return the ends between which the pattern allows all keys or none; None if unknown, or if ends overlap."""
     found = pattern.ends(q_len)
     if found is None:
         return None
@@ -140,10 +140,10 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
 
 
 def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: int) -> tuple[list[Ends | None], int]:
-    """The ends of all variants, and the kv_len to plan.
+    """Return the ends of all variants, and the kv_len to plan.
 
-    Variants that allow all keys between their ends get common ends, since kv_len grows between them. The planned kv_len
-    is the smallest with a full tile and one more key there.
+    Variants that allow all keys between their ends get common ends, because kv_len grows between them. The planned
+    kv_len is the smallest with a full tile and one more key between the ends.
     """
     known = [one for one in ends if one is not None]
     between = [one for one in known if one.between]
@@ -158,7 +158,7 @@ def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: 
 
 
 class _Builder:
-    """Accumulates views, components and tile lists, variant by variant."""
+    """Views, components and tile lists, accumulated variant by variant."""
 
     def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], box: tuple[int, ...] | None, budget: Budget):
         self.q_len, self.kv_len = q_len, kv_len
@@ -169,14 +169,14 @@ class _Builder:
         self.views = [np.zeros(0, VIEW)]
         self.components = [np.zeros(0, COMPONENT)]
         self.lists = RunLists()
-        self.key_views: list[bytes] = []  # of the runs
+        self.key_views: list[bytes] = []  # int32 key view of each run
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
         self.growing: list[int] = []  # component indices
 
     def add_variant(self, pattern: Pattern, ends: Ends | None) -> None:
-        """Tile a pattern; pieces with equal query views become one component."""
+        """Add the tiles of a pattern; pieces with equal query views become one component."""
         least = None if ends is None else self.kv_len if ends.between else ends.first + ends.last + 1
         self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
@@ -190,9 +190,9 @@ class _Builder:
         self.variant_components.append(before + sum(added))
 
     def add_gathered(self, pattern: Pattern) -> np.ndarray:
-        """Tile a pattern that lists its pairs, with gathered keys; return the key at each index."""
+        """Add the tiles of a pattern that lists its pairs, with gathered keys; return the key at each index."""
         self.least = None
-        with whole_imports:  # rarely needed
+        with whole_imports:  # imported late: few patterns need it
             from .listed import gathered_tiles
 
         first, query_view = q_offset(self.q_len, self.kv_len), make_view(Lattice(0, (1,), (self.q_len,)), self.block_q)
@@ -209,7 +209,7 @@ class _Builder:
         return keys
 
     def _add_group(self, query: Lattice, parts: list[Piece]) -> int:
-        """Tile pieces that share a query view, and add a component for each shift; return the number of components."""
+        """Add the tiles of pieces that share a query view, with a component for each shift; return their number."""
         first = q_offset(self.q_len, self.kv_len)
         count = len(parts[0].shifts)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
@@ -239,7 +239,7 @@ class _Builder:
         self.key_views.append(bytes(_INDEX_BYTES * (self.lists.runs - before)))
 
     def _add_components(self, views: np.ndarray, moves: np.ndarray | None) -> None:
-        """Add one component per column of `moves`, the offsets of its query and key views; one unmoved for None."""
+        """Add a component for each column of `moves`, which shifts its query and key views; None means no shift."""
         tiles = int(views[0]["tiles"])
         first = self.view_count, self.view_count + 1, self.rows, tiles, len(self.variant_components) - 1
         components = np.array([first], COMPONENT)
@@ -256,7 +256,7 @@ class _Builder:
         self.rows += tiles
 
     def finish(self, index: np.ndarray, q_order: np.ndarray, kv_order: np.ndarray) -> Tiled:
-        """Build the tables; each takes over the memory of a list."""
+        """Return the arrays, which take over the memory of the lists."""
         indptr, tile_indptr, indices, mask = self.lists.arrays()
         of_runs = self.key_views[0] if len(self.key_views) == 1 else b"".join(self.key_views)
         key_view = np.ndarray(len(mask), np.int32, of_runs)
@@ -284,7 +284,7 @@ class _Builder:
 
 
 def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:
-    """The last run of the first key view in every list of the components `growing`."""
+    """For each run list of the `growing` components, return the index of the last run with key view 0."""
     if not len(growing):
         return growing
     own, before = [], offsets(key_view == 0)
@@ -295,7 +295,7 @@ def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, 
 
 
 def _add_joined(lists: RunLists, found: Sequence[RunLists]) -> bytes:
-    """Merge the lists of several pieces, sorted by query tile, piece and key tile; return the piece of each run."""
+    """Append the joint lists of several pieces, sorted by query tile, piece and key tile; return each run's piece."""
     each = [own.arrays() for own in found]
     query_tiles = len(each[0][0]) - 1
     query_tile = np.concatenate([np.repeat(np.arange(query_tiles, dtype=np.int32), np.diff(own[0])) for own in each])

@@ -1,4 +1,4 @@
-"""Tiles of listed pairs, in O(nnz)."""
+"""Tiles of patterns that list their pairs, in O(nnz)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..contract.budget import Budget
 from ..contract.types import LARGEST
 from ._lists import RunLists
 from ._pairs import Gathered, Pairs, bitmasks
-from .finder import add_runs, join_runs
 from .masks import Masks
+from .run_lists import add_runs, join_runs
 
 __all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
 
-_PAIRS_AT_ONCE = 1 << 18  # approximate pairs per chunk
-_PLACE_BYTES = 4  # per index of a plan's kv_order, and per key while keys are gathered
-_WORDS_AT_ONCE = 1 << 17  # bitmask words per chunk, to fit the cache
-_SAMPLE = 16  # query tiles to sample
+_PAIRS_AT_ONCE = 1 << 18  # approximate number of pairs in a chunk
+_PLACE_BYTES = 4  # memory of an element of kv_order, and of a key while keys are gathered
+_WORDS_AT_ONCE = 1 << 17  # bitmask words in a chunk, which should fit the cache
+_SAMPLE = 16  # number of sampled query tiles
 _FEW = 8  # mean pairs per non-empty tile below which a pattern counts as scattered
 
 
 class _Strip(NamedTuple):
-    """Sorted tiles of consecutive query tiles; tile t has the row-major cells ``cell[first[t] : first[t + 1]]``."""
+    """Sorted tiles of consecutive query tiles; tile t has the row-major cells ``cell[first[t]:first[t + 1]]``."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray
@@ -37,7 +37,7 @@ class _Strip(NamedTuple):
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]) -> bool:
-    """Whether sampled non-empty tiles hold few pairs on average, which makes a plan large and inefficient."""
+    """Return whether sampled non-empty tiles hold few pairs on average, which makes a plan large and inefficient."""
     block_q, block_kv = tile
     pairs = met = 0
     if q_len >= block_q and kv_len:
@@ -51,9 +51,9 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, in
 def tiles_of_pairs(
     pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
-    """Append the tiles of the pairs that `pattern` lists, on views of consecutive positions; return their number.
+    """Append the tiles of the pairs that `pattern` lists; return the number of pairs.
 
-    Parameters as in :func:`spattn.planning.tiles.tiling.find_tiles`. Costs O(nnz).
+    The views must have consecutive positions. Parameters as in :func:`spattn.planning.tiles.tiling.find_tiles`.
     """
     pairs = Pairs(masks.tile, int(key["offset"]), int(key["extent"][-1]))
     kv_len = int(key["offset"] + key["extent"][-1])
@@ -69,7 +69,8 @@ def gathered_tiles(
 ) -> tuple[int, np.ndarray]:
     """Append the tiles of listed pairs with gathered keys; return (number of pairs, key at each index).
 
-    Each query tile's keys are sorted, unique and padded to whole tiles with the last key, whose bits stay zero.
+    Each query tile's keys are sorted and unique; copies of the last key, which bitmasks exclude, pad them
+    to whole tiles.
     """
     budget.need(_PLACE_BYTES * kv_len)
     gathered, found, places = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)], 0
@@ -90,9 +91,9 @@ def gathered_tiles(
 
 
 def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Append the tiles strip by strip, about _PAIRS_AT_ONCE pairs at a time; return the number of pairs."""
+    """Append tiles in strips of about _PAIRS_AT_ONCE pairs; return the number of pairs."""
     budget.need(4 * math.prod(masks.tile))
-    single = np.full(math.prod(masks.tile), -1, np.int32)  # bitmask index of each single-cell tile, -1 if unknown
+    single = np.full(math.prod(masks.tile), -1, np.int32)  # bitmask index of a tile with only this cell, -1 if unknown
     first, at_once, nnz, query_tiles = 0, 1, 0, int(query["tiles"])
     while first < query_tiles:
         tiles = range(first, min(first + at_once, query_tiles))
@@ -103,7 +104,7 @@ def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, 
 
 
 def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Append the tiles of a strip and return its number of pairs; a function, so that the strip is freed."""
+    """Append the tiles of a strip and return its number of pairs. The caller holds no reference, which saves memory."""
     budget.need_runs(len(own.full))
     mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
     runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)
@@ -114,7 +115,7 @@ def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, list
 def _listed(
     pattern: Pattern, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of some query tiles, with rows relative to the first."""
+    """Return the listed pairs of some query tiles, with rows relative to the first of them."""
     block_q, rows = masks.tile[0], int(query["extent"][-1])
     q = np.arange(tiles.start * block_q, min(tiles.stop * block_q, rows)) + (int(query["offset"]) + shift)
     row, key = (np.ascontiguousarray(side, np.int64) for side in pattern._pairs(q, kv_len))
@@ -122,7 +123,7 @@ def _listed(
 
 
 def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: np.void, masks: Masks) -> _Strip:
-    """Group the pairs of query tiles from `number` on by tile."""
+    """Group pairs by tile; their rows are relative to query tile `number`."""
     (block_q, block_kv), rows = masks.tile, int(query["extent"][-1])
     query_tile, key_tile, first, cell = pairs.group(row, key, number)
     full = np.diff(first) == np.minimum(rows - query_tile.astype(np.int64) * block_q, block_q) * block_kv
@@ -130,9 +131,9 @@ def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: n
 
 
 def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
-    """Bitmask index of each tile, -1 for full tiles.
+    """Return the bitmask index of each tile, -1 for full tiles.
 
-    Scattered patterns have mostly single-cell tiles, whose bitmasks are cached by cell.
+    Most tiles of a scattered pattern have a single cell; `single` caches their bitmask indices by cell.
     """
     count, mask = np.diff(strip.first), np.full(len(strip.full), -1, np.int32)
     alone = np.flatnonzero(count == 1)
@@ -147,7 +148,7 @@ def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
 
 
 def _add(strip: _Strip, tiles: np.ndarray, masks: Masks) -> np.ndarray:
-    """Bitmask indices of some tiles of a strip."""
+    """Insert the bitmasks of some tiles of a strip and return their indices."""
     words = math.prod(masks.shape)
     numbers = [np.zeros(0, np.int32)]
     at_once = max(1, _WORDS_AT_ONCE // words)

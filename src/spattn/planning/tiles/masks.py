@@ -14,7 +14,7 @@ __all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
-_TILES_AT_ONCE = 128  # tiles per chunk of boolean arrays
+_TILES_AT_ONCE = 128  # tiles in a chunk of boolean arrays
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
@@ -23,10 +23,10 @@ def packed(allowed: np.ndarray) -> np.ndarray:
 
 
 class Masks:
-    """A table of distinct bitmasks, indexed in order of insertion; raises ValueError beyond the memory budget.
+    """A table of distinct bitmasks, indexed in order of insertion; it raises ValueError beyond the memory budget.
 
     Bitmasks are found by hash and compared word by word. Their storage becomes the plan's array without a copy. Native
-    code may add to `compiled` directly, followed by :meth:`need`.
+    code may add bitmasks to `compiled` itself and then call :meth:`need`.
     """
 
     def __init__(self, block_q: int, block_kv: int, budget: Budget):
@@ -41,7 +41,7 @@ class Masks:
         return self._added(masks, None)
 
     def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """For each of `masks`, the index of the first bitmask that is equal in `rows`; inserts it if there is none."""
+        """Return, for each of `masks`, the index of the first bitmask that is equal in `rows`; insert it if none is."""
         return self._added(masks, rows.view(np.uint8))
 
     def _added(self, masks: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
@@ -50,17 +50,17 @@ class Masks:
         return numbers
 
     def need(self) -> None:
-        """ValueError if the table exceeds the budget."""
+        """Raise ValueError if the table exceeds the budget."""
         self._budget.need(self._size * min(len(self.compiled), self._most + 1))
 
     def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
-        """Bitmask index of each tile, -1 for full tiles, `EMPTY` for empty ones.
+        """Return the bitmask index of each tile, -1 for full tiles, `EMPTY` for empty ones.
 
-        ``masks(tiles)`` returns their bitmasks, (n, block_q, words) uint64, with zero bits for padding keys. Tile t has
-        the padding kind ``padding[t]`` (0: none), and ``real[kind]`` are its queries that are not padding.
+        ``masks(tiles)`` returns the bitmasks of tiles, (n, block_q, words) uint64, with zero bits for padding keys.
+        Tile t has padding class ``padding[t]`` (0: none); ``real[n]`` are the real queries of padding class n.
         """
         numbers = np.zeros(len(padding), np.int32)
-        # Unpadded tiles first: a padded tile reuses their bitmasks if it agrees in its real queries.
+        # Tiles without padding come first: a padded tile reuses a bitmask that agrees in its real queries.
         order = np.argsort(padding > 0, kind="stable") if len(real) > 1 else np.arange(len(padding))
         for start in range(0, len(order), _TILES_AT_ONCE):
             some = order[start : start + _TILES_AT_ONCE]
@@ -75,5 +75,5 @@ class Masks:
         return numbers
 
     def array(self) -> np.ndarray:
-        """All bitmasks, (n, block_q, words) uint64."""
+        """Return all bitmasks, (n, block_q, words) uint64."""
         return self.compiled.array()

@@ -1,4 +1,4 @@
-"""Validate the parts() of a pattern, in exact Python integers, and cut them into query boxes."""
+"""Validate the parts() of a pattern and split them into query boxes; Python integers cannot overflow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..._util.index_checks import q_offset
 from ...patterns import Pattern
 from ...patterns.base.check import integer, integers
 from ...patterns.base.pattern import Part
-from ...patterns.hints.lattice import Ends, Lattice, Span, whole_lattices
+from ...patterns.hints.closed_forms import Ends, Lattice, Span, whole_lattices
 from ..contract.types import AXES, LARGEST
 from .query_boxes import in_boxes, moved
 
 __all__ = ["Piece", "parts_of", "repeats"]
 
 
-_EVERYTHING = (None, None, ((0, 0),), None)  # fields of a Part that is the whole pattern
+_EVERYTHING = (None, None, ((0, 0),), None)  # query, key, shifts and spans of a Part with all positions
 
 
 class Piece(NamedTuple):
-    """A part with explicit lattices, at its first shift."""
+    """A part with explicit lattices; `shifts` are relative to the first shift, which the lattices include."""
 
     pattern: Pattern
     query: Lattice
@@ -36,9 +36,10 @@ class Piece(NamedTuple):
 def parts_of(
     pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None, box: tuple[int, ...] | None = None
 ) -> list[Piece]:
-    """The non-empty parts of a pattern.
+    """Return the non-empty parts of a pattern.
 
-    With `ends`, the parts at both ends of the sequence; with `box`, parts with spans are cut into boxes of queries.
+    If `ends` is given, return only the parts at both ends of the sequence; if `box` is given, split parts with spans
+    into query boxes.
 
     Raises
     ------
@@ -78,15 +79,15 @@ def parts_of(
 
 
 def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
-    """The pattern at both ends. Only the last keys' lattice has an offset, by which
-    :func:`spattn.planning.contract.validated.moved` recognizes it."""
+    """Return the pattern at both ends of the sequence."""
+    # planning.contract.validated.moved relies on it that only the lattice of the last keys has an offset.
     first = kv_len - ends.last if ends.between else ends.first
     lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
     return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
 def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -> None:
-    """ValueError unless spans match the lattices and give each query at least one key."""
+    """Raise ValueError unless spans match the lattices and give each query at least one key."""
     axes = [] if spans is None else itertools.zip_longest(spans, query.extents, key.extents)
     for span, queries, keys in axes:
         along = isinstance(span, Span) and len(span.first) == len(span.last) == queries
@@ -97,14 +98,14 @@ def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -
 def _from_first(
     pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]], spans: tuple[Span, ...] | None
 ) -> Piece:
-    """Make shifts relative to the first, so that all numbers are differences of positions."""
+    """Make shifts relative to the first, so that they are differences of positions and do not overflow."""
     dq, dk = shifts[0]
     moves = tuple((q - dq, k - dk) for q, k in shifts)
     return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves, spans)
 
 
 def _checked(lattice: Lattice) -> Lattice:
-    """Convert to Python ints; an oversized stride of an axis with one coordinate becomes 0."""
+    """Convert a lattice to Python ints; replace an oversized stride by 0 if its axis has one coordinate."""
     if not isinstance(lattice, Lattice):
         raise TypeError(f"parts(): expected a Lattice or None, got {lattice!r}")
     offset = integer("parts(): offset", lattice.offset)
@@ -125,16 +126,16 @@ def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> N
 
 
 def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
-    """Minimum and maximum position of a non-empty lattice."""
+    """Return the minimum and maximum position of a non-empty lattice."""
     reach = [stride * (extent - 1) for stride, extent in zip(strides, extents, strict=True)]
     return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
 
 
 def repeats(strides: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether two points of a lattice are the same position.
+    """Return whether two points of a lattice have the same position.
 
-    Impossible if every stride exceeds the extent of the smaller ones, as in a grid. Otherwise points are enumerated,
-    which takes O(points) memory, bounded by the number of positions.
+    This is impossible if every stride exceeds the distance that the axes with smaller strides span, as in a grid.
+    Otherwise the function enumerates the points, which takes O(points) memory, at most the number of positions.
     """
     axes = sorted((abs(stride), extent) for stride, extent in zip(strides, extents, strict=True) if extent > 1)
     reach = 0

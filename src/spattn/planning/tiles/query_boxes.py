@@ -1,7 +1,7 @@
-"""Cut parts with spans into boxes of queries, each with a key view of its own.
+"""Split parts with spans into query boxes, each with a key view of its own.
 
-A shared key view is tiled from its first key, and a query tile needs every tile that contains one of its keys. A key
-view that starts at the box's first key contains the keys it needs, and no others.
+The tiles of a shared key view start at its first key, so a query tile also computes keys around those that it needs. A
+key view of its own starts at the first key that the query box needs and contains no others.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...patterns.hints.lattice import Lattice, Span
+from ...patterns.hints.closed_forms import Lattice, Span
 
 __all__ = ["Kind", "in_boxes", "kinds_along", "moved"]
 
 
 class Kind(NamedTuple):
-    """Consecutive queries along an axis and their keys, relative to the first query.
-
-    Attributes
-    ----------
-    queries, keys : int
-        Numbers of queries and keys.
-    ahead : int
-        Distance from the first query to the first key.
-    span : Span
-        Keys of each query, relative to the first key.
-    """
+    """Consecutive queries along an axis and their keys, relative to the first query."""
 
     queries: int
     keys: int
-    ahead: int
-    span: Span
+    ahead: int  # distance from the first query to the first key
+    span: Span  # keys of each query, relative to the first key
 
 
 class Boxes(NamedTuple):
-    """Boxes of one kind: lattices and spans of the first box, and the offsets of all."""
+    """Query boxes of one kind: lattices and spans of the first box, and the shifts (query, key) of all boxes."""
 
     query: Lattice
     key: Lattice
@@ -44,7 +34,7 @@ class Boxes(NamedTuple):
 
 
 def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[int, ...]) -> list[Boxes]:
-    """Cut a part's lattices into boxes of queries with their keys."""
+    """Split the lattices of a part into query boxes, each with the keys that it needs."""
     found = []
     for along in itertools.product(*(kinds_along(*axis).items() for axis in zip(spans, box, strict=True))):
         kinds, starts = zip(*along, strict=True)
@@ -59,12 +49,12 @@ def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[i
 
 
 def moved(shifts: list[tuple[int, int]], moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """All combinations of shifts and moves, added."""
+    """Return the sums of each shift and each move."""
     return [(dq + q, dk + k) for dq, dk in shifts for q, k in moves]
 
 
 def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:
-    """Starts of the intervals of `side` queries along an axis, grouped by kind."""
+    """Split the queries along an axis into intervals of `side`; return the starts of the intervals of each kind."""
     kinds: dict[Kind, list[int]] = {}
     for start in range(0, len(span.first), side):
         first, last = span.first[start : start + side], span.last[start : start + side]
@@ -75,5 +65,5 @@ def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:
 
 
 def _distance(lattice: Lattice, coordinates: Iterable[int]) -> int:
-    """Distance in tokens from the first point to the one with these coordinates."""
+    """Return the distance in tokens from the lattice's first point to the point with these coordinates."""
     return sum(stride * c for stride, c in zip(lattice.strides, coordinates, strict=True))

@@ -1,7 +1,7 @@
-"""Coarse-to-fine search for tiles: only undecided boxes are refined.
+"""Coarse-to-fine search for tiles, which refines only undecided boxes.
 
-Tiles decided on a coarse level remain *runs* of consecutive key boxes on finer levels, so that the cost is proportional
-to the pattern's boundary and not to its area.
+Boxes that are full on a coarse level stay *runs* of consecutive key boxes on finer levels, so that the cost is
+proportional to the pattern's boundary and not to its area.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..symbolic.cells import Cells, distinct
 
 __all__ = ["Found", "alike", "cut_view", "search"]
 
-_PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level
-_DECIDED_AT_ONCE = 3 << 16  # tile pairs per symbolic evaluation
-_PAIR_BYTES = 41  # per tile pair during refinement
+_PAIRS_AT_ONCE = 1 << 15  # largest number of tile pairs on the coarsest level
+_DECIDED_AT_ONCE = 3 << 16  # tile pairs in one symbolic evaluation
+_PAIR_BYTES = 41  # memory of a tile pair during refinement
 _RUN_BYTES = 24
 _COMPARED_FROM = 1 << 12  # smallest number of undecided tile pairs that are deduplicated
-_COMPARED_FIRST = 1 << 10  # sample to estimate the gain of deduplication
+_COMPARED_FIRST = 1 << 10  # size of the sample that estimates the gain of deduplication
 _COARSER = 4  # refinement factor along an axis
 
 
 class Found(NamedTuple):
-    """Result of a search: runs of full tiles (query box, first key box, length) and undecided pairs of boxes.
+    """The result of a search: runs of full tiles (query box, first key box, length) and undecided pairs of boxes.
 
-    Undecided pair n has the same cells and padding as pair ``samples[:, sample[n]]``.
+    Undecided pair n has the same allowed cells and padding as its representative, ``samples[:, sample[n]]``.
     """
 
     runs: np.ndarray  # (3, runs)
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget) -> Found:
-    """Find tile pairs that may be non-empty; a row of the query view plus `shift` is a position."""
+    """Find all tile pairs that may be non-empty; `shift` is the difference between query positions and rows."""
     levels = [(query, key)]
     while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
         coarser = _coarse(levels[-1][0]), _coarse(levels[-1][1])
@@ -72,7 +72,7 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
 
 
 class _Children(NamedTuple):
-    """Pairs of fine boxes: row-major child `column` of the coarse pair `owner`; sorted by owner."""
+    """Pairs of fine boxes, sorted by coarse pair: pair n is the row-major child ``column[n]`` of ``owner[n]``."""
 
     pairs: np.ndarray
     owner: np.ndarray
@@ -83,7 +83,7 @@ class _Children(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """Undecided pairs of boxes with their representatives, as in :class:`Found`; only representatives are refined."""
+    """Undecided pairs of boxes and their representatives, as in :class:`Found`; only representatives are evaluated."""
 
     pairs: np.ndarray
     samples: np.ndarray
@@ -91,11 +91,11 @@ class _Open(NamedTuple):
 
     @classmethod
     def each(cls, pairs: np.ndarray) -> _Open:
-        """Every pair represents itself."""
+        """Let every pair represent itself."""
         return cls(pairs, pairs, np.arange(pairs.shape[1]))
 
     def refined(self, children: _Children, in_query: np.ndarray, in_key: np.ndarray) -> _Open:
-        """Replace pairs by children: those of a representative, at the same location in all pairs it represents."""
+        """Replace every pair by its children at the positions of `children` in its representative."""
         if self.pairs is self.samples:
             return _Open.each(children.pairs)
         starts = offsets(np.bincount(children.owner, minlength=self.samples.shape[1]))
@@ -108,7 +108,7 @@ class _Open(NamedTuple):
 
 
 def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _Open) -> _Open:
-    """Deduplicate representatives if that removes a quarter of them, estimated on a sample first."""
+    """Deduplicate representatives if that removes a quarter of them, first of a sample and then of all."""
     count = open_.samples.shape[1]
     if count < _COMPARED_FROM:
         return open_
@@ -120,7 +120,7 @@ def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _
 
 
 def _side(view: np.void, shift: int, boxes: np.ndarray) -> tuple[Cells, np.ndarray]:
-    """Cells of the distinct boxes of a view, and the index of each box among them."""
+    """Return the cells of the distinct boxes, and the index of each box among them."""
     place, which = distinct(boxes)
     return Cells.of_view(view, shift, boxes[place]), which
 
@@ -128,7 +128,7 @@ def _side(view: np.void, shift: int, boxes: np.ndarray) -> tuple[Cells, np.ndarr
 def alike(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Group pairs of boxes with equal cells and padding: (representatives, group of each pair, `unfollowed`)."""
+    """Group pairs of boxes with equal cells and padding; return (representatives, group of each pair, `unfollowed`)."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     found = tile_pairs(q_cells, k_cells, q_box, k_box, with_keys=True)
     content: Any = found.evaluate(pattern).key  # not None, because of with_keys
@@ -138,7 +138,7 @@ def alike(
 
 
 def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
-    """The VIEW record of a lattice with boxes of this shape."""
+    """Return the VIEW record of a lattice with boxes of this shape."""
     one = (1,) * (AXES - len(extents))
     grid = grid_of(extents, box)
     fields = (
@@ -153,7 +153,7 @@ def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: S
 
 
 def _coarse(view: np.void) -> np.void:
-    """The view with boxes _COARSER times as long along its axis with the most boxes, within int32."""
+    """Return the view with boxes _COARSER times as long along the axis with the most boxes, unless int32 overflows."""
     box, axis = view["box"].tolist(), int(np.argmax(view["grid"]))
     if view["grid"][axis] > 1 and _COARSER * box[axis] <= LARGEST:
         box[axis] *= _COARSER
@@ -163,7 +163,7 @@ def _coarse(view: np.void) -> np.void:
 def _decide(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(indices of full pairs, indices of undecided pairs), evaluated in chunks to bound memory."""
+    """Return (indices of full pairs, indices of undecided pairs); evaluate in chunks to limit memory."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     always, undecided = (np.zeros(pairs.shape[1], bool) for _ in range(2))
     for start in range(0, pairs.shape[1], _DECIDED_AT_ONCE):
@@ -175,15 +175,15 @@ def _decide(
 
 
 def _singles(pairs: np.ndarray) -> np.ndarray:
-    """Pairs of boxes as runs of length one."""
+    """Return pairs of boxes as runs of length one."""
     return np.concatenate([pairs, np.ones((1, pairs.shape[1]), np.int64)])
 
 
 def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
-    """Merge adjacent runs, and turn runs that are a whole row into runs of rows.
+    """Merge adjacent runs, and replace runs that fill a row of boxes by a run along the axis before.
 
-    Runs of axis a are (query box, first, length) in units of boxes along axes 0 … a; they cover all boxes of later
-    axes.
+    A run along axis a is (query box, first, length), counted in boxes along axes 0 to a; it covers all boxes along
+    later axes.
     """
     runs = list(runs)
     for axis in reversed(range(AXES)):
@@ -203,7 +203,7 @@ def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
 
 
 def _cross(query: np.ndarray, key: np.ndarray) -> _Children:
-    """The product of each row of two arrays, without missing entries (-1)."""
+    """Return the Cartesian product of each row of `query` and the same row of `key`, without missing entries (-1)."""
     shape = *query.shape, key.shape[1]
     pairs = np.stack([np.broadcast_to(query[:, :, None], shape), np.broadcast_to(key[:, None, :], shape)])
     number = np.arange(pairs[0].size, dtype=np.int32 if pairs[0].size <= LARGEST else np.int64)  # int32 saves memory
@@ -216,7 +216,7 @@ def _cross(query: np.ndarray, key: np.ndarray) -> _Children:
 def _refine_runs(
     runs: np.ndarray, in_query: np.ndarray, coarse: np.void, fine: np.void, axis: int, budget: Budget
 ) -> np.ndarray:
-    """Replace each run of coarse key boxes by a run for each fine query box and row of fine key boxes."""
+    """Split each run of coarse key boxes into a run for each fine query box and each row of fine key boxes."""
     in_row, most = _children(coarse, fine, axis), int(fine["grid"][axis])
     row, first = np.divmod(runs[1], int(coarse["grid"][axis]))
     budget.need(_RUN_BYTES * _inside(in_query, in_row, np.stack([runs[0], row])))
@@ -228,13 +228,13 @@ def _refine_runs(
 
 
 def _inside(in_query: np.ndarray, in_key: np.ndarray, pairs: np.ndarray) -> int:
-    """Number of fine pairs inside coarse pairs."""
+    """Return the number of fine pairs inside the coarse `pairs`."""
     q_count, k_count = ((children >= 0).sum(axis=1) for children in (in_query, in_key))
     return int((q_count[pairs[0]] * k_count[pairs[1]]).sum())
 
 
 def _children(coarse: np.void, fine: np.void, axes: int) -> np.ndarray:
-    """(boxes, most): fine boxes inside each coarse box along the first `axes` axes, -1 for none."""
+    """Return the fine boxes inside each coarse box along the first `axes` axes, one row each, padded with -1."""
     found, missing = np.zeros((1, 1), np.int64), np.zeros((1, 1), bool)
     for axis in range(axes):
         ratio, most = int(coarse["box"][axis] // fine["box"][axis]), int(fine["grid"][axis])

@@ -1,4 +1,4 @@
-"""Tiles of spans: if the keys of every query are a box of the key lattice, axes are independent."""
+"""Tiles of spans: if the keys of every query form a box of the key lattice, the axes are independent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..._util.index_checks import check_runs, integer_array
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ...patterns import Pattern
-from ...patterns.hints.lattice import Lattice
+from ...patterns.hints.closed_forms import Lattice
 from ..contract.budget import Budget
 from ..contract.types import padding_kinds
 from ..symbolic.cells import distinct
 from ._along import TilesAlong
 from ._lists import RunLists
-from .finder import add_runs, join_runs
 from .masks import Masks, packed
 from .parts import Piece
+from .run_lists import add_runs, join_runs
 
 __all__ = ["tiles_of_spans"]
 
@@ -30,8 +30,8 @@ _QUERIES_AT_ONCE = 1 << 13  # queries per call of runs()
 def tiles_of_spans(
     piece: Piece, query: np.void, key: np.void, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int | None:
-    """Append all non-empty tiles of a piece to `lists` and return the number of pairs; None unless the keys of every
-    query are known to be a box."""
+    """Append all non-empty tiles of a piece to `lists` and return the number of pairs; or return None if the keys of
+    some query are not known to form a box."""
     axes = len(piece.query.extents)
     sides = list(zip(query["box"].tolist()[-axes:], key["box"].tolist()[-axes:], strict=True))
     along = [TilesAlong(*side) for side in sides]
@@ -63,8 +63,8 @@ def tiles_of_spans(
 
 
 def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:
-    """Append the queries of a one-axis piece from closed forms; False at the first that is not a span."""
-    start, count = 0, box  # a small chunk first: closed forms of other patterns may be large
+    """Append the queries of a one-axis piece, with the pattern's runs(); return False if any is not a span."""
+    start, count = 0, box  # the first chunk is small: runs() of patterns that are not spans may be large
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])
         q = piece.query.offset + piece.query.strides[0] * np.arange(start, stop)
@@ -78,7 +78,7 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
 
 
 def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
-    """The runs of a pattern as int64, or None; TypeError or ValueError if they are invalid."""
+    """Return the runs of a pattern as int64, or None; raise TypeError or ValueError if they are invalid."""
     runs = pattern.runs(q, kv_len)
     if runs is None:
         return None
@@ -92,9 +92,9 @@ def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
 
 
 def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """First and last coordinate of each query's keys in a one-axis key lattice; None unless they are spans.
+    """Return the first and last coordinate of each query's keys in a one-axis key lattice; None unless they are spans.
 
-    ValueError if keys are outside the sequence.
+    Raise ValueError if keys are outside the sequence.
     """
     if runs is None or runs.start.shape[1] != 1:
         return None
@@ -103,7 +103,7 @@ def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np
         return None
     start, count = runs.start[:, 0], runs.count[:, 0]
     end = start + step * (count - 1)
-    # Negative numbers are large as uint64. Only empty runs may start anywhere.
+    # As uint64, negative values are large. Only an empty run may start anywhere.
     if max(start.view(np.uint64).max(), count.view(np.uint64).max(), end.max() + 1) > kv_len:
         check_runs(runs.start, runs.step, runs.count, kv_len)
     first, last = start - key.offset, end - key.offset
@@ -116,8 +116,8 @@ def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np
 def _on_all_axes(
     along: Sequence[TilesAlong], kinds: Sequence[int], query: np.void, key: np.void, budget: Budget
 ) -> np.ndarray:
-    """(4, runs): query tile, first key tile, length and kind of the product of all axes' runs; kinds are row-major, 0
-    for full tiles."""
+    """Return (query tile, first key tile, length, kind) of the product of the runs along all axes; the kind is the
+    row-major index of the kinds along the axes, 0 for full tiles."""
     q_grid, k_grid = query["grid"].tolist()[-len(along) :], key["grid"].tolist()[-len(along) :]
     runs = along[0].runs()
     for axis in range(1, len(along)):
@@ -144,7 +144,7 @@ def _one_by_one(runs: np.ndarray) -> np.ndarray:
 
 
 def _apart(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Unravel row-major indices into one per axis."""
+    """Split row-major indices into an index along each axis."""
     found = []
     for size in sizes[:0:-1]:
         numbers, own = np.divmod(numbers, size)
@@ -154,6 +154,6 @@ def _apart(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 @functools.lru_cache(maxsize=16)
 def _below(box: tuple[int, ...]) -> list[np.ndarray]:
-    """For each axis (box[axis] + 1, words) uint64: bitmask of the key cells with a coordinate below each number."""
+    """Return for each axis the bitmasks, (side + 1, words) uint64, of the cells with coordinates below 0, 1, … side."""
     coordinates = np.indices(box).reshape(len(box), -1)
     return [packed(own < np.arange(side + 1)[:, None]) for own, side in zip(coordinates, box, strict=True)]

@@ -1,4 +1,4 @@
-"""Find the tiles of one pattern piece on a query view and a key view."""
+"""Find the tiles of one piece of a pattern, on a query view and a key view."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from ..._util.imports import whole_imports
 from ..._util.ragged import ramp
 from ...patterns import Pattern
 from ...patterns.base.predicate import allowed as allowed_pairs
-from ...patterns.hints.bands import Bands
-from ...patterns.hints.lattice import Lattice
+from ...patterns.hints.closed_forms import Bands, Lattice
 from ..contract.budget import Budget
 from ..contract.types import SCATTERED_TILE, TILE, grid_of, padded_before, padding_kinds, positions
 from ._lists import RunLists
-from .finder import add_runs, join_runs
 from .masks import EMPTY, Masks, packed
 from .parts import Piece
+from .run_lists import add_runs, join_runs
 from .search import Found, alike, cut_view, search
 from .spans import tiles_of_spans
 
-_BOX_BYTES = 96  # per box of either view
-_FEW = 32  # largest number of key tiles that are evaluated without a search, if there is one query tile
+_BOX_BYTES = 96  # memory for each box of the two views
+_FEW = 32  # with one query tile, up to this number of key tiles are evaluated without a search
 
 
 @functools.lru_cache(maxsize=64)
 def make_view(lattice: Lattice, block: int) -> np.void:
-    """The VIEW record of a lattice with boxes of `block` cells."""
+    """Return the VIEW record of a lattice with boxes of `block` cells."""
     return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
 @functools.lru_cache(maxsize=2048)
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The most cubic box of `block` cells among those with nearly the fewest boxes.
+    """Return the most cubic box of `block` cells, among the boxes that nearly minimize the number of boxes.
 
-    If one box suffices, the one with the smallest row-major index of the lattice's last cell. Ties favour the last
-    axis.
+    If one box covers the lattice, return the box that gives the lattice's last cell the smallest row-major index. On
+    ties, prefer a long last axis.
     """
 
     def boxes(box: tuple[int, ...]) -> int:
@@ -51,7 +50,7 @@ def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
 
 
 def last_cell(extents: tuple[int, ...], box: tuple[int, ...]) -> int:
-    """Row-major index of a lattice's last cell in a box that contains the lattice."""
+    """Return the row-major index of a lattice's last cell in a box that contains the lattice."""
     cell = 0
     for extent, side in zip(extents, box, strict=True):
         cell = cell * side + extent - 1
@@ -59,7 +58,7 @@ def last_cell(extents: tuple[int, ...], box: tuple[int, ...]) -> int:
 
 
 def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
-    """All ordered factorizations of a number into `factors` factors."""
+    """Return all ordered factorizations of an integer into `factors` factors."""
     if factors == 1:
         return [(number,)]
     divisors = [d for d in range(1, number + 1) if number % d == 0]
@@ -67,10 +66,10 @@ def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
 
 
 def choose_tile(bound: Sequence[Pattern], q_len: int, kv_len: int) -> tuple[int, int]:
-    """The default tile for these variants."""
+    """Return the default tile for these variants of a pattern."""
     listing = [pattern for pattern in bound if pattern._lists_pairs]
     if listing:
-        with whole_imports:  # rarely needed
+        with whole_imports:  # imported late: few patterns need it
             from .listed import are_scattered
 
         if any(are_scattered(pattern, q_len, kv_len, TILE) for pattern in listing):
@@ -81,28 +80,28 @@ def choose_tile(bound: Sequence[Pattern], q_len: int, kv_len: int) -> tuple[int,
 def find_tiles(
     piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
 ) -> int:
-    """Append all non-empty tiles of a piece to `lists`, one list per query tile; return the number of pairs.
+    """Append all non-empty tiles of a piece to `lists`, one list for each query tile; return the number of pairs.
 
-    `shift` is kv_len − q_len: a row of the query view plus `shift` is a position. ValueError if `budget` is exceeded.
+    `shift` is kv_len − q_len: row r of the query view has position r + `shift`. Exceeding `budget` raises ValueError.
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
     pattern = piece.pattern
     if _plain(piece.query) and _plain(piece.key):
         if pattern._lists_pairs:
-            with whole_imports:  # rarely needed
+            with whole_imports:  # imported late: few patterns need it
                 from .listed import tiles_of_pairs
 
             return tiles_of_pairs(pattern, query, key, shift, masks, lists, budget)
         bands = _bands(pattern, query, shift)
         if bands is not None:
-            with whole_imports:  # not always needed
+            with whole_imports:  # imported late: not all patterns need it
                 from .banded import tiles_of_bands
 
             return tiles_of_bands(bands, query, key, shift, masks, lists, budget)
     spanned = tiles_of_spans(piece, query, key, kv_len, masks, lists, budget)
     if spanned is not None:
         return spanned
-    # Evaluating a few tiles is faster than searching.
+    # Evaluating all of a few tiles is faster than a search.
     few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
     every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
     pairs = np.stack([np.zeros_like(every), every])
@@ -123,31 +122,31 @@ def find_tiles(
 
 
 def _bands(pattern: Pattern, query: np.void, shift: int) -> tuple[Bands, ...] | None:
-    """The pattern's conjuncts for a view of consecutive queries."""
+    """Return the pattern's conjuncts for a view of consecutive queries."""
     start = int(query["offset"]) + shift
     return pattern._bands(start, start + int(query["extent"][-1]))
 
 
 def _plain(lattice: Lattice) -> bool:
-    """Whether a lattice has consecutive positions."""
+    """Return whether a lattice has consecutive positions."""
     return lattice.strides[-1] == 1 and max(lattice.extents[:-1], default=1) == 1
 
 
 def _without_padding(found: Found, key: np.void) -> Found:
-    """Turn tiles with padding keys from parts of runs into undecided pairs."""
+    """Remove tiles with padding keys from the runs of full tiles, and add them to the undecided pairs."""
     before = padded_before(key)
     padded = np.nonzero(np.diff(before))[0]
     query, first, length = found.runs
     low, high = before[first], before[first + length]
     if not (high > low).any():
         return found
-    own, row = high - low, query * int(key["tiles"])  # row: index of the query tile's first tile pair
+    own, row = high - low, query * int(key["tiles"])  # row: row-major index of the query tile's first tile pair
     tiles = padded[np.repeat(low, own) + ramp(own)]
     more = np.stack([np.repeat(query, own), tiles])
     open_, samples = (np.concatenate([pairs, more], axis=1) for pairs in (found.open, found.samples))
     sample = np.append(found.sample, found.samples.shape[1] + np.arange(len(tiles)))
     tiles += np.repeat(row, own)
-    # The remaining runs lie between padded tiles: after sorting, starts and stops match pairwise.
+    # The remaining runs lie between padded tiles, so that sorted starts and sorted stops match pairwise.
     starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
     kept = stops > starts
     return Found(
@@ -158,12 +157,12 @@ def _without_padding(found: Found, key: np.void) -> Found:
 def _kinds(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Group tile pairs with equal bitmasks: (representatives, group of each pair)."""
+    """Group tile pairs with equal bitmasks; return (representatives, group of each pair)."""
     if not pairs.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
     if unfollowed:
-        with whole_imports:  # rarely needed
+        with whole_imports:  # imported late: few patterns need it
             from .undecided import announce
 
         cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
@@ -174,7 +173,7 @@ def _kinds(
 def _evaluate(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray, masks: Masks
 ) -> np.ndarray:
-    """Bitmask index of each tile pair; -1 for full tiles, `EMPTY` for empty ones."""
+    """Return the bitmask index of each tile pair: -1 for full tiles, `EMPTY` for empty ones."""
 
     def evaluated(some: np.ndarray) -> np.ndarray:
         (q, _), (k, valid) = (positions(view, tiles) for view, tiles in zip((query, key), pairs[:, some], strict=True))
@@ -187,9 +186,9 @@ def _evaluate(
 def _count(
     query: np.void, query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray, masks: Masks
 ) -> int:
-    """Number of pairs in these runs, without padding rows."""
+    """Return the number of pairs in these runs, without padding rows."""
     bits, (padding, real) = masks.array(), padding_kinds(query, query_tile)
-    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # per bitmask; last: full tiles
+    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # of each bitmask, and in the last column of a full tile
     for own, rows in zip(pairs, real, strict=True):
         of_rows = np.bitwise_count(bits if rows.all() else bits[:, rows])
         own[:-1] = of_rows.sum(axis=(1, 2), dtype=np.int64)

@@ -8,11 +8,11 @@ from ...patterns import Pattern
 
 __all__ = ["announce"]
 
-_MOST_CELLS = 1 << 30  # ten seconds for a few operations, a minute for slow ones
+_MOST_CELLS = 1 << 30  # evaluation takes about ten seconds for a few operations, a minute for slow ones
 
 
 def announce(pattern: Pattern, reason: str, tiles: int, cells: int) -> None:
-    """Warn that `cells` cells of `tiles` tiles will be evaluated because of `reason`; ValueError above the limit."""
+    """Warn that all `cells` of `tiles` tiles are evaluated because of `reason`; raise ValueError for too many cells."""
     if cells > _MOST_CELLS:
         raise ValueError(
             f"pattern: expected at most {_MOST_CELLS} pairs to evaluate one by one, got {cells} in {pattern!r}: "

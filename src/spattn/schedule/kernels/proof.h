@@ -1,14 +1,14 @@
-// Proof that each row has one writer: one item, or one combination that reads each partial of the row once.
+// Prove that each row has one writer: one item, or one combine that reads each partial of the row once.
 //
-// Rows follow from docs/contract.rst alone: views, tiles of the items, and merge_* fields. Shares no arithmetic with
-// schedule/items.py, which decides who writes which rows.
+// The proof derives the rows from the definitions in docs/contract.rst (views, tiles of the items, merge_* fields). It
+// shares no arithmetic with schedule/items.py, which decides which item writes which rows. It checks that
 //
-//   1. One bit per tile: items without a partial have no tile twice.
-//   2. One bit per row: the tiles of these items, and the combined rows, are disjoint and cover all rows.
-//   3. Partials: each source of a combined row is a real cell of that row, no row has a source twice, and all rows have
-//      as many sources as partials have cells. As combined rows differ (2), each cell is read once.
+//   1. no two items without a partial have the same tile (one bit for each tile);
+//   2. the tiles of these items and the combined rows are disjoint and cover all rows (one bit for each row);
+//   3. each source of a combined row is a real cell of that row, no row has a source twice, and rows have as many
+//      sources in total as partials have real cells. As combined rows differ (2), each cell is then read once.
 //
-// Cost: a word operation per 64 rows of a contiguous lattice, one comparison per source.
+// Cost: one word operation for 64 rows of a contiguous lattice, one comparison for each source.
 #pragma once
 
 #include <algorithm>
@@ -33,15 +33,15 @@ struct Column {
 struct Writers {
   const View* views;
   int64_t views_count;
-  const int32_t* query_view;  // of each owner
+  const int32_t* query_view;  // one for each owner
   int64_t owners;
-  Column<int32_t> owner, tile;  // of each item
+  Column<int32_t> owner, tile;  // one for each item
   Column<int64_t> slot;
-  const int32_t *rows, *indptr, *sources;  // of combined rows
+  const int32_t *rows, *indptr, *sources;  // combines
   int64_t merges, sources_count;
-  int64_t length;           // rows of a variant
-  int64_t block, together;  // cells of a tile, tiles of an item
-  int64_t slots;            // of the workspace
+  int64_t length;           // number of rows of a variant
+  int64_t block, together;  // a tile has `block` cells, an item `together` tiles
+  int64_t slots;
 };
 
 enum Fault : int { kSound, kBadTile, kBadRow, kTwice, kMissing, kBadSlot, kBadSource, kUnread };
@@ -58,8 +58,8 @@ class RowProof {
       while (int64_t(1) << (shift_ + 1) <= w_.block) ++shift_;
   }
 
-  // Checks a variant with items [first, last) and combined rows [first_merge, last_merge); `order` is its row
-  // permutation, or null.
+  // Checks a variant with the items [first, last) and the combined rows [first_merge, last_merge). `order` is its
+  // permutation of rows, or null.
   Finding check(int64_t first, int64_t last, int64_t first_merge, int64_t last_merge, const int32_t* order) {
     finding_ = {kSound, 0};
     order_ = order;
@@ -72,15 +72,15 @@ class RowProof {
   }
 
  private:
-  // The real cells of a tile, or of a whole view, as positions.
+  // The lattice of the real cells of a tile, or of a whole view.
   struct Cells {
     int64_t offset, stride[3];
     int64_t real[3];
   };
 
-  // A tile in the workspace. If its cells lie on one axis, cell c < real is position `base + c * step`; else real < 0,
-  // and `base` is its index in `boxes_`. real == 0: no item has this partial. A run of sources with rows one step apart
-  // ends at source `end`.
+  // One tile of a partial. If its cells lie on one axis, there are `real` of them, and cell c is at position base + c *
+  // step; else real < 0, and `base` is the tile's index in boxes_. If real is 0, no item has this partial. The sources from this tile's cells on
+  // have rows one step apart, up to source `end` (exclusive).
   struct Partial {
     int32_t base, step, real, end;
   };
@@ -97,7 +97,7 @@ class RowProof {
     return tiles;
   }
 
-  // Whether all positions are rows.
+  // Returns whether all positions are in [0, length).
   bool inside(const Cells& cells) const {
     int64_t low = cells.offset, high = cells.offset;
     for (int axis = 0; axis < 3; ++axis) {
@@ -121,7 +121,7 @@ class RowProof {
     return found;
   }
 
-  // Finds the tiles of each view that an item writes alone, and the contents of the partials.
+  // Finds the tiles of each view that items write without a partial, and the tiles of the partials.
   bool find_tiles(int64_t first, int64_t last) {
     starts_.assign(w_.views_count, -1);
     used_.clear();
@@ -231,9 +231,9 @@ class RowProof {
     return true;
   }
 
-  // Marks all rows of view `used_[n]`, whose tiles all have one writer; returns the number of views marked, 0 if a row
-  // is marked already. Fast path: `stride` views at adjacent offsets have distinct remainders modulo `stride`, so they
-  // are disjoint; if they have as many rows as the range that they span, they fill it.
+  // Marks all rows of view used_[n], whose tiles all have one writer. Returns the number of marked views, or 0 if a row
+  // was marked already. Fast path: `stride` views at adjacent offsets are disjoint, because their positions differ
+  // modulo `stride`. If they have as many rows as the range that they span, they fill it.
   int64_t mark_views(size_t n) {
     const View& first = w_.views[used_[n]];
     const int64_t stride = first.stride[2];
@@ -254,7 +254,7 @@ class RowProof {
     return mark_range(first.offset, rows) ? stride : 0;
   }
 
-  // Marks the rows of a lattice; false if one is marked already.
+  // Marks the rows of a lattice; returns false if one was marked already.
   bool mark(Cells cells) {
     if (order_) return mark_in_order(cells);
     marked_ += cells.real[0] * cells.real[1] * cells.real[2];
@@ -265,12 +265,12 @@ class RowProof {
         cells.stride[axis] = -cells.stride[axis];
       }
     }
-    int axes[3] = {0, 1, 2};  // shortest stride last, axes of one position first
+    int axes[3] = {0, 1, 2};  // axes with one position first, then by descending stride
     const auto length = [&](int axis) { return cells.stride[axis] ? cells.stride[axis] : INT64_MAX; };
     std::stable_sort(axes, axes + 3, [&](int one, int other) { return length(one) > length(other); });
     int64_t stride[3], count[3];
     for (int axis = 0; axis < 3; ++axis) stride[axis] = cells.stride[axes[axis]], count[axis] = cells.real[axes[axis]];
-    for (int axis = 1; axis >= 0; --axis)  // join contiguous rows of cells
+    for (int axis = 1; axis >= 0; --axis)  // join axes whose positions are contiguous
       if (count[axis] > 1 && stride[axis] == stride[2] * count[2] && (axis == 1 || count[1] == 1)) {
         count[2] *= count[axis];
         count[axis] = 1;
@@ -303,7 +303,7 @@ class RowProof {
     return again ? fails(kTwice, 64 * word + __builtin_ctzll(again)) : true;
   }
 
-  // `count` rows, `stride` >= 0 apart (any for 1 row).
+  // Marks `count` rows that are `stride` >= 0 apart; the stride of one row is ignored.
   bool mark_run(int64_t row, int64_t stride, int64_t count) {
     if (count == 1) return mark_word(row >> 6, uint64_t(1) << (row & 63));
     if (stride == 0) return fails(kTwice, row);
@@ -353,7 +353,7 @@ class RowProof {
       const int64_t row = rows[m];
       uint32_t differs = 0;
       for (int64_t n = 0; n < count; ++n) differs |= uint32_t(rows[m + n]) - uint32_t(row + n);
-      if (!differs && row >= 0 && row + count <= w_.length) {  // contiguous rows
+      if (!differs && row >= 0 && row + count <= w_.length) {
         marked_ += count;
         if (!mark_range(row, count)) return false;
       } else {
@@ -371,7 +371,7 @@ class RowProof {
     return w_.length - 1;
   }
 
-  // The row of a cell of a partial; -1 for padding.
+  // Returns the row of a cell of a partial, -1 for padding.
   int64_t row_of_cell(const Partial& own, int64_t cell) const {
     int64_t position = own.base + cell * own.step;
     if (own.real >= 0) {
@@ -416,8 +416,8 @@ class RowProof {
     }
   }
 
-  // Checks combined rows from m on, source by source, until their number is a common multiple of the steps of their
-  // partials, which becomes `period_`, or reaches a limit (`period_` is then 0). Returns that number, 0 for a fault.
+  // Checks combined rows from row m on, source by source, and returns how many it checked, 0 for a fault. Sets period_
+  // to this number if it is a common multiple of the steps of the rows' partials, or to 0 if a limit came first.
   int64_t check_period(int64_t m, int64_t last) {
     const int32_t *indptr = w_.indptr, *sources = w_.sources;
     const uint32_t count = uint32_t(partials_.size()), block = uint32_t(w_.block);
@@ -454,8 +454,8 @@ class RowProof {
     return n - m;
   }
 
-  // Returns how many combined rows after [m, m + period_) repeat them: each row is `period_` after its counterpart, and
-  // each source is the cell of the same partial that holds this row.
+  // Returns how many combined rows from row m on repeat the period_ rows before them: each row is period_ larger than
+  // its counterpart, and each source is the cell of the same partial that has this row.
   int64_t repeated(int64_t m, int64_t last) {
     const int64_t period = period_;
     if (!period || m + 2 * period > last) return 0;
@@ -469,7 +469,7 @@ class RowProof {
       by_[n] = int32_t(period / partials_[number].step);
       times = std::min<int64_t>(times, (partials_[number].end - 1 - sources[n]) / by_[n]);
     }
-    for (int64_t n = 0; n < period; ++n)  // sources that ascend in the first and in the last period ascend in all
+    for (int64_t n = 0; n < period; ++n)  // if sources ascend in the first and in the last period, they do in all
       for (int64_t at = indptr[n] + 1; at < indptr[n + 1]; ++at) {
         const int64_t own = at - indptr[0];
         if (sources[own - 1] >= sources[own] ||
@@ -495,8 +495,8 @@ class RowProof {
     return std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end();
   }
 
-  static constexpr int64_t kRun = 64;                                    // combined rows marked at once
-  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // combined rows
+  static constexpr int64_t kRun = 64;                                    // number of combined rows marked at once
+  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // in combined rows
 
   const Writers w_;
   std::vector<uint64_t> written_;
@@ -506,7 +506,7 @@ class RowProof {
   std::vector<Tile> boxes_;
   std::vector<int32_t> sorted_, by_;
   const int32_t* order_ = nullptr;
-  int shift_ = -1;  // block == 1 << shift_, or no power of two
+  int shift_ = -1;  // block == 1 << shift_; -1 if block is no power of two
   int64_t marked_ = 0, cells_ = 0, period_ = 0;
   Finding finding_{kSound, 0};
 };

@@ -1,9 +1,9 @@
-// AMX backward of a bfloat16 work item: the five products of backward/backward.h, by blocks of keys.
+// AMX backward of a bfloat16 work item: the five products of backward/backward.h, for blocks of keys.
 //
-// S' = K Q' and dP' = V dO' read K and V in place; P' and dS' come out as left operands of dV += P' dO and dK += dS' Q,
-// which accumulate in the unit's sums in place, and dS' also as the right operand of dQ' += K' dS'. Sequential as in
-// the forward: tile and vector instructions do not overlap. Interleaving the softmax of a block with the products of
-// its neighbours made the backward 2 to 3 % slower.
+// S' = K Q' and dP' = V dO' read K and V in place. The softmax writes P' and dS' as left operands of dV += P' dO and
+// dK += dS' Q, which accumulate directly in the unit's sums, and dS' also as the right operand of dQ' += K' dS'. There
+// is no software pipelining, because tile and vector instructions do not overlap: interleaving the softmax of a block
+// with the products of its neighbours made the backward 2 to 3 % slower.
 #pragma once
 #include "amx/backward_operands.h"
 #include "amx/tiles.h"
@@ -15,18 +15,17 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A key tile of the list.
 struct BackwardEntry {
   Tile place;
   Mask mask;
   int64_t blocks;
-  KeyRows keys, values;
+  Operand<uint16_t> keys, values;
 
   int64_t rows() const { return blocks * kTileTerms; }
-  bool straight() const { return place.even() && place.cells() == rows(); }  // evenly spaced keys, no padding
+  bool straight() const { return place.even() && place.cells() == rows(); }  // true if evenly spaced, without padding
 };
 
-// A block of keys, and the range of vectors of queries that attend to any of them.
+// A block of keys, and the range [begin, end) of query vectors that attend to any of them.
 struct KeyBlock {
   int64_t index, begin, end;
 };
@@ -34,7 +33,7 @@ struct KeyBlock {
 class TileItem {
  public:
   TileItem(const Item& item, int64_t cells, const Sums& sums, TileBackwardScratch& s)
-      : item_(item), keys_(item.keys()), values_(item.values()), cells_(cells),
+      : item_(item), score_(item.call, item.head), keys_(item.keys()), values_(item.values()), cells_(cells),
         vectors_((cells + kLanes<float> - 1) / kLanes<float>), sums_(sums), s_(s) {}
 
   void run() {
@@ -61,16 +60,20 @@ class TileItem {
     BackwardEntry entry = {item_.key_tile(at), item_.mask(at), 0, {}, {}};
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
-    entry.keys = tile_rows(keys_, entry.place, entry.rows(), call.head_dim, s_.depth_key, position, s_.key_rows);
-    entry.values =
-        tile_rows(values_, entry.place, entry.rows(), call.head_dim_v, s_.depth_value, position, s_.value_rows);
+    if (score_) list_positions(entry.place, position);
+    const auto rows = [&](const Head& head, int64_t width, int64_t depth, uint16_t* buffer) {
+      return tile_rows<RawBfloat16>(head, entry.place, entry.rows(), width, depth, false, position, buffer);
+    };
+    entry.keys = rows(keys_, call.head_dim, s_.depth_key, s_.key_rows);
+    entry.values = rows(values_, call.head_dim_v, s_.depth_value, s_.value_rows);
     return entry;
   }
 
   KeyBlock find_active(const BackwardEntry& entry, int64_t index) {
     constexpr int L = kLanes<float>;
+    const int64_t key = index * kTileTerms;
     const auto idle = [&](int64_t at) {
-      return entry.mask && !entry.mask.any(at * L, L, index * kTileTerms, kTileTerms);
+      return entry.mask && !uint32_t(entry.mask.merged(at * L, L, key / 64) >> key % 64);
     };
     KeyBlock block = {index, 0, vectors_};
     while (block.begin < block.end && idle(block.begin)) ++block.begin;
@@ -80,11 +83,11 @@ class TileItem {
     return block;
   }
 
-  // S' = K Q' and dP' = V dO'.
+  // Computes S' = K Q' and dP' = V dO' of a block.
   void multiply_keys(const BackwardEntry& entry, const KeyBlock& block) {
     const int64_t ld = 4 * s_.width.query, key = block.index * kTileTerms, column = block.begin * kTileColumns;
-    const auto multiply = [&](KeyRows rows, const uint32_t* columns, int64_t depth, float* to) {
-      const TileFactor a = {rows.data + key * rows.ld, rows.ld, kTileRows * rows.ld, kTileBytes, 0};
+    const auto multiply = [&](Operand<uint16_t> rows, const uint32_t* columns, int64_t depth, float* to) {
+      const TileFactor a = {rows.data + key * rows.ld, 2 * rows.ld, kTileRows * 2 * rows.ld, kTileBytes, 0};
       const TileFactor b = {columns + column, ld, kTileBytes, kPairRows * ld, 0};
       strip_product(a, b, depth / kTileTerms, false, to + column, ld, block.end - block.begin);
     };
@@ -92,31 +95,32 @@ class TileItem {
     multiply(entry.values, s_.dout_columns, s_.depth_value, s_.score_gradients);
   }
 
-  // P' and dS'.
+  // Computes P' and dS' of a block.
   void weigh(const BackwardEntry& entry, const KeyBlock& block) {
     const Mask& allowed = entry.mask;
-    const Logits<float> logits(item_.call.scale);
+    const Logits<float> logits(item_.call);
     const float scale = float(item_.call.scale);
     uint32_t* const pairs = s_.pairs_of(block.index);
+    const int64_t key = block.index * kTileTerms, first = block.begin * kLanes<float>, end = block.end * kLanes<float>;
+    if (score_) {
+      apply_score<false>(score_, s_.rows.position.key + key, kTileTerms, s_.rows.position.query + first, end - first,
+                         s_.scores + first, s_.width.query, s_.derivatives + first);
+    }
     if (allowed) {
-      const int64_t key = block.index * kTileTerms;
       const uint64_t* words = allowed.bits + key / 64;
       for (int64_t r = 0; r < cells_; ++r) s_.allowed[r] = uint32_t(words[r * allowed.words] >> (key % 64));
       if (block.begin % 2) clear_weights(block.begin - 1, s_);
       if (block.end % 2 && block.end < vectors_) clear_weights(block.end, s_);
     }
-    for (int64_t column = block.begin * kLanes<float>; column < block.end * kLanes<float>; column += kLanes<float>) {
-      for (int64_t row = 0; row < kTileRows; row += kStretch) {
-        if (allowed) {
-          weigh_rows<true>(row, column, logits, scale, pairs, s_);
-        } else {
-          weigh_rows<false>(row, column, logits, scale, pairs, s_);
-        }
-      }
+    const auto weigh = score_    ? allowed ? weigh_rows<true, true> : weigh_rows<false, true>
+                       : allowed ? weigh_rows<true, false>
+                                 : weigh_rows<false, false>;
+    for (int64_t column = first; column < end; column += kLanes<float>) {
+      for (int64_t row = 0; row < kTileRows; row += kStretch) weigh(row, column, logits, scale, pairs, s_);
     }
   }
 
-  // dV += P' dO and dK += dS' Q, over whole steps of queries.
+  // Computes dV += P' dO and dK += dS' Q, where the range of queries is rounded to multiples of kTileTerms.
   void add_to_keys(const BackwardEntry& entry, const KeyBlock& block) {
     const Tile& place = entry.place;
     const int64_t key = block.index * kTileTerms, step = block.begin / 2, steps = (block.end + 1) / 2 - step;
@@ -141,7 +145,7 @@ class TileItem {
     add_product(s_.gradients, s_.query_pairs, s_.width.key, sums_.dk, sums_.ld_dk);
   }
 
-  // dQ' += K' dS' of a key tile, over the blocks that each pair of vectors of queries attends to.
+  // Computes dQ' += K' dS' for each pair of query vectors and the blocks of the key tile to which they attend.
   void add_to_queries(const BackwardEntry& entry) {
     const int64_t ld = item_.call.plan.block_kv, ld_query = s_.width.query;
     const int64_t *first = s_.first_active, *last = s_.last_active;
@@ -169,6 +173,7 @@ class TileItem {
   }
 
   const Item& item_;
+  Score<float> score_;
   Head keys_, values_;
   int64_t cells_, vectors_;
   const Sums& sums_;
@@ -184,7 +189,7 @@ inline void tile_backward(const Call& call, int64_t batch, int64_t head, const W
   const Tile place = item.query_tile();
   pack_queries(item, place, s);
   TileItem(item, place.cells(), sums, s).run();
-  transpose_rows(s.dq_columns, s.width.query, s.rows.ld, s.width.query, 1.0f, s.rows.dq, s.rows.ld);
+  transpose_rows<Plain<Float32>>(s.dq_columns, s.width.query, s.rows.ld, s.width.query, 1.0f, s.rows.dq, s.rows.ld);
   write_query_gradients<Bfloat16>(item, place.cells(), sums, s.rows);
 }
 

@@ -1,14 +1,16 @@
-// Operands of the AMX backward: layout, packing of queries (once per item) and keys (once per tile), and conversion of
-// S' and dP' to P' and dS', rounded to bfloat16 in the operand formats of the next products.
+// Operands of the AMX backward: their layout, the packing of queries (once per item) and keys (once per tile), and the
+// conversion of S' and dP' to P' and dS', which are bfloat16 operands of the next products.
 #pragma once
 #include <immintrin.h>
 
 #include "amx/tiles.h"
 #include "backward/queries.h"
 #include "backward/scratch.h"
+#include "forward/paired.h"
 #include "kernels.h"
 #include "simd/bfloat16.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/operand.h"
@@ -16,27 +18,28 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Every product takes whole steps of kTileTerms terms, so operands are zero-padded to them. S', dP', P' and dS' have
-// one row per key. A block is kTileTerms keys, one step of dQ' = K' dS'. Two keys kTileRows apart in it form a pair.
+// Operands are zero-padded to multiples of kTileTerms in the dimension over which a product sums. S', dP', P' and dS'
+// have one row per key. A block has kTileTerms keys, and keys kTileRows apart in it form a pair in dQ' = K' dS'.
 struct TileBackwardScratch {
   Widths<float> width;
-  int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to whole steps
-  int64_t terms;                   // queries, likewise
-  int64_t blocks;                  // of a tile
+  int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to multiples of kTileTerms
+  int64_t terms;                   // width.query, rounded up to a multiple of kTileTerms
+  int64_t blocks;                  // blocks per tile
 
-  GradientRows<float> rows;                // dq is filled last
-  QueryRows<uint16_t> raw;                 // stored bits, `depth` features a row
+  GradientRows<float> rows;
+  QueryRows<uint16_t> raw;                 // bfloat16 rows of depth_key or depth_value features
   uint32_t *query_columns, *dout_columns;  // (depth / 2, width.query): pairs of features
   uint32_t *query_pairs, *dout_pairs;      // (terms / 2, width.key or width.value): pairs of queries
-  uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V not read in place
-  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block by pairs
+  uint16_t *key_rows, *value_rows;         // (block_kv, depth): copies of K and V that are not read in place
+  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a pair adjacent
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
-  uint32_t* allowed;                       // (width.query): a block's bitmask
+  float* derivatives;                      // (kTileTerms, width.query): derivatives of the score function
+  uint32_t* allowed;                       // (width.query): mask of a block, one bit per key
   uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
   uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
-  int64_t *first_active, *last_active;     // (blocks): range of vectors of queries that attend to a block
+  int64_t *first_active, *last_active;     // (blocks): KeyBlock::begin and end of each block
   float* dq_columns;                       // (depth_key, width.query): dQ'
-  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block; O dO'
+  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block, or O dO'
 
   TileBackwardScratch(const Call& call, Arena& arena)
       : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
@@ -52,6 +55,7 @@ struct TileBackwardScratch {
     key_columns = arena.array<uint16_t>(depth_key * block_kv);
     scores = arena.array<float>(kTileTerms * width.query);
     score_gradients = arena.array<float>(kTileTerms * width.query);
+    derivatives = arena.array<float>(call.score ? kTileTerms * width.query : 0);
     allowed = arena.array<uint32_t>(width.query);
     weights = arena.array<uint16_t>(kTileTerms * terms);
     gradients = arena.array<uint16_t>(kTileTerms * terms);
@@ -62,31 +66,13 @@ struct TileBackwardScratch {
     partial = arena.array<float>(kTileTerms * (width.key > width.value ? width.key : width.value));
   }
 
-  // dS' of a block as an operand of dQ', rows of width.query.
+  // Returns dS' of a block as the right operand of dQ' += K' dS'.
   uint32_t* pairs_of(int64_t block) const { return gradient_pairs + block * kTileTerms / 2 * width.query; }
 };
 
-constexpr int64_t kPairRows = kTileTerms / 2;  // rows of B in a step
+constexpr int64_t kPairRows = kTileTerms / 2;  // rows of a tile of B, each of which holds pairs of terms
 
-// to = (sign * from)', pairs of features by rows.
-inline void pack_columns(const uint16_t* from, int64_t depth, int64_t rows, float sign, uint32_t* to, int64_t ld) {
-  constexpr int L = kLanes<float>;
-  for (int64_t first = 0; first < rows; first += L) {
-    for (int64_t d = 0; d < depth / 2; d += L) {
-      Vec<float> block[L];
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) {
-        const BitsVec<float> pairs = load<BitsVec<float>>(from + (first + i) * depth + 2 * d);
-        block[i] = (Vec<float>)(sign == 1 ? pairs : times_sign(pairs, sign));
-      }
-      transpose<float>(block);
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) store(to + (d + i) * ld + first, block[i]);
-    }
-  }
-}
-
-// Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1 of `from`; missing rows are zero.
+// Interleaves pairs of rows: row p of `to` holds, for each feature, rows 2 p and 2 p + 1 of `from`. Pads with zeros.
 inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32_t* to, int64_t ld, int64_t terms) {
   for (int64_t row = 0; row < rows; row += 2, from += 2 * depth, to += ld) {
     for (int64_t j = 0; j < ld; j += kLanes<float>) {
@@ -97,14 +83,17 @@ inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32
   clear(to, (terms - rows) / 2 * ld);
 }
 
-// Packs the rows of an item. delta, the diagonal of O dO', uses the instructions of dP' = V dO': a row with a single
-// key has O = V and dS = 0 exactly.
+// Packs the rows of an item and computes delta, the diagonal of O dO'. The same instructions compute dP' = V dO', so
+// that a row with a single key, where O = V, has dS = 0 exactly.
 inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch& s) {
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
   gather_item<RawBfloat16>(item, tile, raw, s.rows);
-  pack_columns(raw.query, s.depth_key, ld, Logits<float>(item.call.scale).sign, s.query_columns, ld);
-  pack_columns(raw.dout, s.depth_value, ld, 1, s.dout_columns, ld);
+  const auto pack_columns = [&](const uint16_t* from, int64_t depth, float sign, uint32_t* to) {
+    transpose_rows<Paired>(reinterpret_cast<const uint32_t*>(from), depth / 2, ld, depth / 2, sign, to, ld);
+  };
+  pack_columns(raw.query, s.depth_key, Logits<float>(item.call).sign, s.query_columns);
+  pack_columns(raw.dout, s.depth_value, 1, s.dout_columns);
   pack_pairs(raw.query, s.depth_key, ld, s.query_pairs, s.width.key, s.terms);
   pack_pairs(raw.dout, s.depth_value, ld, s.dout_pairs, s.width.value, s.terms);
   for (int64_t first = 0; first < ld; first += kTileRows) {
@@ -116,28 +105,12 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   subtract_dlse(item, tile.cells(), 1.0f, s.rows);
 }
 
-// Rows of `depth` bfloat16 features; `ld` is in bytes.
-struct KeyRows {
-  const char* data;
-  int64_t ld;
-};
-
-// `rows` rows of K or V of a key tile: in place, or copied and padded.
-inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
-                         int64_t* position, uint16_t* buffer) {
-  if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
-    return {head.data + tile.start * head.position, tile.stride[2] * head.position};
-  }
-  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, buffer);
-  return {reinterpret_cast<const char*>(buffer), 2 * depth};
-}
-
-// Computes s.key_columns = K' for the block of keys at `key`. The 16 by 16 transpose moves both keys of a pair as one
-// number.
-inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
+// Computes s.key_columns = K' for the block of keys from `key` on. Transposes 16 x 16 elements of 32 bits, each of
+// which holds one feature of both keys of a pair.
+inline void pack_key_columns(Operand<uint16_t> keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
-  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + 2 * d); };
+  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + d); };
   for (int64_t d = 0; d < s.depth_key; d += kTileTerms) {
     uint16_t* out = s.key_columns + d * ld + key;
     Vec<float> even[L], odd[L];
@@ -154,22 +127,22 @@ inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackward
   }
 }
 
-// Stores sixteen bfloat16 to each of two rows.
+// Stores the halves of a register, sixteen bfloat16 each, to two rows.
 SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(both));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
 }
 
-constexpr int kStretch = 4;  // pairs of keys per iteration
+constexpr int kStretch = 4;  // pairs of keys per call of weigh_rows()
 
-// Softmax of the keys [row, row + kStretch), and those kTileRows after them, for the vector of queries at `column`. The
-// low parts of lse2 and of the factor are omitted: their error is that of rounding lse, below the rounding to bfloat16.
-template <bool kMasked>
+// Computes P' and dS' for one vector of queries, and for the keys [row, row + kStretch) and the same range shifted by
+// kTileRows. Ignores the low parts of lse2 and the factor, which matter less than the rounding to bfloat16.
+template <bool kMasked, bool kScored>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
   const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
-  // K of skipped rows may be infinite, and 0 * inf is NaN.
+  // The weights of skipped rows may be NaN: an infinite K times their zero query.
   const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
   const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
   SPATTN_UNROLL
@@ -178,9 +151,9 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
       const int64_t at = (row + half * kTileRows + i) * ld + column;
-      const Vec<float> score = Logits<float>::score(load<Vec<float>>(s.scores + at));
-      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(score, lse2)), keep);
-      const Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(load<Vec<float>>(s.scores + at), lse2)), keep);
+      Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      if constexpr (kScored) difference *= load<Vec<float>>(s.derivatives + at);
       gradient = score_gradient(weight, difference * scale);
     };
     __m512 weight[2], gradient[2];
@@ -195,7 +168,7 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
   }
 }
 
-// Clears P' and dS' of a block, as operands of dV and dK, for a vector of queries.
+// Clears P' and dS' of a block, the left operands of dV and dK, for one vector of queries.
 inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   for (int64_t key = 0; key < kTileTerms; ++key) {
@@ -204,7 +177,7 @@ inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   }
 }
 
-// Clears dS' as an operand of dQ'.
+// Clears dS' of a block, the right operand of dQ', for one vector of queries.
 inline void clear_pairs(uint32_t* pairs, int64_t vector, const TileBackwardScratch& s) {
   for (int64_t row = 0; row < kTileRows; ++row) {
     store(pairs + row * s.width.query + vector * kLanes<float>, Vec<float>{});

@@ -1,23 +1,27 @@
-// AMX forward of a work item: for each key tile and panel of queries S' = K Q', the softmax, then O' += V' P'.
+// AMX forward of a work item: for each key tile and panel of queries, S' = K Q', the softmax, then O' += V' P'.
 //
-// Sequential: tile and vector instructions do not overlap on the measured processors. Software pipelining over two or
-// three key tiles, so that no product reads fresh results, made a step a third slower (docs/decisions/007-amx.md).
+// There is no software pipelining, because tile and vector instructions do not overlap on the measured processors:
+// pipelining over two or three key tiles made an iteration a third slower (docs/decisions/007-amx.md).
 #pragma once
 #include "amx/pack.h"
 #include "amx/softmax.h"
 #include "finish/finish.h"
+#include "forward/plain.h"
+#include "softmax/score.h"
 #include "tile/prefetch.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The active part of a key tile and a panel of queries.
+// The queries and keys of a panel and a key tile that contain allowed pairs.
 struct Block {
-  int64_t first, columns;  // the first query's cell, vectors of queries
-  int64_t begin, end;      // the keys, in whole steps of products
+  int64_t first, columns;  // cell of the first query; number of tile columns, 16 queries each
+  int64_t begin, end;      // range of keys, rounded to multiples of kTileTerms
 };
 
-// The active columns from cell `first` on, at most a panel, and the key range of any of them; may have no columns.
+// Returns the block of the panel at cell `first` and a key tile of `rows` keys; it has no columns if no pair is
+// allowed.
 inline Block reached(const Mask& mask, int64_t first, int64_t cells, int64_t rows) {
   Block block = {first, 0, rows, 0};
   for (int64_t column = first; column < cells && column < first + kPanel; column += kTileColumns) {
@@ -49,7 +53,14 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
   multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
 }
 
-// Computes s.weight_tiles = P', and rescales O' where the running maximum moves.
+template <class Path>
+void score_block(const Tile& tile, const Block& block, const Score<float>& score, AmxScratch<Path>& s) {
+  list_positions(tile, s.position.key);
+  apply_score<false>(score, s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
+                     block.columns * kTileColumns, s.panel_scores, kPanel);
+}
+
+// Computes s.weight_tiles = P', and rescales O' where the running maximum changes.
 template <class Path>
 void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, AmxScratch<Path>& s) {
   for (int64_t column = 0; column < block.columns; ++column) {
@@ -69,8 +80,8 @@ void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, Amx
   }
 }
 
-// O' += V' P' in the tile registers or, where the accuracy of O requires the products of a tile to be summed first,
-// through s.product: see output_block().
+// Computes O' += V' P'. Unless kAddsInPlace, sums the terms of a key tile in s.product first, for accuracy, as
+// output_block() does.
 template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
   values.data = values.at(0, block.begin / kTileTerms, 0);
   const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.weight_part()};
@@ -86,23 +97,24 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
   }
 }
 
-// Sends queries that may attend to keys that fail the check to the float64 fallback.
+// Sends the queries that may attend to a key with a failed check to the float64 fallback.
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
-    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
+    read_row<typename Path::Raw>(keys.row(position), keys.feature, item.call.head_dim, s.staged);
     check.look_at(s.staged, item.call.head_dim);
     return !check.passed();
   });
 }
 
-// O', row_max and sums over the entries of the item. A cacheful of key tiles is processed panel by panel: the matrices
-// of a panel then stay in the L1 cache, and the key tiles stream through it.
+// Adds all key tiles of the item to O' and the row statistics. Processes as many key tiles as fit the tile cache panel
+// by panel: the matrices of a panel stay in the L1 cache while the key tiles stream through it.
 template <class Path>
 void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
+  const Score<float> score(item.call, item.head);
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
   const bool back = work.query_tile % 2;  // alternate direction, for cache reuse
   Listed at = back ? item.last() : item.first();
@@ -110,7 +122,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   for (int64_t i = work.begin; i < work.end;) {
     int64_t count = 0;
     for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
-      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at)};
+      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at), at};
       at = back ? item.before(at) : item.after(at);
       unfit |= s.entries[count].tile.unfit;
     }
@@ -120,6 +132,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
+        if (score) score_block(item.key_tile(entry->at), block, score, s);
         weigh_block(block, entry->mask, logits, s);
         multiply_values(block, entry->tile.values, s);
       }
@@ -128,18 +141,9 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   if (unfit) leave_unfit(item, keys, cells, s);
 }
 
-// Transposes the columns of O' to s.output = O.
-template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
+template <class Path> void transpose_output(int64_t cells, int64_t ld, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
-    const float* from = s.output_column(first);
-    for (int64_t d = 0; d < s.output.ld; d += kTileRows, from += kTileRows * kPanel) {
-      Vec<float> block[kTileRows];
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
-      transpose<float>(block);
-      SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) store(s.output.row(first + i) + d, block[i]);
-    }
+    transpose_rows<Plain<Float32>>(s.output_column(first), kPanel, ld, kTileColumns, 1.0f, s.output + first * ld, ld);
   }
 }
 
@@ -152,15 +156,18 @@ template <class Path> struct TileForward {
     prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
     const int64_t cells = list_positions(tile, s.position.query);
     const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
-    const Logits<float> logits(item.call.scale);
+    const Logits<float> logits(item.call);
     leave_marked(item, cells, s.position.key, s.exact);
     pack_queries<Path>(item, cells, logits.sign, s);
     s.rows.reset(columns);
     memset(s.output_tiles, 0, size_t(panels * s.counts.value_tiles * kPanelSize));
     Ahead ahead(item, sizeof(typename E::Storage), true);
     add_entries<Path>(item, cells, logits, ahead, s);
-    transpose_output(cells, s);
-    finish_item<E>(item, cells, logits, s.rows.row_sum, s.position, s.rows, s.output, s.exact);
+    const int64_t ld = s.counts.value_width();
+    transpose_output(cells, ld, s);
+    finish_item<E>(
+        item, cells, logits, s.rows.row_sum, s.position, s.rows, ld, [&](int64_t cell) { return s.output + cell * ld; },
+        s.exact);
   }
 };
 

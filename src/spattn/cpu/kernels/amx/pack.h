@@ -1,5 +1,5 @@
-// Packing of AMX operands: Q' and P' as the right operand, pairs of terms in a lane; K and V' as the left one, whole
-// terms in a row. Missing rows and terms are zero.
+// Packs AMX operands: Q' as a right operand, with pairs of terms in a lane, K and V' as left operands, with adjacent
+// terms in a row. Pads rows and terms with zeros.
 #pragma once
 #include "amx/parts.h"
 #include "amx/scratch.h"
@@ -10,14 +10,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Stores a block of 16 vectors of 32-bit elements, transposed, as a tile with rows `ld` bytes apart.
+// Transposes 16 vectors of 32-bit elements and stores them as a tile with rows `ld` bytes apart.
 SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out, int64_t ld) {
   transpose<float>(block);
   SPATTN_UNROLL
   for (int i = 0; i < kTileRows; ++i) store(out + i * ld, block[i]);
 }
 
-// Packs Q' of a column of queries from its staged rows.
+// Packs Q' of one tile column, 16 queries, from the rows in s.staged.
 template <class Path> void pack_column(char* out, typename Path::Check& check, float sign, const AmxScratch<Path>& s) {
   constexpr int kParts = Path::kParts;
   for (int64_t t = 0; t < s.counts.key_steps; ++t) {
@@ -49,7 +49,7 @@ template <class Path> void pack_queries(const Item& item, int64_t cells, float s
   }
 }
 
-// Packs `rows` rows of K, in whole steps, to `out`. Returns whether they pass the check.
+// Packs `rows` rows of K, a multiple of kTileTerms, to `out`. Returns whether they pass the check.
 template <class Path>
 bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
   typename Path::Check check;
@@ -65,7 +65,7 @@ bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const 
   return check.passed();
 }
 
-// Packs `rows` rows, in whole tiles, to V' at `out`.
+// Packs `rows` rows of V, a multiple of kTileTerms, as V' to `out`.
 template <class Path>
 void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
   constexpr int kParts = Path::kParts;
@@ -84,29 +84,21 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, cons
   }
 }
 
-// Rows of a tile, `width` elements each: in place or staged.
-template <class Path>
-Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
-                                      AmxScratch<Path>& s) {
-  using Raw = typename Path::Raw;
-  if (rows == tile.cells() && width == ld && readable_in_place<Raw>(head, tile)) return in_place<Raw>(head, tile);
-  gather_rows<Raw>(head, tile, rows, width, ld, s.position.key, s.staged);
-  return {s.staged, ld};
-}
-
-// Packs a tile into entry `index` of the cache. Returns whether its keys pass the check.
+// Packs K and V of a tile into entry `index` of the cache. Returns whether its keys pass the check.
 template <class Path>
 bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int index,
                AmxScratch<Path>& s) {
   const Call& call = item.call;
-  const auto k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.counts.key_width(), s);
+  using Raw = typename Path::Raw;
+  const auto k = tile_rows<Raw>(keys, tile, rows, call.head_dim, s.counts.key_width(), false, s.position.key, s.staged);
   const bool fit = pack_keys<Path>(k, rows, s.tiles.keys(index), s.tiles);
-  const auto v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.counts.value_width(), s);
+  const auto v =
+      tile_rows<Raw>(values, tile, rows, call.head_dim_v, s.counts.value_width(), false, s.position.key, s.staged);
   pack_values<Path>(v, rows, s.tiles.values(index), s.tiles);
   return fit;
 }
 
-// Returns a key tile from the cache, packed on a miss. The last `capacity` tiles stay valid.
+// Returns a key tile from the cache; packs it on a miss. The most recent `capacity` tiles stay valid.
 template <class Path>
 PackedTile find_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, AmxScratch<Path>& s) {
   const Tile tile = item.key_tile(at);

@@ -1,24 +1,23 @@
-// AMX products of the forward: panels of queries, two tiles wide (one at the end).
+// AMX products of the forward. Their results are panels: two tiles wide, or one at the end of the queries.
 #pragma once
 #include "amx/tiles.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Operands and results with queries along their rows consist of panel tiles, with rows twice as long as a tile's: the
-// two tiles of a panel lie side by side.
-constexpr int kPanel = 2 * kTileColumns;                                                     // queries
-constexpr int kPanelBytes = 2 * kTileBytes;                                                  // of a row
-constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;  // bytes
+// The two tiles of a panel lie side by side, so that a row of a panel is two tile rows.
+constexpr int kPanel = 2 * kTileColumns;     // queries per panel
+constexpr int kPanelBytes = 2 * kTileBytes;  // bytes per row
+constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;
 
-// A row of N tiles of C in registers C and C + 1; operands in A, 6 and 7.
+// Computes one row of N tiles of C in tile registers C and C + 1, with operands in registers A, 6 and 7.
 template <int C, int A, int N> struct TileRow {
   template <int kParts>
   static SPATTN_INLINE void multiply(const TileFactor& a, int row, const TileFactor& b, int64_t steps, bool add,
                                      const char* c) {
     static_assert(kParts <= 2, "three products of parts");
     start(add, c);
-    for (int64_t t = 0; kParts == 2 && t < steps; ++t) {  // the small products first: they round less
+    for (int64_t t = 0; kParts == 2 && t < steps; ++t) {  // small products first, for a smaller rounding error
       product(a.at(row, t, 1), a.ld, b, t, 0), product(a.at(row, t, 0), a.ld, b, t, 1);
     }
     for (int64_t t = 0; t < steps; ++t) product(a.at(row, t, 0), a.ld, b, t, 0);
@@ -47,8 +46,8 @@ template <int C, int A, int N> struct TileRow {
   }
 };
 
-// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on, loaded once
-// instead of with every row.
+// Computes C = A B or C += A B, like panel_product(), for `steps` = kSteps. Keeps B in the registers from 4 on instead
+// of loading it for each row.
 template <int N, int kSteps>
 void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
   static_assert(kSteps <= 2, "eight registers");
@@ -69,8 +68,8 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
   }
 }
 
-// C = A B, or C += A B, for `rows` rows of N tiles. Rows alternate between two pairs of registers, and a row is stored
-// while the next one is multiplied: a product has a latency of 52 cycles, and a store waits for it.
+// Computes C = A B or C += A B for `rows` rows of N tiles, over `steps` times kTileTerms terms. Rows alternate between
+// two pairs of registers: a store waits for its product, which has a latency of 52 cycles, during the next row.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {
   if (kParts == 1 && steps == 1) return resident_product<N, 1>(rows, a, b, add, c);

@@ -1,8 +1,8 @@
-// AMX operand formats: bfloat16 as is, float16 as two bfloat16 parts.
+// AMX operand formats: bfloat16 as is, float16 as the sum of two bfloat16 parts, high and low.
 //
-// `terms` are 32 adjacent terms of a row, `pairs` the terms of two rows interleaved, one in each half of a lane.
-// `reference` is the offset of a row's exponents, `Weigh` turns the scores of two adjacent keys into weights. float32
-// would need three parts and six products, slower than multiply-adds: docs/decisions/007-amx.md.
+// terms() loads 32 adjacent terms of a row; pairs() interleaves two rows, one in each half of a lane. reference() is
+// the counterpart of Logits::reference(), and Weigh converts the scores of two adjacent keys to weights. float32 would
+// need three parts and six products, which are slower than multiply-adds: docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>
 
@@ -13,10 +13,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// 2^x from VREDUCE and VSCALEF: f = x - floor(x), then a scaling by 2^floor(x). Minimax polynomial on [0, 1]; 2^-inf is
-// 0, NaN stays NaN.
+// Returns 2^x: VREDUCE computes f = x - floor(x), a minimax polynomial 2^f, and VSCALEF multiplies it by 2^floor(x).
+// 2^-inf is 0, NaN stays NaN.
 template <int N> SPATTN_INLINE Vec<float> exp2_floor(Vec<float> x, const float (&coefficients)[N]) {
-  const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 9);  // round down, suppress exceptions
+  const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 9);  // 9: round down, suppress exceptions
   Vec<float> power = splat(coefficients[0]);
   SPATTN_UNROLL
   for (int i = 1; i < N; ++i) power = power * f + coefficients[i];
@@ -26,19 +26,19 @@ template <int N> SPATTN_INLINE Vec<float> exp2_floor(Vec<float> x, const float (
 SPATTN_INLINE Vec<float> even_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs << 16); }
 SPATTN_INLINE Vec<float> odd_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs & 0xffff0000); }
 
-// bfloat16. The instructions flush subnormals to 0.
+// Operand format of bfloat16. The AMX instructions flush subnormals to 0.
 struct WholeParts {
   using E = Bfloat16;
-  using Raw = RawBfloat16;  // the packed element
+  using Raw = RawBfloat16;
   using Row = uint16_t;
   using Bits = BitsVec<float>;
   static constexpr int kParts = 1;
-  static constexpr bool kAddsInPlace = true;  // O' += V' P' in the tiles
+  static constexpr bool kAddsInPlace = true;  // accumulate O' in the tile registers
   static constexpr float kRescale[] = {
       2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // Finds queries and keys that are non-finite, or so large that sums of products may overflow: integer weights
-  // represent neither NaN nor infinity.
+  // Detects queries and keys that are non-finite, or so large that a score may overflow: integer weights can represent
+  // neither NaN nor infinity.
   struct Check {
     static constexpr int kLimit = 0x5d80;  // 2^60
     __mmask32 failed = 0;
@@ -62,8 +62,8 @@ struct WholeParts {
     parts[0] = side_by_side(even, odd);
   }
 
-  // Exponents are multiples of 1/512, as are the offsets, which exceed the scaled maximum by kSlack so that no exponent
-  // is positive. From 2^12 on a score lacks the bits for that: NaN.
+  // Exponents are multiples of 1 / kSteps. So are references, which exceed the scaled maximum by kSlack so that no
+  // exponent is positive. From kFar on, float32 has too few bits for such multiples: reference() returns NaN.
   static constexpr float kSteps = 512, kFar = 4096;
   static SPATTN_INLINE Vec<float> reference(Vec<float> row_max, Logits<float> logits) {
     const Vec<float> scaled = row_max * logits.factor + float(kSlack);
@@ -72,28 +72,27 @@ struct WholeParts {
     return row_max == -kInfinity<float> ? Vec<float>{} : near;
   }
 
-  // Integer weights: a bfloat16, read as an integer, is 128 times its base-2 logarithm, except for the deviation of the
-  // logarithm from its chord between powers of 2, which a table of 128 bytes holds. A multiply-add leaves 512 times the
-  // exponent in the low half of a lane, two keys share one, and the rest operates on halves. The error exceeds
-  // that of rounding to bfloat16 by at most 0.25 %, and equals it in the mean square. Sums are over the rounded
-  // weights, so that the output is an average of V with weights of sum 1.
+  // Computes weights with integer arithmetic. The bits of a bfloat16 x, read as an integer, are 128 * (log2(x) + 127)
+  // with log2 interpolated linearly between powers of 2; kTable corrects the interpolation error. A multiply-add writes
+  // 512 * exponent to the low half of a lane, then two keys share a lane. The maximum error exceeds that of rounding to
+  // bfloat16 by at most 0.25 %, and the RMS error equals it. `sum` adds the rounded weights, so that the weights of the
+  // output sum to 1.
   struct Weigh {
-    // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up, which corrects the half step lost by rounding
-    // to a fourth of the steps.
+    // kTable[j] = 512 (f - (2^f - 1)) for f = (j - 1/8) / 128 modulo 1, rounded up to compensate the truncated index j.
     alignas(64) static constexpr uint8_t kTable[128] = {
         1,  2,  3,  4,  5,  6,  7,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 24, 25, 26,
         27, 28, 29, 29, 30, 31, 32, 32, 33, 34, 34, 35, 35, 36, 37, 37, 38, 38, 39, 39, 40, 40, 40, 41, 41, 42,
         42, 42, 43, 43, 43, 43, 44, 44, 44, 44, 44, 44, 44, 44, 45, 45, 45, 45, 45, 44, 44, 44, 44, 44, 44, 44,
         43, 43, 43, 43, 42, 42, 42, 41, 41, 40, 40, 40, 39, 38, 38, 37, 37, 36, 36, 35, 34, 33, 33, 32, 31, 30,
         29, 29, 28, 27, 26, 25, 24, 23, 22, 21, 19, 18, 17, 16, 15, 13, 12, 11, 9,  8,  7,  5,  4,  2};
-    static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the low bits hold integers up to 2^22
-    static constexpr float kNone = kMagic + 1;    // smaller weights round to 0
+    static constexpr float kMagic = 12582912.0f;  // x + 1.5 * 2^23 has the integer x, below 2^22, in its low bits
+    static constexpr float kNone = kMagic + 1;    // lower bound; the weight is then 0
     __m512 factor, start;
     __m512i low, high;
 
     SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits)
         : factor(_mm512_set1_ps(logits.factor * kSteps)),
-          start((__m512)(kMagic + 127 * kSteps + 2 - reference * kSteps)),  // 2: half of a step of the result
+          start((__m512)(kMagic + 127 * kSteps + 2 - reference * kSteps)),  // + 2 rounds the final shift by 2 bits
           low(_mm512_load_si512(kTable)), high(_mm512_load_si512(kTable + 64)) {}
 
     SPATTN_INLINE void operator()(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& sum) const {
@@ -110,7 +109,8 @@ struct WholeParts {
   };
 };
 
-// float16: two bfloat16 parts hold its 11 bits; weights keep 16 bits. Omits the product of the low parts.
+// Operand format of float16: two bfloat16 parts represent its 11 bits, and 16 bits of a weight. The kernel omits
+// the product of two low parts.
 struct TwoParts {
   using E = Float16;
   using Raw = Float16;
@@ -122,13 +122,14 @@ struct TwoParts {
       2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
   static constexpr const auto& kRescale = kExp2;
 
-  // No check: a non-finite number makes a part, and hence the row's sum, NaN.
+  // Checks nothing: a non-finite number has a NaN part, which makes the sum of its row NaN.
   struct Check {
     void look_at(const Row*, int64_t) {}
     bool passed() const { return true; }
   };
 
-  // Calls visit(part, both, mixed) for every part of two vectors; `both` as converted, `mixed` interleaved.
+  // Splits a and b. Calls visit(p, both, mixed) for each part: `both` holds part p of a, then of b, `mixed` has them
+  // interleaved.
   template <class Visit> static SPATTN_INLINE void split(Vec<float> a, Vec<float> b, Visit visit) {
     SPATTN_UNROLL
     for (int p = 0; p < kParts; ++p) {
@@ -158,7 +159,7 @@ struct TwoParts {
 
     SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits) : reference(reference), logits(logits) {}
 
-    // Parts are truncated, not rounded: as exact, and cheaper.
+    // Truncates the parts instead of rounding: cheaper, and as accurate.
     SPATTN_INLINE void operator()(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& sum) const {
       even = exp2_floor(logits.exponent(even, reference), kExp2);
       odd = exp2_floor(logits.exponent(odd, reference), kExp2);

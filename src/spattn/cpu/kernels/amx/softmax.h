@@ -1,4 +1,4 @@
-// Online softmax of one panel column, sixteen queries; same rules as softmax/softmax.h.
+// Online softmax of one tile column, sixteen queries; same algorithm as softmax/softmax.h.
 #pragma once
 #include "amx/parts.h"
 #include "amx/panel.h"
@@ -8,14 +8,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
+constexpr int kColumnChains = 4;  // independent maxima and sums; short sums have a smaller rounding error
 
-// Mask of kTileTerms keys for the queries of a column, a few keys at a time.
+// Mask of kTileTerms keys by the queries of a tile column.
 struct ColumnMask {
-  const char* words;  // of the first query
-  __m512i offset;     // of the others, in bytes
-  __mmask16 real;     // queries of the mask
-  __m512i bits{};     // the next keys, from the lowest bit on
+  const char* words;  // mask row of the first query
+  __m512i offset;     // bytes from it to the row of each query
+  __mmask16 real;     // queries that have a mask row
+  __m512i bits{};     // bits of the next keys, lowest first
 
   ColumnMask(const Mask& mask, int64_t row)
       : words(mask ? reinterpret_cast<const char*>(mask.bits + row * mask.words) : nullptr) {
@@ -29,14 +29,14 @@ struct ColumnMask {
   }
   SPATTN_INLINE void skip(int keys) { bits = _mm512_srli_epi32(bits, unsigned(keys)); }
 
-  // The queries that may attend to the key `ahead` keys further on.
+  // Returns the queries that may attend to the key at bit `ahead`.
   SPATTN_INLINE __mmask16 allowed(int ahead) const {
     return _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
   }
 };
 
-// The maximum score of each query of a column over the keys [begin, end), in whole steps; `scores` starts at `begin`.
-// Masked pairs become -inf.
+// Returns the maximum score of each query in a tile column over the keys [begin, end), which are multiples of
+// kTileTerms, and writes -inf to masked pairs. `scores` starts at key `begin`.
 template <bool kMasked>
 inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
   using V = Vec<float>;
@@ -48,7 +48,7 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
     for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
       SPATTN_UNROLL
       for (int i = 0; i < kColumnChains; ++i) {
-        V score = Logits<float>::score(load<V>(scores + i * kPanel));
+        V score = load<V>(scores + i * kPanel);
         if (kMasked) store(scores + i * kPanel, score = Logits<float>::masked(score, column.allowed(i)));
         largest[i] = larger(score, largest[i]);
       }
@@ -58,14 +58,14 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
 }
 
-// Updates row_max, the offset of exponents and row_sum of the column at cell `first`; returns whether O must be
-// multiplied by `rescale`. Rows with a NaN offset take the float64 fallback.
+// Updates row_max and `reference`, and rescales row_sum, of the tile column at cell `first`. Returns whether O must be
+// multiplied by `rescale`. Rows with a NaN reference take the float64 fallback.
 template <class Path>
 bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const RowStatistics<float>& rows,
                  const FallbackRowBuffer& exact) {
   using V = Vec<float>;
   const V before = load<V>(rows.row_max + first);
-  const IntVec<float> moved = (tile_max - before) * logits.factor > float(kSlack);  // -inf - -inf: NaN, not greater
+  const IntVec<float> moved = (tile_max - before) * logits.factor > float(kSlack);  // false if both are -inf: NaN
   if (_mm512_test_epi32_mask((__m512i)moved, (__m512i)moved) == 0) return false;
   const V row_max = moved ? tile_max : before, reference = Path::reference(row_max, logits);
   const V change = load<V>(rows.reference + first) - reference;
@@ -78,8 +78,8 @@ bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const
   return true;
 }
 
-// Writes P' of `keys` keys, in whole steps, to `out`, from the scores of a column, and adds to its sums. Parts of
-// weights are `part_bytes` apart.
+// Computes P' from the scores of one tile column, writes it to `out` with its parts `part_bytes` apart, and adds it to
+// row_sum. `keys` is a multiple of kTileTerms.
 template <class Path>
 void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out, int64_t part_bytes,
                   const RowStatistics<float>& rows) {

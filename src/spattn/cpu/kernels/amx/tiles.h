@@ -1,24 +1,25 @@
-// Matrix products on AMX tiles: sixteen rows of 64 bytes, bfloat16 products accumulated in float32.
+// Matrix products on AMX tiles of sixteen rows of 64 bytes, bfloat16 with float32 accumulation.
 //
-// `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns
-// of two adjacent terms. The even and the odd terms are summed separately, then together, then added to C. Subnormals
-// count as 0.
+// `tdpbf16ps` adds A B to C, a tile of 16 x 16 float32. A has 16 rows of 32 terms, and B 16 rows of 16 pairs of
+// adjacent terms. The instruction sums even and odd terms separately, adds both sums, then adds the result to C. It
+// reads subnormals as 0.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "simd/blocking.h"
 #include "simd/vec.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
 constexpr int kTileRows = 16, kTileBytes = 64;
-constexpr int kTileTerms = 32;  // of a product, in one tile
+constexpr int kTileTerms = 32;  // terms per tile in the dimension over which a product sums
 constexpr int kTileColumns = 16;
 
 #if defined(SPATTN_AMX_EMULATED)
-// Emulation for tests on machines without AMX; slow.
+// Slow emulation, to test on machines without AMX.
 inline thread_local char emulated_tiles[8][kTileRows][kTileBytes];
 
 struct TileSession {};
@@ -50,11 +51,11 @@ template <int C, int A, int B> inline void tile_dot() {
   }
 }
 #else
-// Configures the tile registers of this thread at full size, and releases them: while in use, every context switch
-// saves 8 KiB.
+// Configures the tile registers of this thread at full size. Its destructor releases them, because otherwise each
+// context switch saves 8 KiB.
 struct TileSession {
   TileSession() {
-    alignas(64) uint8_t config[64] = {1};  // palette 1; bytes 16...: bytes a row of each register; 48...: rows
+    alignas(64) uint8_t config[64] = {1};  // palette 1; from byte 16: bytes per row (16-bit); from byte 48: rows
     for (int i = 0; i < 8; ++i) config[16 + 2 * i] = kTileBytes, config[48 + i] = kTileRows;
     asm volatile("ldtilecfg %0" ::"m"(config));
   }
@@ -62,7 +63,7 @@ struct TileSession {
   TileSession(const TileSession&) = delete;
 };
 
-// The intrinsics require literal register numbers, which templates cannot pass.
+// Assembly, because the intrinsics require literal register numbers, which templates cannot pass.
 template <int R> SPATTN_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(R)); }
 template <int R> SPATTN_INLINE void tile_load(const void* from, int64_t ld) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(R), "r"(from), "r"(ld) : "memory");
@@ -75,20 +76,20 @@ template <int C, int A, int B> SPATTN_INLINE void tile_dot() {
 }
 #endif
 
-// Layout of the tiles of an operand; all strides in bytes.
+// An operand A or B, stored as tiles; all strides are in bytes.
 struct TileFactor {
   const void* data;
-  int64_t ld;     // from row to row of a tile
-  int64_t block;  // from a tile to the next one of C's rows (A) or columns (B)
-  int64_t step;   // from a tile to the next one along the terms
-  int64_t part;   // from the high to the low parts of the numbers
+  int64_t ld;     // stride between rows of a tile
+  int64_t block;  // stride between tiles along the rows of A or the columns of B
+  int64_t step;   // stride between tiles in the dimension over which the product sums
+  int64_t part;   // stride between the high and low parts: parts.h
 
   const void* at(int index, int64_t terms, int number) const {
     return static_cast<const char*>(data) + index * block + terms * step + number * part;
   }
 };
 
-// Loads part `number` of N tiles of an operand into the registers from First on.
+// Loads part `number` of N operand tiles into tile registers First, First + 1, ...
 template <int First, int N> SPATTN_INLINE void load_tiles(const TileFactor& factor, int64_t terms, int number) {
   tile_load<First>(factor.at(0, terms, number), factor.ld);
   if constexpr (N > 1) tile_load<First + 1>(factor.at(1, terms, number), factor.ld);
@@ -101,32 +102,29 @@ template <int M, int N> SPATTN_INLINE void multiply_tiles() {
   if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
 }
 
-// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` is the bytes
-// from row to row of C, whose tiles are adjacent.
+// Computes C = A B, or C += A B if `add`, for M by N tiles of C, over `steps` times kTileTerms terms. The tiles of C
+// are adjacent, in a row-major matrix with a row stride of `ld` bytes.
 template <int M, int N>
 SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c,
                                 int64_t ld) {
   static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
   char* out = static_cast<char*>(c);
-  const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {
-    visit0(out);
-    if constexpr (N > 1) visit1(out + kTileBytes);
-    if constexpr (M > 1) visit2(out + kTileRows * ld);
-    if constexpr (M > 1 && N > 1) visit3(out + kTileRows * ld + kTileBytes);
+  const auto each = [&](auto visit) {
+    visit(Count<0>{}, out);
+    if constexpr (N > 1) visit(Count<1>{}, out + kTileBytes);
+    if constexpr (M > 1) visit(Count<2>{}, out + kTileRows * ld);
+    if constexpr (M > 1 && N > 1) visit(Count<3>{}, out + kTileRows * ld + kTileBytes);
   };
   if (add) {
-    each([&](char* p) { tile_load<0>(p, ld); }, [&](char* p) { tile_load<1>(p, ld); },
-         [&](char* p) { tile_load<2>(p, ld); }, [&](char* p) { tile_load<3>(p, ld); });
+    each([&](auto number, char* p) { tile_load<decltype(number)::value>(p, ld); });
   } else {
-    each([](char*) { tile_zero<0>(); }, [](char*) { tile_zero<1>(); }, [](char*) { tile_zero<2>(); },
-         [](char*) { tile_zero<3>(); });
+    each([](auto number, char*) { tile_zero<decltype(number)::value>(); });
   }
   for (int64_t t = 0; t < steps; ++t) load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
-  each([&](char* p) { tile_store<0>(p, ld); }, [&](char* p) { tile_store<1>(p, ld); },
-       [&](char* p) { tile_store<2>(p, ld); }, [&](char* p) { tile_store<3>(p, ld); });
+  each([&](auto number, char* p) { tile_store<decltype(number)::value>(p, ld); });
 }
 
-// C = A B, or C += A B, for two rows of `columns` tiles of C.
+// As tile_product(), for 2 by `columns` tiles of C.
 inline void strip_product(const TileFactor& a, TileFactor b, int64_t steps, bool add, float* c, int64_t ld,
                           int64_t columns) {
   for (; columns > 1; columns -= 2, c += 2 * kTileColumns, b.data = b.at(2, 0, 0)) {

@@ -1,4 +1,4 @@
-// Backward of a work item: recomputes P = exp(scale * Q K' - lse) on the allowed pairs, tile by tile.
+// Backward of a work item, which recomputes P = exp(scale * Q K' - lse) of the allowed pairs, tile by tile.
 //
 //   delta = rowsum(dO o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q
 #pragma once
@@ -13,7 +13,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Adds the terms of a key tile to dq, dK and dV.
+// Adds the terms of a key tile to dQ, dK and dV.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
               BackwardScratch<T>& s) {
@@ -21,20 +21,24 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const Tile place = item.key_tile(at);
   int64_t* const position = s.rows.position.key;
   const int64_t rows = round_up(place.cells(), kKeyRows);
-  const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
-                           key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values),
-                           rows, cells, item.mask(at)};
+  const KeyTile<T> tile = {
+      tile_rows<E>(keys, place, rows, call.head_dim, s.width.key, true, position, s.staging.keys),
+      tile_rows<E>(values, place, rows, call.head_dim_v, s.width.value, true, position, s.staging.values), rows, cells,
+      item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
-  compute_weights(call, tile, SplitLogits<T>(call.scale), s);
+  const Score<T> score(call, item.head);
+  compute_weights(call, tile, score, SplitLogits<T>(call), s);
+  if (score) multiply_derivatives(s.weights, s.derivatives, rows * s.width.query, s.gradients);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);
 }
 
-// Epilogue of an item: runs the float64 fallback for the rows that need it, and writes dq to dQ or to a partial.
+// Epilogue of an item: runs the float64 fallback for rows that need it, and writes dQ to the result or to a partial.
 template <class E, class T = typename E::Compute>
 void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
   const Call& call = item.call;
+  const Head dq(call.dq, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = rows.position.query[cell];
     if (position == kPadding) continue;
@@ -48,10 +52,10 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
       for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(rows.exact.sum[d]);
     }
     if (item.work.slot < 0) {
-      write_row<E>(dq_row(call, item.batch, item.head, position), call.dq.stride[3], call.head_dim, row);
+      write_row<E>(dq.row(position), dq.feature, call.head_dim, row);
     } else {
-      memcpy(dq_slot<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell), row,
-             size_t(call.head_dim) * sizeof(T));
+      const int64_t slot = item.work.slot * call.plan.block_q + cell;
+      memcpy(partial_row<T>(call, item.batch, item.head, slot, call.head_dim), row, size_t(call.head_dim) * sizeof(T));
     }
   }
 }

@@ -1,35 +1,20 @@
-// The five matrix products of a tile's backward, all on one register-blocked micro-kernel:
+// The five matrix products of a tile's backward:
 // P' = exp2(factor * K Q' - lse2), dS' = P' o (V dO' - delta), dV += P' dO, dK += dS' Q, dQ += dS K.
 #pragma once
 #include "backward/queries.h"
 #include "backward/scratch.h"
+#include "forward/plain.h"
 #include "simd/vec.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/mask.h"
 #include "tile/operand.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// sum[i][j] = sum over n < depth of left[i * row + n * step] * (vector j of row n of `right`).
-template <class T, int R, int N>
-SPATTN_INLINE void multiply(const T* left, int64_t row, int64_t step, const T* right, int64_t ld, int64_t depth,
-                            Vec<T> (&sum)[R][N]) {
-  for (int64_t n = 0; n < depth; ++n) {
-    Vec<T> factor[N];
-    SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) factor[j] = load<Vec<T>>(right + n * ld + j * kLanes<T>);
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const Vec<T> scalar = splat(left[i * row + n * step]);
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] += scalar * factor[j];
-    }
-  }
-}
-
-// Operands of a key tile.
 template <class T> struct KeyTile {
   Operand<T> keys, values;
   int64_t rows;   // key cells, rounded up to kKeyRows
@@ -37,33 +22,34 @@ template <class T> struct KeyTile {
   Mask mask;
 };
 
-// kKeyRows rows of P' and dS' by N vectors of queries.
+// Computes P' and dS' for kKeyRows keys by N vectors of queries.
 template <class T, int N, bool kMasked>
-void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, SplitLogits<T> logits,
-                  BackwardScratch<T>& s) {
+void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, const Score<T>& score,
+                  SplitLogits<T> logits, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
-  constexpr int64_t kBits = LaneMask<T>::kBits;
+  using Path = Plain<Native<T>>;
   const int64_t ld = s.width.query, at = key * ld + column;
   Vec<T> product[kKeyRows][N] = {};
-  multiply(tile.keys.data + key * tile.keys.ld, tile.keys.ld, 1, s.query + column, ld, call.head_dim, product);
-  const Word<T>* allowed = s.mask.words(key, column);
+  multiply<Path>(tile.keys.data + key * tile.keys.ld, tile.keys.ld, 1, {s.query + column, ld}, Keys{0, call.head_dim},
+                 product);
+  if (score) {
+    apply_to_block(score, s.rows.position.key + key, s.rows.position.query + column, s.weights + at, ld, product,
+                   s.derivatives + at);
+  }
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     const Vec<T> lse2 = load<Vec<T>>(s.rows.lse2 + column + j * L);
     const Vec<T> lse2_low = load<Vec<T>>(s.rows.lse2_low + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      const Vec<T> score = Logits<T>::score(product[i][j]);
-      Vec<T> weight = normalised_weight<T>(logits.exponent(score, lse2, lse2_low), lse2);
-      if (kMasked) {
-        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
-        weight = masked_weight<T>(weight, bit);
-      }
+      Vec<T> weight = normalised_weight<T>(logits.exponent(product[i][j], lse2, lse2_low), lse2);
+      if (kMasked) weight = masked_weight<T>(weight, s.mask.bit(key + i, column + j * L));
       store(s.weights + at + i * ld + j * L, weight);
     }
   }
   Vec<T> gradient[kKeyRows][N] = {};
-  multiply(tile.values.data + key * tile.values.ld, tile.values.ld, 1, s.dout + column, ld, call.head_dim_v, gradient);
+  multiply<Path>(tile.values.data + key * tile.values.ld, tile.values.ld, 1, {s.dout + column, ld},
+                 Keys{0, call.head_dim_v}, gradient);
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     const Vec<T> delta = load<Vec<T>>(s.rows.delta + column + j * L);
@@ -75,92 +61,53 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   }
 }
 
-template <class T, bool kMasked>
-SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
-                                SplitLogits<T> logits, BackwardScratch<T>& s) {
-  static_assert(kQueryVectors == 3, "one case per width");
-  if (vectors == 3) weight_block<T, 3, kMasked>(call, tile, key, column, logits, s);
-  if (vectors == 2) weight_block<T, 2, kMasked>(call, tile, key, column, logits, s);
-  if (vectors == 1) weight_block<T, 1, kMasked>(call, tile, key, column, logits, s);
-}
-
-// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
-// `key`, and clears P' and dS' of the others.
-template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vectors, BackwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
-  const auto mark = [&](int64_t at) {
-    for (int64_t i = key; i < key + kKeyRows; ++i) {
-      store(s.weights + i * s.width.query + at, Vec<T>{});
-      store(s.gradients + i * s.width.query + at, Vec<T>{});
-    }
-  };
-  for (; vectors && idle(column); column += L, --vectors) mark(column);
-  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
-}
-
-// Computes s.weights = P' and s.gradients = dS'.
+// Computes s.weights = P' and s.gradients = dS', the gradient with respect to the output of the score function.
 template <class T>
-void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const int64_t vectors = (tile.cells + L - 1) / L;
-  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
-    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = 0; key < tile.rows; key += kKeyRows) {
-      if (!tile.mask) {
-        weight_block<T, false>(width, call, tile, key, first * L, logits, s);
-      } else {
-        int64_t column = first * L, active = width;
-        clear_idle(key, column, active, s);
-        weight_block<T, true>(active, call, tile, key, column, logits, s);
-      }
-    }
-  }
+void compute_weights(const Call& call, const KeyTile<T>& tile, const Score<T>& score, SplitLogits<T> logits,
+                     BackwardScratch<T>& s) {
+  const auto mark = [&](int64_t key, int64_t column) {
+    store(s.weights + key * s.width.query + column, Vec<T>{});
+    store(s.gradients + key * s.width.query + column, Vec<T>{});
+  };
+  const int64_t vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;
+  s.mask.each_block({0, tile.rows}, vectors, bool(tile.mask), mark, [&](auto some, int64_t key, int64_t column) {
+    constexpr int N = decltype(some)::value;
+    const auto run = tile.mask ? weight_block<T, N, true> : weight_block<T, N, false>;
+    run(call, tile, key, column, score, logits, s);
+  });
 }
 
-// Adds to rows [key, key + R) of N vectors of dK or dV: the queries [begin, end) of `left` times `right`.
-template <class T, int R, int N>
-SPATTN_INLINE void add_keys(const T* left, Operand<T> right, int64_t begin, int64_t end, int64_t key, int64_t column,
-                            T* sums, int64_t ld, int64_t first_key, const BackwardScratch<T>& s) {
-  Vec<T> sum[R][N] = {};
-  multiply(left + key * s.width.query + begin, s.width.query, 1, right.data + begin * right.ld + column, right.ld,
-           end - begin, sum);
+template <class T, class V, int N> SPATTN_INLINE void add_vectors(const V (&terms)[N], T* to) {
   SPATTN_UNROLL
-  for (int i = 0; i < R; ++i) {
-    const int64_t position = s.rows.position.key[key + i];
-    if (position == kPadding) continue;
-    T* row = sums + (position - first_key) * ld + column;
-    SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) store(row + j * kLanes<T>, load<Vec<T>>(row + j * kLanes<T>) + sum[i][j]);
-  }
+  for (int j = 0; j < N; ++j) store(to + j * kLanes<T>, load<V>(to + j * kLanes<T>) + terms[j]);
 }
 
-// Adds to R rows of dK or dV the remaining columns in blocks of N vectors.
-template <class T, int R, int N>
-SPATTN_INLINE void add_key_columns(const T* left, Operand<T> right, int64_t begin, int64_t end, int64_t key, T* sums,
-                                   int64_t ld, int64_t first_key, int64_t& column, const BackwardScratch<T>& s) {
-  for (; right.ld - column >= N * kLanes<T>; column += N * kLanes<T>) {
-    add_keys<T, R, N>(left, right, begin, end, key, column, sums, ld, first_key, s);
-  }
-}
-
+// Adds the terms of a tile to rows [key, key + R) of dK and dV.
 template <class T, int R>
 void add_key_block(const KeyTile<T>& tile, int64_t key, const Sums& sums, const BackwardScratch<T>& s) {
-  int64_t begin = 0, end = tile.cells;
-  if (tile.mask) tile.mask.reach_queries(key, R, begin, end);
-  if (begin == end) return;
-  const auto add = [&](const T* left, Operand<T> right, char* to, int64_t ld) {
-    int64_t column = 0;
-    T* out = reinterpret_cast<T*>(to);
-    add_key_columns<T, R, kOutputVectors>(left, right, begin, end, key, out, ld, sums.begin, column, s);
-    if (kOutputVectors > 2) add_key_columns<T, R, 2>(left, right, begin, end, key, out, ld, sums.begin, column, s);
-    add_key_columns<T, R, 1>(left, right, begin, end, key, out, ld, sums.begin, column, s);
+  constexpr int64_t L = kLanes<T>;
+  Keys queries = {0, tile.cells};
+  if (tile.mask) tile.mask.reach_queries(key, R, queries.begin, queries.end);
+  if (queries.begin == queries.end) return;
+  const auto add = [&](const T* left, const T* right, int64_t width, char* to, int64_t ld) {
+    in_blocks<kOutputVectors>(width / L, [&](auto vectors, int64_t column) __attribute__((always_inline)) {
+      constexpr int N = decltype(vectors)::value;
+      Vec<T> sum[R][N] = {};
+      multiply<Plain<Native<T>>>(left + key * s.width.query, s.width.query, 1, {right + column * L, width}, queries,
+                                 sum);
+      SPATTN_UNROLL
+      for (int i = 0; i < R; ++i) {
+        const int64_t position = s.rows.position.key[key + i];
+        if (position != kPadding)
+          add_vectors(sum[i], reinterpret_cast<T*>(to) + (position - sums.begin) * ld + column * L);
+      }
+    });
   };
-  add(s.weights, {s.raw.dout, s.width.value}, sums.dv, sums.ld_dv);
-  add(s.gradients, {s.raw.query, s.width.key}, sums.dk, sums.ld_dk);
+  add(s.weights, s.raw.dout, s.width.value, sums.dv, sums.ld_dv);
+  add(s.gradients, s.raw.query, s.width.key, sums.dk, sums.ld_dk);
 }
 
-// dV += P' dO and dK += dS' Q.
+// Computes dV += P' dO and dK += dS' Q.
 template <class T> void add_key_gradients(const KeyTile<T>& tile, const Sums& sums, const BackwardScratch<T>& s) {
   static_assert(kOutputRows == 6 && kKeyRows % 4 == 0, "the remainders below");
   int64_t key = 0;
@@ -169,32 +116,22 @@ template <class T> void add_key_gradients(const KeyTile<T>& tile, const Sums& su
   if (tile.rows - key == 2) add_key_block<T, 2>(tile, key, sums, s);
 }
 
-// Rows [row, row + R) of N vectors of dQ: += dS K.
-template <class T, int R, int N>
-SPATTN_INLINE void add_query_columns(const KeyTile<T>& tile, int64_t row, int64_t begin, int64_t end, int64_t& column,
-                                     BackwardScratch<T>& s) {
-  for (; s.width.key - column >= N * kLanes<T>; column += N * kLanes<T>) {
-    Vec<T> sum[R][N] = {};
-    multiply(s.gradients + begin * s.width.query + row, 1, s.width.query,
-             tile.keys.data + begin * tile.keys.ld + column, tile.keys.ld, end - begin, sum);
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      T* out = s.rows.dq + (row + i) * s.width.key + column;
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) store(out + j * kLanes<T>, load<Vec<T>>(out + j * kLanes<T>) + sum[i][j]);
-    }
-  }
-}
-
+// Adds the terms of a tile to rows [row, row + R) of dQ.
 template <class T, int R> void add_query_block(const KeyTile<T>& tile, int64_t row, BackwardScratch<T>& s) {
-  int64_t begin = 0, end = tile.rows, column = 0;
-  if (tile.mask) tile.mask.reach(row, R, begin, end);
-  add_query_columns<T, R, kOutputVectors>(tile, row, begin, end, column, s);
-  if (kOutputVectors > 2) add_query_columns<T, R, 2>(tile, row, begin, end, column, s);
-  add_query_columns<T, R, 1>(tile, row, begin, end, column, s);
+  constexpr int64_t L = kLanes<T>;
+  Keys keys = {0, tile.rows};
+  if (tile.mask) tile.mask.reach(row, R, keys.begin, keys.end);
+  in_blocks<kOutputVectors>(s.width.key / L, [&](auto vectors, int64_t column) __attribute__((always_inline)) {
+    constexpr int N = decltype(vectors)::value;
+    Vec<T> sum[R][N] = {};
+    multiply<Plain<Native<T>>>(s.gradients + row, 1, s.width.query, {tile.keys.data + column * L, tile.keys.ld}, keys,
+                               sum);
+    SPATTN_UNROLL
+    for (int i = 0; i < R; ++i) add_vectors(sum[i], s.rows.dq + (row + i) * s.width.key + column * L);
+  });
 }
 
-// dQ += dS K, for the query cells and up to one more.
+// Computes dQ += dS K for rows [0, cells), and for one more row if `cells` is odd.
 template <class T> void add_query_gradients(const KeyTile<T>& tile, BackwardScratch<T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;

@@ -1,49 +1,30 @@
-// Query rows of a backward item, gathered once: Q and dO, also transposed; lse and delta.
+// Gathers the query rows of a backward item: Q and dO, which it also transposes, lse and delta.
 #pragma once
 #include <math.h>
 
 #include "backward/exact.h"
 #include "backward/scratch.h"
+#include "forward/plain.h"
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/operand.h"
 #include "softmax/logits.h"
 #include "tile/item.h"
+#include "tile/product.h"
 #include "tile/tile.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Transposes L rows by L columns of `from` at (first, d), times `factor`.
-template <class T>
-SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int64_t d, T factor,
-                                   Vec<T> (&block)[kLanes<T>]) {
-  SPATTN_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) block[i] = load<Vec<T>>(from + (first + i) * ld + d) * factor;
-  transpose<T>(block);
-}
-
-// to = (factor * from)': `width` rows of `rows` values, both padded to whole vectors in `from`.
-template <class T>
-void transpose_rows(const T* from, int64_t ld_from, int64_t rows, int64_t width, T factor, T* to, int64_t ld_to) {
-  constexpr int L = kLanes<T>;
-  for (int64_t first = 0; first < rows; first += L) {
-    for (int64_t d = 0; d < width; d += L) {
-      Vec<T> block[L];
-      transpose_block(from, ld_from, first, d, factor, block);
-      for (int i = 0; i < L && i < width - d; ++i) store(to + (d + i) * ld_to + first, block[i]);
-    }
-  }
-}
-
-// delta = rowsum(dO o O), summed in the same order as dP = dO V': a row with a single key has O = V and dS = 0 exactly.
+// Computes delta = rowsum(dO o O) in the same summation order as dP = dO V', so that a row with a single key, where
+// O = V, has dS = 0 exactly.
 template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   for (int64_t first = 0; first < rows; first += L) {
     Vec<T> delta = {};
     for (int64_t d = 0; d < width; d += L) {
       Vec<T> out[L];
-      transpose_block(s.raw.out, s.raw.width_value, first, d, T(1), out);
+      transpose_block<Plain<Native<T>>>(s.raw.out + first * s.raw.width_value + d, s.raw.width_value, T(1), out);
       const T* dout = s.dout + d * s.width.query + first;
       for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(dout + i * s.width.query);
     }
@@ -51,24 +32,22 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
   }
 }
 
-// Subtracts `factor` * dlse from delta; dO has the same factor. Rows without allowed keys have no lse to differentiate.
+// Subtracts dlse, scaled by the factor of dO, from delta. Skips rows without allowed keys, whose lse is constant.
 template <class T> void subtract_dlse(const Item& item, int64_t cells, T factor, const GradientRows<T>& rows) {
   if (!item.call.dlse.data) return;
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (rows.idle[cell]) continue;
-    rows.delta[cell] -= factor * read_dlse<T>(item.call, item.batch, item.head, rows.position.query[cell]);
+    rows.delta[cell] -= factor * read_row_value<T>(item.call.dlse, item.batch, item.head, rows.position.query[cell]);
   }
 }
 
 template <class T> bool all_finite(const T* row, int64_t width) {
-  Vec<T> zero = {};
-  for (int64_t j = 0; j < width; j += kLanes<T>) zero += load<Vec<T>>(row + j) * T(0);
-  T sum = 0;
-  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
-  return sum == T(0);
+  IntVec<T> strange = {};
+  for (int64_t j = 0; j < width; j += kLanes<T>) strange |= not_finite(load<Vec<T>>(row + j));
+  return !any(strange);
 }
 
-// Whether all values, stored as bfloat16 bits, are finite.
+// True if all bfloat16 values of a row are finite.
 inline bool all_finite(const uint16_t* row, int64_t width) {
   uint16_t largest = 0;
   for (int64_t j = 0; j < width; ++j) {
@@ -78,8 +57,8 @@ inline bool all_finite(const uint16_t* row, int64_t width) {
   return largest < 0x7f80;
 }
 
-// Sets lse2 of a row. Removes from the tile the rows that would spread NaN to masked keys, rows with an lse too large
-// for exact weights, and rows already chosen for the float64 fallback.
+// Sets lse2 of a row, or zeroes the operands of a row that the tile kernel must skip: a row without allowed keys, and
+// rows for the float64 fallback, which are non-finite, is_far() or attend to a non-finite key.
 template <class T, class U>
 void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
   U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,
@@ -100,7 +79,7 @@ void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell,
   rows.lse2_low[cell] = lse2.low;
 }
 
-// Fills `raw` with the item's rows, read as element type E, and their entries of `rows`.
+// Gathers the item's rows as element type E to `raw`, and prepares their entries of `rows`.
 template <class E, class T>
 void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E::Compute>& raw,
                  const GradientRows<T>& rows) {
@@ -118,7 +97,7 @@ void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E:
     rows.lse2_low[cell] = T(0);
     rows.idle[cell] = true;
     if (cell >= tile.cells() || rows.position.query[cell] == kPadding) continue;
-    prepare_row(call, read_lse<T>(call, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
+    prepare_row(call, read_row_value<T>(call.lse, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
   }
 }
 
@@ -128,23 +107,11 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   const Call& call = item.call;
   gather_item<E>(item, tile, s.raw, s.rows);
   const int64_t rows = round_up(tile.cells(), kLanes<T>);
-  transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call.scale).sign, s.query, s.width.query);
-  transpose_rows(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
+  using Path = Plain<Native<T>>;
+  transpose_rows<Path>(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call).sign, s.query, s.width.query);
+  transpose_rows<Path>(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
   compute_delta(rows, call.head_dim_v, s);
   subtract_dlse(item, tile.cells(), T(call.scale), s.rows);
-}
-
-// K or V of a key tile, (rows, ld): all products of the backward read whole vectors of adjacent rows.
-template <class E>
-Operand<typename E::Compute> key_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
-                                      int64_t* position, typename E::Compute* buffer) {
-  using T = typename E::Compute;
-  if (rows == tile.cells() && width == ld && readable_in_place<E>(head, tile)) {
-    const Operand<T> direct = in_place<E>(head, tile);
-    if (direct.ld == ld) return direct;
-  }
-  gather_rows<E>(head, tile, rows, width, ld, position, buffer);
-  return {buffer, ld};
 }
 
 }  // namespace SPATTN_ISA

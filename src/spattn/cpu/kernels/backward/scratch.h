@@ -8,15 +8,15 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Row data of an item that all backward paths share.
+// Row data of an item, shared by all backward kernels.
 template <class T> struct GradientRows {
   Positions position;
-  FallbackRowBuffer exact;  // its sum is dQ of a row
-  T *lse2, *lse2_low;       // base-2 log-sum-exp as a sum of two; +inf for skipped rows
-  T* delta;                 // rowsum(dO o O), times the scale if dO has it
-  bool* idle;               // rows without a gradient
-  int64_t ld;               // of dq, in whole vectors
-  T* dq;                    // (width.query, ld)
+  FallbackRowBuffer exact;
+  T *lse2, *lse2_low;  // lse * log2(e) as high + low; high is +inf for rows that the tile kernel skips
+  T* delta;            // rowsum(dO o O), multiplied by the scale if dO is
+  bool* idle;          // whether a row has no gradient
+  int64_t ld;          // leading dimension of dq, a multiple of kLanes
+  T* dq;               // (width.query, ld)
 
   GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
       : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
@@ -24,7 +24,7 @@ template <class T> struct GradientRows {
         ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
 };
 
-// Q, dO and O of an item's queries, zero-padded to `width` and `width_value`.
+// Q, dO and O of an item, (rows, width) and (rows, width_value), zero-padded.
 template <class U> struct QueryRows {
   int64_t width, width_value;
   U *query, *dout, *out;
@@ -34,24 +34,25 @@ template <class U> struct QueryRows {
         dout(arena.array<U>(rows * width_value)), out(arena.array<U>(rows * width_value)) {}
 };
 
-// As P', dS' has one row per key and the queries side by side: without repacking it is the left operand of both
-// dK += dS' Q and dQ += dS K.
+// dS' is stored like P', one row per key, which is the packed left operand of both dK += dS' Q and dQ += dS K.
 template <class T> struct BackwardScratch {
   Widths<T> width;
   GradientRows<T> rows;
   QueryRows<T> raw;
   LaneMask<T> mask;
   KeyStaging<T> staging;
-  T* query;      // (head_dim, width.query): Q', times the sign of the scale
-  T* dout;       // (head_dim_v, width.query): scale * dO'
-  T* weights;    // (block_kv, width.query): P'
-  T* gradients;  // (block_kv, width.query): dS'
+  T* query;        // (head_dim, width.query): sign(scale) * Q'
+  T* dout;         // (head_dim_v, width.query): scale * dO'
+  T* weights;      // (block_kv, width.query): P'
+  T* gradients;    // (block_kv, width.query): dS'
+  T* derivatives;  // (block_kv, width.query): derivatives of the score function
 
   BackwardScratch(const Call& call, Arena& arena)
       : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         mask(call, width.query, arena), staging(call, width, arena), query(arena.array<T>(call.head_dim * width.query)),
         dout(arena.array<T>(call.head_dim_v * width.query)), weights(arena.array<T>(call.plan.block_kv * width.query)),
-        gradients(arena.array<T>(call.plan.block_kv * width.query)) {}
+        gradients(arena.array<T>(call.plan.block_kv * width.query)),
+        derivatives(arena.array<T>(call.score ? call.plan.block_kv * width.query : 0)) {}
 };
 
 }  // namespace SPATTN_ISA

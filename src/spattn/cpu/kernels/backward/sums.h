@@ -1,5 +1,6 @@
-// Accumulation of gradients over work items: dQ of rows with several items, dK and dV over units.
+// Sums gradients: dQ over the items of a row, dK and dV over the units of a key-value head.
 #pragma once
+#include "finish/results.h"
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/operand.h"
@@ -7,36 +8,27 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-inline char* dq_row(const Call& call, int64_t batch, int64_t head, int64_t position) {
-  return call.dq.data + batch * call.dq.stride[0] + head * call.dq.stride[1] + position * call.dq.stride[2];
-}
-
-// The workspace has slots * block_q rows of head_dim values for each (batch, head).
-template <class T> T* dq_slot(const Call& call, int64_t batch, int64_t head, int64_t row) {
-  const int64_t rows = call.plan.slots * call.plan.block_q;
-  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * call.head_dim;
-}
-
 template <class T> SPATTN_INLINE void add(T* to, const T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-// Sums the dQ partials of rows [begin, end) of the plan's merge_rows, in order.
+// Sums the dQ partials of rows [begin, end) of the plan's merge_rows, in a fixed order.
 template <class E>
 void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
   T* sum = reinterpret_cast<T*>(scratch);
   const Plan& plan = call.plan;
+  const Head dq(call.dq, batch, head);
   for (int64_t m = begin; m < end; ++m) {
     clear(sum, call.head_dim);
     for (int64_t source = plan.merge_indptr[m]; source < plan.merge_indptr[m + 1]; ++source) {
-      add(sum, dq_slot<T>(call, batch, head, plan.merge_sources[source]), call.head_dim);
+      add(sum, partial_row<T>(call, batch, head, plan.merge_sources[source], call.head_dim), call.head_dim);
     }
-    write_row<E>(dq_row(call, batch, head, plan.merge_rows[m]), call.dq.stride[3], call.head_dim, sum);
+    write_row<E>(dq.row(plan.merge_rows[m]), dq.feature, call.head_dim, sum);
   }
 }
 
-// Sums dK and dV of the keys [begin, end) of a key-value head over its units, in order.
+// Sums rows [begin, end) of dK and dV of a key-value head over its units, in a fixed order.
 template <class E>
 void add_units(const Call& call, int64_t batch, int64_t head_kv, const Sums* units, int64_t count, int64_t begin,
                int64_t end, char* scratch) noexcept {
@@ -50,8 +42,8 @@ void add_units(const Call& call, int64_t batch, int64_t head_kv, const Sums* uni
       add(dk, reinterpret_cast<const T*>(unit->dk) + (key - unit->begin) * unit->ld_dk, call.head_dim);
       add(dv, reinterpret_cast<const T*>(unit->dv) + (key - unit->begin) * unit->ld_dv, call.head_dim_v);
     }
-    write_row<E>(const_cast<char*>(keys.data) + key * keys.position, keys.feature, call.head_dim, dk);
-    write_row<E>(const_cast<char*>(values.data) + key * values.position, values.feature, call.head_dim_v, dv);
+    write_row<E>(keys.row(key), keys.feature, call.head_dim, dk);
+    write_row<E>(values.row(key), values.feature, call.head_dim_v, dv);
   }
 }
 

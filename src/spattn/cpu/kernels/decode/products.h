@@ -1,20 +1,18 @@
-// The two products of the decode kernel, with vectors along features: S = Q K' by dot products, O += P V as a sum of
-// scaled rows of V. A source of rows supplies K and V.
+// The two products of the decode kernel, with features in the lanes: S = Q K' by dot products, O += P V as a sum of
+// scaled rows of V. A Source supplies the rows of K and V: rows.h.
 #pragma once
-#include "decode/count.h"
 #include "kernels.h"
 #include "simd/blocking.h"
 #include "simd/element.h"
 #include "simd/reduce.h"
-#include "softmax/logits.h"
 #include "tile/mask.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// R rows of S, or of other products if not kScores, for some keys, in whole vectors. Reduces a vector of dot products
-// at once.
-template <class Stored, int R, bool kScores = true, class Source, class T>
+// Computes R rows of Q K' for the keys `some`, which are rounded to multiples of kLanes. Reduces kLanes dot products
+// across lanes at once.
+template <class Stored, int R, class Source, class T>
 void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
   constexpr int64_t kSize = sizeof(typename Stored::Storage);
@@ -35,8 +33,7 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
         }
       }
     }
-    Vec<T> total = across<Add, T>(sum);
-    if (kScores) total = Logits<T>::score(total);
+    const Vec<T> total = across<Add, T>(sum);
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       memcpy(scores + i * ld_scores + key, reinterpret_cast<const char*>(&total) + i * kKeys * sizeof(T),
@@ -45,48 +42,40 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// N vectors of R rows of O, from `column` of V on: O = factor * O + P V by rows; without factors, for the first keys,
-// O = P V.
+// Computes O = factor * O + P V for R rows by the N vectors of features from `column` on, with one factor per row, or
+// O = P V if `factor` is null.
 template <class Stored, int R, int N, class Source, class T>
 __attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
                                                int64_t ld_weight, const T* factor, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
-  // Few accumulators would stall on addition latency: even and odd keys have their own if the registers suffice.
-  constexpr int kSums = R * N <= 8 && 2 * R * N + N < kRegisters ? 2 : 1;
-  Vec<T> sums[kSums][R][N] = {};
+  Vec<T> sum[R][N] = {};
   const T* left_row[R];
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) left_row[i] = weights + i * ld_weight;
-  const int64_t first = column * kSize;
-  values.each(keys, [&](auto which, int64_t key, const char* row) __attribute__((always_inline)) {
-    Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
+  for (int64_t key = keys.begin; key < keys.end; ++key) {
+    values.prefetch(key, 1);
+    const char* const row = values.row(key) + column * kSize;
     Vec<T> right[N];
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + first + j * L * kSize);
-    if constexpr (kBytes <= 64) __builtin_prefetch(row + first + kBytes);  // a cache line of the next columns
+    for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + j * L * kSize);
+    if constexpr (kBytes <= 64) __builtin_prefetch(row + kBytes);  // the next features of the row
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       const Vec<T> left = splat(left_row[i][key]);
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
     }
-  });
-  Vec<T> results[R * N];
+  }
   T* out[R];
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) out[i] = output[i] + column;
   SPATTN_UNROLL
-  for (int i = 0; i < R; ++i) {
-    SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) {
-      Vec<T> sum = sums[0][i][j];
-      if constexpr (kSums > 1) sum += sums[1][i][j];
-      results[i * N + j] = factor ? sum + load<Vec<T>>(out[i] + j * L) * factor[i] : sum;
-    }
+  for (int i = 0; factor && i < R * N; ++i) {
+    sum[i / N][i % N] += load<Vec<T>>(out[i / N] + i % N * L) * factor[i / N];
   }
   SPATTN_UNROLL
-  for (int i = 0; i < R * N; ++i) store(out[i / N] + i % N * L, results[i]);
+  for (int i = 0; i < R * N; ++i) store(out[i / N] + i % N * L, sum[i / N][i % N]);
 }
 
 }  // namespace SPATTN_ISA

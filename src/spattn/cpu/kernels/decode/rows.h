@@ -1,10 +1,7 @@
-// Sources of K and V rows: evenly spaced, at listed positions, or a copy in whole vectors.
+// Sources that supply the rows of K and V to the decode products: evenly spaced, at listed positions, or copied.
 #pragma once
-#include "decode/count.h"
-#include "decode/reach.h"
 #include "kernels.h"
 #include "simd/element.h"
-#include "tile/mask.h"
 #include "tile/operand.h"
 
 namespace spattn {
@@ -14,12 +11,12 @@ namespace SPATTN_ISA {
 struct Rows {
   const char* data;
   int64_t stride;  // bytes
-  int64_t ahead;   // bytes from a row to the one that the products prefetch,
-  int64_t width;   // this many bytes of it
+  int64_t ahead;   // prefetch distance in bytes
+  int64_t width;   // bytes to prefetch per row
 
   SPATTN_INLINE const char* row(int64_t key) const { return data + key * stride; }
 
-  // In address order, for the hardware prefetcher: the products themselves jump back and forth.
+  // Prefetches in address order, which the hardware prefetcher follows; the products load rows in turns.
   SPATTN_INLINE void prefetch(int64_t first, int count) const {
     for (int i = 0; i < count; ++i) {
       const char* row = data + (first + i) * stride + ahead;
@@ -27,23 +24,18 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
-
-  // Calls visit(sum, key, row) for each key, `sum` being its accumulator.
-  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
-    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
-  }
 };
 
 constexpr int64_t kSoon = 8;  // prefetch distance in rows
 
-// Rows at listed positions to prefetch.
+// Rows at listed positions, to prefetch.
 struct Soon {
   const char* data;
   const int64_t* position;
-  int64_t stride, bytes;  // from position to position, of a row
+  int64_t stride, bytes;  // stride of positions and length of a row, in bytes
 };
 
-// Rows of K or V at listed positions; products with them prefetch others, one for one.
+// Rows of K or V at listed positions. When the products load row i, they prefetch row i of `soon`.
 struct ScatteredRows {
   const char* data;
   const int64_t* position;
@@ -58,12 +50,9 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
-  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
-    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
-  }
 };
 
-// Whether the rows are whole vectors in memory.
+// True if each row is contiguous and needs no padding to the vector length.
 template <class E> bool whole_vectors(const Head& head, int64_t width, int64_t ld) {
   return width == ld && head.feature == int64_t(sizeof(typename E::Storage));
 }
@@ -72,7 +61,7 @@ template <class E> Soon read_soon(const Head& head, const int64_t* position, int
   return {head.data, position, head.position, width * int64_t(sizeof(typename E::Storage))};
 }
 
-// Calls visit(element type, rows) for the rows at `count` positions: in place, or a copy of `ld` values a row.
+// Calls visit(element type, source) with the rows at `count` positions, in place or copied to `copy`, (count, ld).
 template <class E, class Visit>
 SPATTN_INLINE void visit_positions(const Head& head, const int64_t* position, int64_t count, int64_t width, int64_t ld,
                                    typename E::Compute* copy, Soon soon, const Visit& visit) {

@@ -1,7 +1,7 @@
-// Softmax of few rows with keys in the lanes: scores to weights.
+// Softmax of the decode kernel, with keys in the lanes.
 #pragma once
-#include "decode/reach.h"
 #include "kernels.h"
+#include "simd/blocking.h"
 #include "simd/native.h"
 #include "simd/reduce.h"
 #include "softmax/softmax.h"
@@ -10,7 +10,30 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The lanes whose mask bits from bit `key` on are set, in the form that Logits::masked() takes.
+// Returns the query tile cell of a row; each head has `cells` rows.
+inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
+
+// Sets reached[row], at the first row of each register block, to the range of keys to which any row of it attends.
+template <class T>
+void find_reached(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Keys* reached) {
+  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+    constexpr int R = decltype(some)::value;
+    const Keys every = {0, count};
+    if (!mask) {
+      reached[row] = every;
+      return;
+    }
+    Keys own = {count, 0};
+    for (int64_t word = 0; word < mask.words; ++word) {
+      uint64_t any = 0;
+      for (int i = 0; i < R; ++i) any |= mask.bits[cell_of(row + i, cells) * mask.words + word];
+      own.cover(word, any);
+    }
+    reached[row] = own.within(every);
+  });
+}
+
+// Expands the mask bits from `key` on to lanes, in the form that Logits::masked() takes.
 #if defined(__AVX512F__)
 template <class T> SPATTN_INLINE auto lanes_of(const uint64_t* bits, int64_t key) {
   const uint64_t first = bits[key / 64] >> (key % 64);
@@ -25,7 +48,7 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
   BitsVec<T> lane;
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = Word<T>(1) << i;
 #if defined(__AVX2__)
-  if constexpr (kLanes<T> == 8) {  // a byte, which a load can broadcast
+  if constexpr (kLanes<T> == 8) {  // one load broadcasts a byte
     return (BitsVec<T>)_mm256_set1_epi8(reinterpret_cast<const char*>(bits)[key / 8]) & lane;
   }
 #endif
@@ -33,27 +56,12 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
 }
 #endif
 
-// Masks the scores of R rows, and takes the maximum per lane.
-template <int R, class T>
-SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* scores, int64_t ld,
-                               Vec<T> (&largest)[R]) {
-  for (int64_t key = keys.begin; key < keys.end; key += kLanes<T>) {
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      T* const at = scores + i * ld + key;
-      const Vec<T> score = Logits<T>::masked(load<Vec<T>>(at), lanes_of<T>(bits[i], key));
-      store(at, score);
-      largest[i] = larger(score, largest[i]);
-    }
-  }
-}
-
-// The range rounded out to whole vectors.
+// Rounds a key range outward to multiples of kLanes.
 template <class T> Keys in_vectors(Keys keys) {
   return {keys.begin / kLanes<T> * kLanes<T>, round_up(keys.end, kLanes<T>)};
 }
 
-// Writes the maximum score of each row over its range of keys to tile_max; a head has `cells` rows.
+// Masks the scores, and writes the maximum of each row to tile_max.
 template <class T>
 void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -61,23 +69,27 @@ void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t 
     constexpr int R = decltype(some)::value;
     T* const scores = matrix + row * ld;
     const Keys keys = in_vectors<T>(reached[row]);
+    const uint64_t* bits[R];
+    for (int i = 0; mask && i < R; ++i) bits[i] = mask.bits + cell_of(row + i, cells) * mask.words;
     Vec<T> largest[R];
     for (int i = 0; i < R; ++i) largest[i] = splat(-kInfinity<T>);
-    if (mask) {
-      const uint64_t* bits[R];
-      for (int i = 0; i < R; ++i) bits[i] = mask.bits + cell_of(row + i, cells) * mask.words;
-      mask_scores(bits, keys, scores, ld, largest);
-    } else {
+    const auto read = [&](auto masked) {
       for (int64_t key = keys.begin; key < keys.end; key += kLanes<T>) {
         SPATTN_UNROLL
-        for (int i = 0; i < R; ++i) largest[i] = larger(load<Vec<T>>(scores + i * ld + key), largest[i]);
+        for (int i = 0; i < R; ++i) {
+          T* const at = scores + i * ld + key;
+          Vec<T> score = load<Vec<T>>(at);
+          if constexpr (decltype(masked)::value) store(at, score = Logits<T>::masked(score, lanes_of<T>(bits[i], key)));
+          largest[i] = larger(score, largest[i]);
+        }
       }
-    }
+    };
+    mask ? read(Count<1>{}) : read(Count<0>{});
     store(s.tile_max + row, across<Larger, T>(largest));
   });
 }
 
-// Turns S into P, as exponentiate() does, and adds its sums, given the offsets of exponents.
+// Replaces S by P, and updates row_sum; exponentiate() is its counterpart with queries in the lanes.
 template <class T>
 void weigh_scores(const Keys* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -102,7 +114,7 @@ void weigh_scores(const Keys* reached, int64_t rows, Logits<T> logits, T* matrix
   });
 }
 
-// The whole softmax: keys of a row in the lanes, row statistics as in move_reference().
+// Runs the online softmax of a tile: replaces S by P, and updates the row statistics.
 template <class T>
 void weigh_rows(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, Logits<T> logits, T* matrix,
                 int64_t ld, const RowStatistics<T>& s) {

@@ -1,13 +1,14 @@
-// Float64 fallback for rows that the tiles cannot compute: one query, one allowed key at a time.
+// Float64 fallback for rows that the tile kernels cannot compute: one query, one allowed key at a time.
 //
-// A tile kernel multiplies the zero weight of a masked pair by V, and 0 * NaN is NaN. The fallback never reads masked
-// pairs, so what remains non-finite is so by the formula. It reads the caller's K and V.
+// A tile kernel multiplies the zero weight of a masked pair by V, and 0 * NaN is NaN. The fallback skips masked pairs
+// and reads the caller's K and V, so its results are non-finite only where exact attention is.
 #pragma once
 #include <math.h>
 
 #include "kernels.h"
 #include "simd/element.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/item.h"
 #include "tile/scratch.h"
@@ -15,10 +16,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Reports a non-finite row to the call; a masked key may be the reason.
+// Tells the caller that a row is non-finite, possibly because of a masked key.
 inline void report_nonfinite(const Call& call) { __atomic_store_n(call.nonfinite, 1, __ATOMIC_RELAXED); }
 
-// Chooses for the fallback the query cells that may attend to a key of the item for which unfit(position) holds.
+// Sends the query cells that may attend to any key with unfit(position) to the fallback.
 template <class Unfit>
 void leave_to_fallback(const Item& item, int64_t cells, int64_t* position, const FallbackRowBuffer& exact,
                        const Unfit& unfit) {
@@ -30,7 +31,7 @@ void leave_to_fallback(const Item& item, int64_t cells, int64_t* position, const
   });
 }
 
-// Resets the rows of the fallback to the query cells that may attend to a marked key.
+// Sends exactly the query cells that may attend to a non-finite key to the fallback.
 inline void leave_marked(const Item& item, int64_t cells, int64_t* position, const FallbackRowBuffer& exact) {
   clear(exact.chosen, exact.rows);
   if (!item.call.marked) return;
@@ -38,45 +39,57 @@ inline void leave_marked(const Item& item, int64_t cells, int64_t* position, con
   leave_to_fallback(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
 }
 
+// A row of an array, read as float64.
+template <class E> struct FallbackVector {
+  const char* data;
+  int64_t feature;  // stride in bytes
+
+  FallbackVector(const Head& head, int64_t position) : data(head.row(position)), feature(head.feature) {}
+
+  double operator[](int64_t i) const {
+    typename E::Storage x;
+    memcpy(&x, data + i * feature, sizeof x);
+    return double(E::decode(x));
+  }
+  double times(const FallbackVector& other, int64_t width) const {
+    double sum = 0;
+    for (int64_t i = 0; i < width; ++i) sum += (*this)[i] * other[i];
+    return sum;
+  }
+};
+
 // One query of a work item and its allowed keys.
 //
-// Weights are computed from differences of unscaled scores, times `natural`: the rounding error of a large scaled score
-// is many powers of e. Whatever the compiler fuses, the difference at the maximum is 0.
+// Large scaled scores have rounding errors of several units, so weights are exp((score - largest) * natural). The
+// difference at the maximum is exactly 0, whether or not the compiler fuses operations.
 template <class E> struct FallbackRow {
   using T = typename E::Compute;
+  using Vector = FallbackVector<E>;
   const Item& item;
   int64_t cell, position;
   Head keys, values;
-  const char* query;      // first feature
-  int64_t query_feature;  // bytes
+  Vector query;
   int64_t* key_position;
   Logits<double> logits;
+  Score<double> score_function;
 
   FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
-        values(item.call.exact_v, item.batch, item.head_kv()), key_position(places.key), logits(item.call.scale) {
-    const Head queries = item.queries();
-    query = queries.data + position * queries.position;
-    query_feature = queries.feature;
+        values(item.call.exact_v, item.batch, item.head_kv()), query(item.queries(), position),
+        key_position(places.key), logits(item.call), score_function(item.call, item.head) {}
+
+  // Returns the score, scaled only if the call has a score function, and writes its derivative. Not inlined, so that
+  // all callers get the same score for a pair.
+  __attribute__((noinline)) double score(int64_t key, double* derivative = nullptr) const {
+    const double product = query.times({keys, key}, item.call.head_dim);
+    if (!score_function) return product * logits.sign;
+    return score_function.of_pair(product, position, key, derivative);
   }
 
-  static double element(const char* at) {
-    typename E::Storage x;
-    memcpy(&x, at, sizeof x);
-    return double(E::decode(x));
-  }
+  // True if the score function masks a pair; its V may then be non-finite.
+  bool removed(double score) const { return score_function && score == -kInfinity<double>; }
 
-  // Never inlined: a pair must have the same score wherever it is computed.
-  __attribute__((noinline)) double score(int64_t key) const {
-    double product = 0;
-    const char* row = keys.data + key * keys.position;
-    for (int64_t d = 0; d < item.call.head_dim; ++d) {
-      product += element(query + d * query_feature) * element(row + d * keys.feature);
-    }
-    return logits.scalar_score(product);
-  }
-
-  // Calls visit(key) for every allowed key, in order.
+  // Calls visit(key) for each allowed key, in order.
   template <class Visit> void each_key(const Visit& visit) const {
     item.each_tile(key_position, [&](int64_t cells, const Mask& mask) {
       for (int64_t c = 0; c < cells; ++c) {
@@ -85,12 +98,13 @@ template <class E> struct FallbackRow {
     });
   }
 
-  // Adds all allowed keys to the statistics; visit(key, rescale, weight) updates a caller's sum with the same weights:
-  // multiply it by `rescale`, then add `weight` times the key's term.
+  // Adds all allowed keys to the statistics. Calls visit(key, rescale, weight), which lets the caller keep a weighted
+  // sum: multiply it by `rescale`, then add `weight` times the term of the key.
   template <class Visit> void weigh_keys(Normaliser& n, const Visit& visit) const {
     each_key([&](int64_t key) {
       const double x = score(key), logit = x * logits.natural;
-      double rescale = 1, weight = 0;  // for a score of -inf
+      if (removed(x)) return;
+      double rescale = 1, weight = 0;  // if the score is -inf
       if (x > n.largest && logit > -kInfinity<double>) {
         rescale = scalar_weight(logits.scalar_exponent(n.largest, x)), weight = 1;
         n.largest = x;
@@ -103,14 +117,14 @@ template <class E> struct FallbackRow {
     });
   }
 
-  // Writes the normalized output to `out`, with `sum` as accumulator; returns the log-sum-exp.
+  // Writes the normalized output to `out`, using `sum` as accumulator; returns the log-sum-exp.
   double compute(double* sum, T* out) const {
     const int64_t width = item.call.head_dim_v;
     Normaliser n = {-kInfinity<double>, 0, 0};
     clear(sum, width);
     weigh_keys(n, [&](int64_t key, double rescale, double weight) {
-      const char* value = values.data + key * values.position;
-      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + weight * element(value + j * values.feature);
+      const Vector value(values, key);
+      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + weight * value[j];
     });
     for (int64_t j = 0; j < width; ++j) out[j] = n.total == 0 ? T(0) : T(sum[j] / n.total);
     return n.largest * logits.natural + ::log(n.total);

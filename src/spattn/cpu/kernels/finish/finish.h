@@ -1,4 +1,4 @@
-// Epilogue of a forward item: divides the rows of O by their sums and writes them.
+// Epilogue of a forward item: divides the rows of O by the sums of their weights and writes them.
 #pragma once
 #include "finish/exact.h"
 #include "finish/results.h"
@@ -10,18 +10,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The unnormalized rows of an item's O.
-template <class T> struct OutputBlock {
-  int64_t ld;
-  T* data;  // (rows, ld), ld in whole vectors
-
-  OutputBlock(int64_t rows, int64_t ld, Arena& arena) : ld(ld), data(arena.array<T>(rows * ld)) {}
-
-  T* row(int64_t cell) const { return data + cell * ld; }
-};
-
-// Multiplies a row of O, in whole vectors, by `factor`; returns whether all values are finite. Adding 0 turns -0 into
-// 0: the sign of an underflowed sum would depend on terms of weight 0.
+// Multiplies a row of O by `factor`; returns whether all values are finite. `width` is a multiple of kLanes. Adding 0
+// turns -0 into 0, because the sign of an underflowed sum would depend on terms of weight 0.
 template <class T> bool scale_row(T* row, int64_t width, T factor) {
   IntVec<T> strange = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) {
@@ -32,28 +22,30 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Writes the results of an item: O divided by `divisor`. Non-finite and chosen rows take the float64 fallback.
+// Writes the results of an item, O divided by `divisor`. Rows that are non-finite or chosen in `exact` take the float64
+// fallback. output(cell) returns the unnormalized row, `ld` values; the statistics of a cell are at `first` + cell.
 template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
-                 const RowStatistics<T>& rows, const Output& output, const FallbackRowBuffer& exact) {
-  rows.find_lse(cells, logits);
+                 const RowStatistics<T>& rows, int64_t ld, const Output& output, const FallbackRowBuffer& exact,
+                 int64_t first = 0) {
+  rows.find_lse(first, cells, logits);
   const Call& call = item.call;
-  const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
-    const T sum = rows.row_sum[cell];
-    T* row = output.row(cell);
-    double lse = rows.lse[cell];
-    const bool nothing = sum == T(0) && rows.row_max[cell] == -kInfinity<T>;  // no allowed key, or all scores -inf
+    const T sum = rows.row_sum[first + cell];
+    T* row = output(cell);
+    double lse = rows.lse[first + cell];
+    const bool nothing =
+        sum == T(0) && rows.row_max[first + cell] == -kInfinity<T>;  // no allowed key, or all scores -inf
     if (nothing && !exact.chosen[cell]) {
-      lse = -kInfinity<double>;  // log(sum), also where scale 0 makes 0 * row_max undefined
+      lse = -kInfinity<double>;  // rows.lse is NaN if the scale is 0: 0 * row_max
       clear(row, call.head_dim_v);
-    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, output.ld, T(1) / divisor[cell])) {
+    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, ld, T(1) / divisor[first + cell])) {
       report_nonfinite(call);
       lse = FallbackRow<E>(item, cell, position).compute(exact.sum, row);
     }
     if (item.work.slot < 0) {
-      results.write(position.query[cell], row, T(lse));
+      write_result<E>(call, item.batch, item.head, position.query[cell], row, T(lse));
     } else {
       T* slot = slot_row<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell);
       memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));

@@ -1,21 +1,25 @@
-// Output of results: the caller's arrays, or split-KV partials that are combined later.
+// Writes results to the caller's arrays or to split-KV partials, and combines the partials.
 #pragma once
 #include <math.h>
 
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/arena.h"
+#include "tile/operand.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The workspace has slots * block_q rows for each (batch, head): the normalized output of a query, head_dim_v values,
-// and its log-sum-exp as a double, because partials of a row with large scores may differ by less than float32
-// resolves.
-template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
-  constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
+// Returns a row of the partials: `width` values, slots * block_q rows per (batch, head).
+template <class T> T* partial_row(const Call& call, int64_t batch, int64_t head, int64_t row, int64_t width) {
   const int64_t rows = call.plan.slots * call.plan.block_q;
-  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * (call.head_dim_v + kLseSize);
+  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * width;
+}
+
+// Returns a row of the forward's partials: the normalized output, head_dim_v values, and its log-sum-exp as a double,
+// because float32 cannot resolve the differences between partials if scores are large.
+template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
+  return partial_row<T>(call, batch, head, row, call.head_dim_v + sizeof(double) / sizeof(T));
 }
 
 template <class T> double slot_lse(const Call& call, const T* slot) {
@@ -24,63 +28,47 @@ template <class T> double slot_lse(const Call& call, const T* slot) {
   return lse;
 }
 
-// Output rows of a head.
-template <class E> struct Results {
-  char *out, *lse;
-  int64_t out_step, feature, lse_step, width;  // bytes from row to row, from feature to feature; features
-
-  Results(const Call& call, int64_t batch, int64_t head)
-      : out(call.out.data + batch * call.out.stride[0] + head * call.out.stride[1]),
-        lse(call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1]), out_step(call.out.stride[2]),
-        feature(call.out.stride[3]), lse_step(call.lse.stride[2]), width(call.head_dim_v) {}
-
-  char* row(int64_t position) const { return out + position * out_step; }
-
-  // A row may have been computed in place.
-  void write(int64_t position, const typename E::Compute* from, typename E::Compute row_lse) const {
-    char* const to = row(position);
-    if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, feature, width, from);
-    memcpy(lse + position * lse_step, &row_lse, sizeof row_lse);
-  }
-};
-
-// Combines the partials `sources`, in order, through their log-sum-exps into out and lse.
-template <class E>
-void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, const int32_t* sources, int64_t count,
-               double* sum, typename E::Compute* row) {
-  using T = typename E::Compute;
-  const int64_t width = call.head_dim_v;
-  double largest = -kInfinity<double>, total = 0;
-  bool valid = true;
-  for (int64_t i = 0; i < count; ++i) {
-    const double lse = slot_lse(call, slot_row<T>(call, batch, head, sources[i]));
-    valid = valid && lse == lse;
-    largest = lse > largest ? lse : largest;
-  }
-  for (int64_t j = 0; j < width; ++j) sum[j] = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const T* source = slot_row<T>(call, batch, head, sources[i]);
-    const double source_lse = slot_lse(call, source);
-    if (source_lse == -kInfinity<double>) continue;  // attends to nothing
-    const double weight = ::exp(source_lse - largest);
-    for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
-    total += weight;
-  }
-  for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
-  const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
-  Results<E>(call, batch, head).write(position, row, T(lse));
+// Writes a row of `out`, unless it was computed in place, and its log-sum-exp.
+template <class E, class T = typename E::Compute>
+void write_result(const Call& call, int64_t batch, int64_t head, int64_t position, const T* from, T row_lse) {
+  const Head out(call.out, batch, head);
+  char* const to = out.row(position);
+  if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, out.feature, call.head_dim_v, from);
+  memcpy(Head(call.lse, batch, head).row(position), &row_lse, sizeof row_lse);
 }
 
+// Combines the partials of rows [begin, end) of the plan's merge_rows, weighted by exp(lse), in a fixed order.
 template <class E>
 void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
   Arena arena(scratch);
-  double* const sum = arena.array<double>(call.head_dim_v);
-  T* const row = arena.array<T>(call.head_dim_v);
+  const int64_t width = call.head_dim_v;
+  double* const sum = arena.array<double>(width);
+  T* const row = arena.array<T>(width);
   const Plan& plan = call.plan;
   for (int64_t m = begin; m < end; ++m) {
-    merge_row<E>(call, batch, head, plan.merge_rows[m], plan.merge_sources + plan.merge_indptr[m],
-                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], sum, row);
+    const auto each_source = [&](const auto& visit) {
+      for (int64_t i = plan.merge_indptr[m]; i < plan.merge_indptr[m + 1]; ++i) {
+        const T* source = slot_row<T>(call, batch, head, plan.merge_sources[i]);
+        visit(source, slot_lse(call, source));
+      }
+    };
+    double largest = -kInfinity<double>, total = 0;
+    bool valid = true;
+    each_source([&](const T*, double lse) {
+      valid = valid && lse == lse;
+      largest = lse > largest ? lse : largest;
+    });
+    clear(sum, width);
+    each_source([&](const T* source, double lse) {
+      if (lse == -kInfinity<double>) return;  // the partial has no allowed key
+      const double weight = ::exp(lse - largest);
+      for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
+      total += weight;
+    });
+    for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
+    const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
+    write_result<E>(call, batch, head, plan.merge_rows[m], row, T(lse));
   }
 }
 

@@ -1,5 +1,5 @@
-// Forward dispatch: plans with one-query tiles run pair by pair, query tiles of at most kFew cells the decode kernel,
-// others Many.
+// Forward dispatch: runs the pairwise kernel for plans with one-query tiles, the decode kernel for query tiles of at
+// most kFew cells, and Many for others.
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"
@@ -13,7 +13,7 @@ namespace SPATTN_ISA {
 template <class E, class Many, int64_t kFew> struct ByRows {
   using T = typename E::Compute;
 
-  // Disjoint, because Many may keep data in its scratch between items.
+  // Not a union, because Many may keep data in its scratch between items.
   struct Scratch {
     typename Many::Scratch many;
     DecodeScratch<T> few;
@@ -26,7 +26,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     return always_few(call) ? scratch_bytes<DecodeScratch<T>>(call) : scratch_bytes<Scratch>(call);
   }
 
-  // Runs items for the call.together heads from `head` on.
+  // Computes `count` items for the call.together heads from `head` on.
   static void forward(const Call& call, int64_t batch, int64_t head, const Work* work, int64_t count,
                       char* scratch) noexcept {
     if (count == 0) return;

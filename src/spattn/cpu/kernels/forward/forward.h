@@ -1,19 +1,22 @@
-// Query-vectorized work item: O = softmax(scale * Q K' + mask) V for a query tile and a range of its key tile list.
+// Forward of a work item with one query per vector lane: O = softmax(scale * Q K' + mask) V of a query tile and a range
+// of its key tile list.
 #pragma once
 #include "finish/exact.h"
 #include "finish/finish.h"
 #include "forward/products.h"
 #include "forward/scratch.h"
 #include "kernels.h"
+#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
 #include "tile/mask.h"
 #include "tile/prefetch.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Adds a key tile to O, row_max and row_sum.
+// Adds the terms of a key tile to O and updates the row statistics.
 template <class Path, class T = typename Path::T>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
               ForwardScratch<T>& s) {
@@ -30,9 +33,24 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const auto v = Path::value_operand(values, tile, call, cached, s);
   const Keys reached = mask ? s.mask.expand(mask, cells, key_cells) : Keys{0, key_cells};
   const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
-  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
+  const Score<T> score(call, item.head);
+  if (score) list_positions(tile, s.position.key);
+  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), score, s);
   exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
   accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
+}
+
+// Writes (sign * Q)' of the cells [0, cells) to s.query, zero-padded to the vector length.
+template <class Path, class T = typename Path::T>
+void pack_query(const Item& item, int64_t cells, T sign, ForwardScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>;
+  const int64_t width = item.call.head_dim, depth = (width + Path::kTerms - 1) / Path::kTerms, ld = round_up(depth, L);
+  for (int64_t first = 0; first < cells; first += L) {
+    gather_queries<typename Path::Raw>(item.queries(), first, L, cells, width, Path::kTerms * ld, s.position.query,
+                                       reinterpret_cast<typename Path::Raw::Compute*>(s.staged));
+    transpose_rows<Path>(reinterpret_cast<typename Path::Element*>(s.staged), ld, L, depth, sign, s.query + first,
+                         s.width.query);
+  }
 }
 
 template <class Path> struct VectorForward {
@@ -42,8 +60,8 @@ template <class Path> struct VectorForward {
   static void run(const Item& item, Scratch& s) {
     const int64_t cells = list_positions(item.query_tile(), s.position.query);
     const Head keys = item.keys(), values = item.values();
-    const Logits<T> logits(item.call.scale);
-    Path::pack_query(item.queries(), cells, logits.sign, item.call, s);
+    const Logits<T> logits(item.call);
+    pack_query<Path>(item, cells, logits.sign, s);
     s.rows.reset((cells + kLanes<T> - 1) / kLanes<T>);
     leave_marked(item, cells, s.position.key, s.exact);
     Ahead ahead(item, sizeof(typename Path::E::Storage), !kPrefetches<Path>);
@@ -51,7 +69,9 @@ template <class Path> struct VectorForward {
       ahead.run(item.work.end - item.work.begin);
       add_tile<Path>(item, at, keys, values, cells, logits, s);
     }
-    finish_item<typename Path::E>(item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.output, s.exact);
+    finish_item<typename Path::E>(
+        item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.width.value,
+        [&](int64_t cell) { return s.output + cell * s.width.value; }, s.exact);
   }
 };
 

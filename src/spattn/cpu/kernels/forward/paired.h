@@ -1,5 +1,5 @@
-// bfloat16 path on `vdpbf16ps`, which multiplies two adjacent features or keys at once and flushes subnormals to 0.
-// Weights are rounded to bfloat16.
+// Path for bfloat16 with `vdpbf16ps`, which multiplies pairs of adjacent features or keys and flushes subnormals to 0.
+// It rounds the weights to bfloat16.
 #pragma once
 #if defined(__AVX512BF16__)
 #include "forward/scratch.h"
@@ -13,6 +13,7 @@ namespace SPATTN_ISA {
 
 struct Paired {
   using E = Bfloat16;
+  using Raw = RawBfloat16;
   using T = float;
   using Element = uint32_t;
   using Vector = BitsVec<float>;
@@ -21,9 +22,10 @@ struct Paired {
 
   static SPATTN_INLINE Vector splat(uint32_t x) { return splat_bits<float>(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return multiply_pairs(sum, a, b); }
+  static SPATTN_INLINE Vector times(Vector x, T sign) { return times_sign(x, sign); }
 
-  // Joins the weights of adjacent keys to one element; `total` sums the rounded weights, so that the output is an
-  // average of V with weights of sum 1.
+  // Rounds the weights of two adjacent keys and packs them into one element. Adds the rounded weights to `total`, the
+  // divisor of the output, so that its weights sum to 1.
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>& total) {
     const Vector joined = alternate(bit_cast<__m512i>(_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0])));
     total = add_pairs(total, joined);
@@ -37,12 +39,11 @@ struct Paired {
   }
   static bool values_in_place(const Head&, const Tile&, const Call&) { return false; }
 
-  // Rows of (head_dim + 1) / 2 pairs of features.
+  // Returns K of a tile: `rows` rows of (head_dim + 1) / 2 pairs of features.
   static Operand<Element> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
                                       const CachedTile<T>& cached, ForwardScratch<T>& s) {
     if (keys_in_place(head, tile, rows, call)) {
-      return {reinterpret_cast<const Element*>(head.data + tile.start * head.position),
-              tile.stride[2] * head.position / 4};
+      return {reinterpret_cast<const Element*>(head.row(tile.start)), tile.stride[2] * head.position / 4};
     }
     const int64_t ld = (call.head_dim + 1) / 2;
     if (cached.fresh) {
@@ -52,7 +53,7 @@ struct Paired {
     return {reinterpret_cast<Element*>(cached.keys), ld};
   }
 
-  // Row p holds, for every feature, the keys 2 p and 2 p + 1.
+  // Returns V of a tile: row p holds, for each feature, the pair of keys 2 p and 2 p + 1.
   static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call,
                                         const CachedTile<T>& cached, ForwardScratch<T>& s) {
     Element* const packed = reinterpret_cast<Element*>(cached.values);
@@ -71,31 +72,14 @@ struct Paired {
     }
   }
 
-  // A row of V as `ld` values: in place, copied to `staged`, or zeros for padding.
+  // Returns a row of V as `ld` values, in place or copied to `staged` and padded with zeros.
   static const char* value_row(const Head& head, int64_t position, const Call& call, int64_t ld, uint16_t* staged) {
-    const char* row = head.data + position * head.position;
+    const char* row = head.row(position);
     const int64_t width = position == kPadding ? 0 : call.head_dim_v;
     if (width == ld && head.feature == 2) return row;
     if (width) read_row<RawBfloat16>(row, head.feature, width, staged);
     clear(staged + width, ld - width);
     return reinterpret_cast<const char*>(staged);
-  }
-
-  // Writes (sign * Q)', pairs of features by queries, to s.query; see Plain.
-  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
-    constexpr int L = kLanes<T>;
-    const int64_t pairs = (call.head_dim + 1) / 2, ld = round_up(pairs, L);
-    uint16_t* staged = reinterpret_cast<uint16_t*>(s.staged);
-    for (int64_t first = 0; first < cells; first += L) {
-      gather_queries<RawBfloat16>(head, first, L, cells, call.head_dim, 2 * ld, s.position.query, staged);
-      for (int64_t d = 0; d < pairs; d += L) {
-        Vec<T> block[L];
-        SPATTN_UNROLL
-        for (int i = 0; i < L; ++i) block[i] = (Vec<T>)times_sign(load<Vector>(staged + 2 * (i * ld + d)), sign);
-        transpose<T>(block);
-        for (int i = 0; i < L && d + i < pairs; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
-      }
-    }
   }
 };
 

@@ -1,4 +1,4 @@
-// Products by fused multiply-add in the compute type: a path for every element type.
+// Path for every element type: fused multiply-adds in the compute type.
 #pragma once
 #include "forward/scratch.h"
 #include "kernels.h"
@@ -10,18 +10,20 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A path defines the operands of both products and their multiplication: an `Element`, as wide as a T, holds kTerms
-// adjacent features or keys.
+// A path defines the operand format of both products and how to multiply elements. An `Element` has the size of a T and
+// holds kTerms adjacent features or keys.
 template <class Type> struct Plain {
   using E = Type;
+  using Raw = E;  // element type of packed operands
   using T = typename E::Compute;
   using Element = T;
   using Vector = Vec<T>;
-  using Exp = Exp2<T>;  // of the weights
+  using Exp = Exp2<T>;  // accuracy of the weights
   static constexpr int kTerms = 1;
 
   static SPATTN_INLINE Vector splat(T x) { return SPATTN_ISA::splat(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return sum + a * b; }
+  static SPATTN_INLINE Vector times(Vector x, T sign) { return x * sign; }
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>&) { return weight[0]; }
   static const T* divisor(const RowStatistics<T>& rows) { return rows.row_sum; }
 
@@ -29,14 +31,14 @@ template <class Type> struct Plain {
     return rows == tile.cells() && readable_in_place<E>(head, tile);
   }
 
-  // V is read once per kOutputRows queries. Rows far apart would map to few cache sets, so only adjacent rows are read
-  // in place; straddling cache lines costs less than a copy.
+  // The product reads V once per kOutputRows queries. Rows far apart would map to few cache sets, so it reads only
+  // adjacent rows in place. Unaligned loads cost less than a copy.
   static bool values_in_place(const Head& head, const Tile& tile, const Call& call) {
     return readable_in_place<E>(head, tile) && call.head_dim_v % kLanes<T> == 0 &&
            in_place<E>(head, tile).ld == call.head_dim_v;
   }
 
-  // K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.
+  // Returns K of a tile: `rows` rows of head_dim elements; `rows` is a multiple of kKeyRows.
   static Operand<T> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
                                 const CachedTile<T>& cached, ForwardScratch<T>& s) {
     if (keys_in_place(head, tile, rows, call)) return in_place<E>(head, tile);
@@ -44,30 +46,13 @@ template <class Type> struct Plain {
     return {cached.keys, s.width.key};
   }
 
-  // V of a tile, in whole vectors.
+  // Returns V of a tile; its rows are padded to the vector length.
   static Operand<T> value_operand(const Head& head, const Tile& tile, const Call& call, const CachedTile<T>& cached,
                                   ForwardScratch<T>& s) {
     if (values_in_place(head, tile, call)) return in_place<E>(head, tile);
     const int64_t ld = s.width.value;
     if (cached.fresh) gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, ld, s.position.key, cached.values);
     return {cached.values, ld};
-  }
-
-  // Writes (sign * Q)' of the cells [0, cells) to s.query; the rest of the vectors in use is zero.
-  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
-    constexpr int L = kLanes<T>;
-    const int64_t ld = s.width.key;
-    for (int64_t first = 0; first < cells; first += L) {
-      gather_queries<E>(head, first, L, cells, call.head_dim, ld, s.position.query, s.staged);
-      for (int64_t d = 0; d < call.head_dim; d += L) {
-        Vec<T> block[L];
-        SPATTN_UNROLL
-        for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(s.staged + i * ld + d) * sign;
-        transpose<T>(block);
-        const int64_t left = call.head_dim - d;
-        for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
-      }
-    }
   }
 };
 

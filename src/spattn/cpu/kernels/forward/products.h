@@ -1,114 +1,86 @@
-// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. The path defines how
-// elements multiply: plain.h.
+// The two matrix products of a tile, S' = K Q' and O += P V. The path defines how to multiply elements: plain.h.
 #pragma once
 #include "forward/scratch.h"
 #include "simd/native.h"
 #include "simd/vec.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "tile/mask.h"
 #include "tile/operand.h"
+#include "tile/product.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Whether the score product prefetches to the L1 cache: the keys two blocks ahead, and the values of the current block.
-// One cache line of each row per 2 kKeyRows features fits float32 with AVX-512; other types and narrower vectors have
-// too little time between loads.
+// True if the score product prefetches to the L1 cache: the keys two blocks ahead, and V of the current block. Each
+// iteration over a feature prefetches one cache line. This rate fits float32 with AVX-512, where a line holds 2
+// kKeyRows features; other types and narrower vectors have too little time between loads.
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 
-// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`.
-template <class Path, int N, bool kMasked>
-void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
-                 int64_t key, int64_t column, ForwardScratch<typename Path::T>& s) {
-  using T = typename Path::T;
+// Iterates over the features in the score product, and prefetches.
+template <class Path> struct FeatureSteps {
   using Element = typename Path::Element;
-  constexpr int L = kLanes<T>;
-  constexpr int64_t kBits = LaneMask<T>::kBits;
-  const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
-  const int64_t ld_key = keys.ld, ld_query = s.width.query;
-  const Element *soon = left + 2 * kKeyRows * ld_key, *value = values.data + key * values.ld;
-  Vec<T> sum[kKeyRows][N] = {};
-  for (int64_t d = 0; d < depth; ++d) {
-    if (kPrefetches<Path>) {
-      constexpr int kLine = 2 * kKeyRows;
-      const int64_t row = d % kKeyRows, line = d / kLine * kLine;
-      __builtin_prefetch(d & kKeyRows ? value + row * values.ld + line : soon + row * ld_key + line);
-    }
-    typename Path::Vector right[N];
-    SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(query + d * ld_query + j * L);
-    SPATTN_UNROLL
-    for (int i = 0; i < kKeyRows; ++i) {
-      const typename Path::Vector scalar = Path::splat(left[i * ld_key + d]);
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], scalar, right[j]);
-    }
+  int64_t width;
+  const Element *soon, *value;  // rows of K and V to prefetch
+  int64_t ld_key, ld_value;
+
+  template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
+    Keys{0, width}.each<kTerms>([&](int64_t d) __attribute__((always_inline)) {
+      if (kPrefetches<Path>) {
+        constexpr int kLine = 2 * kKeyRows;
+        const int64_t row = d % kKeyRows, line = d / kLine * kLine;
+        __builtin_prefetch(d & kKeyRows ? value + row * ld_value + line : soon + row * ld_key + line);
+      }
+      visit(d);
+    });
   }
-  const Word<T>* allowed = s.mask.words(key, column);
+};
+
+// Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. Not inlined,
+// because the loop needs all registers.
+template <class Path, int N, bool kMasked, class T = typename Path::T, class Element = typename Path::Element>
+__attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Element> values, int64_t head_dim,
+                                           int64_t key, int64_t column, const Score<T>& score, ForwardScratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  const int64_t ld = s.width.query, at = key * ld + column;
+  const Element* left = keys.data + key * keys.ld;
+  Vec<T> sum[kKeyRows][N] = {};
+  const FeatureSteps<Path> steps = {head_dim, left + 2 * kKeyRows * keys.ld, values.data + key * values.ld, keys.ld,
+                                    values.ld};
+  multiply<Path>(left, keys.ld, 1, {reinterpret_cast<const Element*>(s.query) + column, ld}, steps, sum);
+  if (score) apply_to_block(score, s.position.key + key, s.position.query + column, s.scores + at, ld, sum);
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      Vec<T> score = Logits<T>::score(sum[i][j]);
-      if (kMasked) {
-        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
-        score = Logits<T>::masked(score, bit);
-      }
-      largest = larger(score, largest);
-      store(s.scores + (key + i) * ld_query + column + j * L, score);
+      if (kMasked) sum[i][j] = Logits<T>::masked(sum[i][j], s.mask.bit(key + i, column + j * L));
+      largest = larger(sum[i][j], largest);
+      store(s.scores + at + i * ld + j * L, sum[i][j]);
     }
     store(s.rows.tile_max + column + j * L, largest);
   }
 }
 
-template <class Path, bool kMasked>
-SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
-                               Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
-                               ForwardScratch<typename Path::T>& s) {
-  static_assert(kQueryVectors == 3, "one case per width");
-  if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
-  if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
-  if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
-}
-
-// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
-// `key`, and masks the scores of the others.
-template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, ForwardScratch<T>& s) {
-  constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
-  const auto mark = [&](int64_t at) {
-    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.width.query + at, splat(-kInfinity<T>));
-  };
-  for (; vectors && idle(column); column += L, --vectors) mark(column);
-  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
-}
-
-// Computes s.scores = S' and s.rows.tile_max, the largest allowed score of each query, for the first `vectors` vectors
-// of queries and whole blocks of keys. Without a mask every pair is allowed.
-template <class Path>
+// Computes s.scores = S' and s.rows.tile_max, the maximum allowed score of each query, for the first `vectors` vectors
+// of queries and the keys `blocks`, which are rounded to multiples of kKeyRows.
+template <class Path, class T = typename Path::T>
 void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
-                    int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<typename Path::T>& s) {
-  using T = typename Path::T;
+                    int64_t head_dim, int64_t vectors, bool mask, const Score<T>& score, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
-  const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
-  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
-    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = blocks.begin; key < blocks.end; key += kKeyRows) {
-      if (!mask) {
-        score_block<Path, false>(width, keys, values, depth, key, first * L, s);
-      } else {
-        int64_t column = first * L, active = width;
-        skip_idle(key, column, active, s);
-        score_block<Path, true>(active, keys, values, depth, key, column, s);
-      }
-    }
-  }
+  const auto mark = [&](int64_t key, int64_t column) {
+    store(s.scores + key * s.width.query + column, splat(-kInfinity<T>));
+  };
+  s.mask.each_block(blocks, vectors, mask, mark, [&](auto some, int64_t key, int64_t column) {
+    constexpr int N = decltype(some)::value;
+    const auto run = mask ? score_block<Path, N, true> : score_block<Path, N, false>;
+    run(keys, values, head_dim, key, column, score, s);
+  });
 }
 
-// The keys that any of the `count` rows from `row` on attends to; the other weights are 0.
+// Iterates over the keys to which any of rows [row, row + count) attends. All other weights are 0.
 struct AllowedKeys {
   Keys keys;
   const Mask& mask;
@@ -124,24 +96,14 @@ struct AllowedKeys {
   }
 };
 
-// R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
-// summed before they are added to O, which keeps the rounding error of long lists small.
+// Computes O = rescale * O + P V for R rows by N vectors of features, or O = P V if `rescale` is null. Sums the terms
+// of a tile before adding them to O, which keeps the rounding error of long key tile lists small.
 template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
 SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
                                 const T* rescale, T* output, int64_t ld_output) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
-  keys.template each<Path::kTerms>([&](int64_t key) __attribute__((always_inline)) {
-    typename Path::Vector right[N];
-    SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(values.data + key * values.ld + j * L);
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const typename Path::Vector left = Path::splat(weights[key * ld_weight + i]);
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], left, right[j]);
-    }
-  });
+  multiply<Path>(weights, 1, ld_weight, values, keys, sum);
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
@@ -153,15 +115,15 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
   }
 }
 
-// Rows [row, row + R) of the N vectors of O from `column` on.
+// Calls output_block() for the rows [row, row + R) and the N vectors of features from `column` on.
 template <class Path, int R, int N>
 SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
                                int64_t column, bool first, ForwardScratch<typename Path::T>& s) {
   const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
   values.data += column;
   const auto* rescale = first ? nullptr : s.rows.rescale + row;
-  auto* output = s.output.row(row) + column;
-  const int64_t ld = s.width.query, ld_output = s.output.ld;
+  auto* output = s.output + row * s.width.value + column;
+  const int64_t ld = s.width.query, ld_output = s.width.value;
   if (mask) {
     output_block<Path, R, N>(weights, ld, values, AllowedKeys{keys, mask, row, R}, rescale, output, ld_output);
   } else {
@@ -169,7 +131,7 @@ SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys
   }
 }
 
-// N vectors of O, for the query cells [0, cells) and up to one more.
+// Updates rows [0, cells) of O, and one more if `cells` is odd, in the N vectors of features from `column` on.
 template <class Path, int N>
 void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
                     bool first, ForwardScratch<typename Path::T>& s) {
@@ -179,19 +141,14 @@ void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t c
   for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
 }
 
-// O = rescale * O + P V, or P V for the first tile.
+// Computes O = rescale * O + P V, or O = P V for the first tile of an item.
 template <class Path>
 void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, bool first,
                        ForwardScratch<typename Path::T>& s) {
-  constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
-  int64_t column = 0;
-  for (; s.output.ld - column >= W * L; column += W * L) {
-    output_columns<Path, W>(values, keys, cells, mask, column, first, s);
-  }
-  for (; s.output.ld - column >= 2 * L; column += 2 * L) {
-    output_columns<Path, 2>(values, keys, cells, mask, column, first, s);
-  }
-  if (column < s.output.ld) output_columns<Path, 1>(values, keys, cells, mask, column, first, s);
+  constexpr int64_t L = kLanes<typename Path::T>;
+  in_blocks<kOutputVectors>(s.width.value / L, [&](auto vectors, int64_t column) {
+    output_columns<Path, decltype(vectors)::value>(values, keys, cells, mask, column * L, first, s);
+  });
 }
 
 }  // namespace SPATTN_ISA

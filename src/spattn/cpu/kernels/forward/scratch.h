@@ -1,6 +1,5 @@
-// Scratch of the query-vectorized forward.
+// Scratch of the forward in forward.h.
 #pragma once
-#include "finish/finish.h"
 #include "kernels.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
@@ -11,18 +10,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// K and V of a key tile in the layout of the products.
+// K and V of a key tile, packed for the products.
 template <class T> struct CachedTile {
   T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
-  bool fresh;        // still to be gathered and packed
+  bool fresh;        // a cache miss: the caller must pack the tile
 };
 
-// Key tiles that cannot be read in place, gathered or converted once for all query tiles that use them.
+// Cache of packed key tiles, for tiles that the products cannot read in place.
 template <class T> struct KeyTiles {
   TileCache* cache;
-  int64_t key_size, size;  // elements: of K, of K and V
+  int64_t key_size, size;  // elements of K, and of K and V
   int capacity;
-  T* packed;  // [capacity] of K, then V
+  T* packed;  // (capacity, size): K, then V
 
   KeyTiles(const Call& call, const Widths<T>& width, TileCache* cache, Arena& arena)
       : cache(cache), key_size(call.plan.block_kv * width.key), size(call.plan.block_kv * (width.key + width.value)),
@@ -36,12 +35,12 @@ template <class T> struct KeyTiles {
 };
 
 template <class T> struct ForwardScratch {
-  TileCache* cache;  // first, as the scratch starts zeroed
+  TileCache* cache;  // first, because only the start of the scratch is zeroed
   Widths<T> width;
-  T* query;   // (head_dim, width.query): Q', times the sign of the scale
-  T* scores;  // (block_kv, width.query): S', then the weights
-  OutputBlock<T> output;
-  T* staged;  // (lanes, the larger of width.key and width.value): rows before packing
+  T* query;   // (head_dim, width.query): sign(scale) * Q'
+  T* scores;  // (block_kv, width.query): S', then P'
+  T* output;  // (width.query, width.value): O, unnormalized
+  T* staged;  // (kLanes, max(width.key, width.value)): rows before packing
   RowStatistics<T> rows;
   LaneMask<T> mask;
   Positions position;
@@ -50,7 +49,7 @@ template <class T> struct ForwardScratch {
 
   ForwardScratch(const Call& call, Arena& arena)
       : cache(arena.array<TileCache>(1)), width(call), query(arena.array<T>(call.head_dim * width.query)),
-        scores(arena.array<T>(call.plan.block_kv * width.query)), output(width.query, width.value, arena),
+        scores(arena.array<T>(call.plan.block_kv * width.query)), output(arena.array<T>(width.query * width.value)),
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
         rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
         exact(width.query, call.head_dim_v, arena), tiles(call, width, cache, arena) {}

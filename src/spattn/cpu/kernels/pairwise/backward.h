@@ -1,10 +1,9 @@
 // Pairwise backward of a work item with one-query tiles, by the formulas of backward/backward.h.
 //
-// A row of dQ is a sum over the row's keys, as O is in the forward. dK and dV terms of a pair go directly to the sums
-// of the item's unit, which no other thread writes.
+// A row of dQ sums over the keys of the row, as O does in the forward. The kernel adds the dK and dV terms of a pair
+// directly to the accumulators of the item's unit, which no other thread writes.
 //
-//   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / L2 bandwidth; measured by
-//   benchmarks/kernels/pairwise_cpu.py
+//   lower bound: bytes of K, V and twice dK, dV per pair / L2 bandwidth; measured by benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "backward/backward.h"
 #include "backward/queries.h"
@@ -13,6 +12,7 @@
 #include "kernels.h"
 #include "pairwise/keys.h"
 #include "softmax/logits.h"
+#include "softmax/score.h"
 #include "softmax/weights.h"
 
 namespace spattn {
@@ -24,14 +24,16 @@ template <class T> struct PairwiseBackwardScratch {
   QueryRows<T> raw;
   KeyStaging<T> staging;
   Chunk chunk;
-  T *query, *dout;         // (width.key), (width.value): Q times the sign of the scale; scale * dO
+  T *query, *dout;         // (width.key), (width.value): sign(scale) * Q, scale * dO
   T *weights, *gradients;  // (block_kv): P, dS
+  T* derivatives;          // (block_kv): derivatives of the score function
 
   PairwiseBackwardScratch(const Call& call, Arena& arena)
       : width(one_row(call)), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         staging(call, width, arena), chunk(call, rows.position.key, arena), query(arena.array<T>(width.key)),
         dout(arena.array<T>(width.value)), weights(arena.array<T>(call.plan.block_kv)),
-        gradients(arena.array<T>(call.plan.block_kv)) {}
+        gradients(arena.array<T>(call.plan.block_kv)),
+        derivatives(arena.array<T>(call.score ? call.plan.block_kv : 0)) {}
 
  private:
   static Widths<T> one_row(const Call& call) {
@@ -41,22 +43,21 @@ template <class T> struct PairwiseBackwardScratch {
   }
 };
 
-// Gathers the item's row and computes delta in the same order as dP: a row with a single key has O = V and dS = 0
-// exactly.
+// Gathers the item's row and computes delta in the same summation order as dP: compute_delta().
 template <class E, class T = typename E::Compute>
 void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
-  const T sign = Logits<T>(item.call.scale).sign, scale = T(item.call.scale);
+  const T sign = Logits<T>(item.call).sign, scale = T(item.call.scale);
   gather_item<E>(item, item.query_tile(), s.raw, s.rows);
   for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
   for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
-  const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector of copies of one row
-  multiply_keys<Native<T>, 1, false>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
+  const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // stride 0 repeats the row
+  multiply_keys<Native<T>, 1>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
   s.rows.delta[0] = s.gradients[0];
   subtract_dlse(item, 1, scale, s.rows);
 }
 
-// Converts scores and dP to P and dS in place, vector by vector; `padded` is a multiple of kLanes.
+// Converts S to P and dP to dS, in place; `padded` is a multiple of kLanes.
 template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<T>& s) {
   const Vec<T> lse2 = splat(s.rows.lse2[0]), lse2_low = splat(s.rows.lse2_low[0]), delta = splat(s.rows.delta[0]);
   for (int64_t key = 0; key < padded; key += kLanes<T>) {
@@ -67,7 +68,7 @@ template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, Pairw
   }
 }
 
-// Adds factors[i] * row, `width` values in whole vectors, to the chunk's rows of dK or dV.
+// Adds factors[i] * row to the row of dK or dV of key i of the chunk; `width` is a multiple of kLanes.
 template <class T>
 void add_row(const Chunk& chunk, int64_t count, const T* factors, const T* row, int64_t width, int64_t first_key,
              T* sums, int64_t ld) {
@@ -80,7 +81,7 @@ void add_row(const Chunk& chunk, int64_t count, const T* factors, const T* row, 
   }
 }
 
-// Adds the terms of a chunk of `count` pairs to dQ, dK and dV.
+// Adds the terms of the `count` pairs of a chunk to dQ, dK and dV.
 template <class E, class T = typename E::Compute>
 void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors, kSize = sizeof(T);
@@ -97,9 +98,14 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
                      });
   visit_positions<E>(
       v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon, [&](auto stored, auto values) {
-        multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
+        multiply_keys<decltype(stored), 1>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
       });
-  weigh_pairs(padded, SplitLogits<T>(call.scale), s);
+  const Score<T> score(call, item.head);
+  if (score) {
+    apply_score<true>(score, s.rows.position.query, 1, position, padded, s.weights, padded, s.derivatives);
+  }
+  weigh_pairs(padded, SplitLogits<T>(call), s);
+  if (score) multiply_derivatives(s.weights, s.derivatives, padded, s.gradients);
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {

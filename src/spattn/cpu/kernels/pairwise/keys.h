@@ -1,4 +1,4 @@
-// Allowed keys of one query: converts mask bits of its tiles to positions, chunk by chunk.
+// Converts the mask bits of a query's tiles to positions of allowed keys, chunk by chunk.
 #pragma once
 #include "decode/rows.h"
 #include "kernels.h"
@@ -9,21 +9,21 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Whether the plan has one-query tiles, which are lists of keys.
+// True if the plan has one-query tiles.
 inline bool by_pairs(const Call& call) { return call.plan.block_q == 1; }
 
 // Positions of up to block_kv keys.
 struct Chunk {
-  static constexpr int64_t kStep = 4;  // positions written at once
+  static constexpr int64_t kStep = 4;  // positions written per iteration
   static_assert(kStep <= kSoon, "there is room for a whole step");
 
   int64_t most;
-  int64_t *position, *cells;  // (most + kSoon); cells of a tile that is not a line
+  int64_t *position, *cells;  // (most + kSoon); (block_kv): positions of a tile whose keys are not evenly spaced
 
   Chunk(const Call& call, int64_t* cells, Arena& arena)
       : most(call.plan.block_kv), position(arena.array<int64_t>(most + kSoon)), cells(cells) {}
 
-  // Appends place(cell) for every bit, in fixed steps: the popcount is unpredictable to the branch predictor.
+  // Appends place(i) for each set bit i, kStep at a time, because branches on the popcount are hard to predict.
   template <class Place> SPATTN_INLINE void append(uint64_t bits, int64_t& count, const Place& place) const {
     int64_t* to = position + count;
     count += __builtin_popcountll(bits);
@@ -34,10 +34,10 @@ struct Chunk {
   }
 };
 
-// Calls visit(count) each time the chunk holds the positions of `count` more allowed keys of the item's only row.
+// Fills the chunk with the positions of the allowed keys of the item's single row and calls visit(count), repeatedly.
 // Copies of the last position pad the chunk to a multiple of `lanes`, plus kSoon.
 template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int64_t lanes, const Visit& visit) {
-  const Plan plan = item.call.plan;  // a copy: the stores of positions could alias the original
+  const Plan plan = item.call.plan;  // a copy, which the stores to position[] cannot alias
   const View* views = plan.views + item.component().key_view;
   const int64_t words = plan.block_kv / 64;
   int64_t count = 0;

@@ -1,7 +1,9 @@
-// Element types, with conversions to and from the compute type of the kernels.
+// Element types, and their conversion to and from the compute type.
 #pragma once
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 #if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -65,17 +67,10 @@ struct Float16 {
   }
 };
 
-// Element types stored as their compute type.
-template <class T> struct NativeOf;
-template <> struct NativeOf<float> {
-  using Type = Float32;
-};
-template <> struct NativeOf<double> {
-  using Type = Float64;
-};
-template <class T> using Native = typename NativeOf<T>::Type;
+// The element type that is stored as compute type T.
+template <class T> using Native = typename std::conditional<sizeof(T) == sizeof(float), Float32, Float64>::type;
 
-// A vector of adjacent elements; any alignment.
+// Loads and converts a vector of adjacent elements with any alignment.
 template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const char* from) {
   Vec<typename E::Compute> found;
   typename E::Storage stored[kLanes<typename E::Compute>];
@@ -86,7 +81,7 @@ template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const ch
 
 template <> SPATTN_INLINE Vec<float> load_elements<Float32>(const char* from) { return load<Vec<float>>(from); }
 template <> SPATTN_INLINE Vec<double> load_elements<Float64>(const char* from) { return load<Vec<double>>(from); }
-#if defined(__AVX512F__)  // compilers use three times the instructions for the generic conversion
+#if defined(__AVX512F__)  // the generic conversion compiles to three times as many instructions
 template <> SPATTN_INLINE Vec<float> load_elements<Bfloat16>(const char* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (Vec<float>)((BitsVec<float>)_mm512_cvtepu16_epi32(halves) << 16);
@@ -104,7 +99,7 @@ template <> SPATTN_INLINE Vec<float> load_elements<Float16>(const char* from) {
 }
 #endif
 
-// out[i] = the element at from + i * stride, 0 <= i < count; stride in bytes, any alignment.
+// Reads and converts `count` elements, `stride` bytes apart, with any alignment.
 template <class E>
 SPATTN_INLINE void read_strided(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -114,7 +109,7 @@ SPATTN_INLINE void read_strided(const char* from, int64_t stride, int64_t count,
   }
 }
 
-// read_strided() by whole vectors while they last, if the elements are adjacent.
+// As read_strided(); uses vector loads if the elements are adjacent.
 template <class E> inline void read_row(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
   constexpr int64_t L = kLanes<typename E::Compute>, size = sizeof(typename E::Storage);
   if (stride == size) {

@@ -1,8 +1,8 @@
 // 2^x for x <= 64, the range of the softmax.
 //
-// x = n + f with n integral and |f| <= 1/2; 2^f by a minimax polynomial (relative error below 2.4e-9 for float, 3.1e-18
-// for double before rounding: the result is within 1 ulp, 1.25 without FMA), 2^n by writing n into the exponent.
-// Results below the normal range are exactly 0, so that 2^-inf, a masked pair, is 0; NaN stays NaN.
+// Splits x = n + f with n integral and |f| <= 1/2. A minimax polynomial gives 2^f with a relative error below 2.4e-9
+// (float) or 3.1e-18 (double) before rounding; adding n to the exponent field multiplies by 2^n. The result is within
+// 1 ulp, 1.25 without FMA. Results below the normal range are exactly 0, as 2^-inf is for masked pairs. NaN stays NaN.
 #pragma once
 #include "simd/native.h"
 #include "simd/vec.h"
@@ -15,7 +15,7 @@ template <class T> struct Exp2;
 template <> struct Exp2<float> {
   static constexpr int kMantissaBits = 23;
   static constexpr float kLowest = -127.0f;
-  static constexpr float kRound = 12582912.0f + 127.0f;  // 1.5 * 2^23 + bias: leaves n + bias in the low bits
+  static constexpr float kRound = 12582912.0f + 127.0f;  // x + 1.5 * 2^23 + bias has n + bias in its low bits
   static constexpr float kCoefficients[] = {1.5345812e-4f,  1.3399931e-3f,  9.6184890e-3f, 5.5503288e-2f,
                                             2.40226469e-1f, 6.93147206e-1f, 1.0f};
 };
@@ -31,7 +31,7 @@ template <> struct Exp2<double> {
 };
 
 template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
-  x = larger(splat(Spec::kLowest), x);  // NaN passes
+  x = larger(splat(Spec::kLowest), x);  // keeps NaN
   const Vec<T> shifted = x + Spec::kRound;
   const Vec<T> f = x - (shifted - Spec::kRound);
   Vec<T> power = splat(Spec::kCoefficients[0]);
@@ -41,14 +41,14 @@ template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
 }
 
 #if defined(__AVX512F__)
-// As accurate in fewer instructions: x = n / 16 + f with |f| <= 1/32, and a register holds the 16 powers 2^(i / 16).
-// Each is stored minus i << 19, so that adding n << 19 completes the exponent.
+// As accurate with fewer instructions: x = n / 16 + f with |f| <= 1/32, and one register is a table of 2^(i / 16). The
+// entries have i << 19 subtracted, so that adding n << 19 sets the exponent.
 template <> SPATTN_INLINE Vec<float> exp2<float, Exp2<float>>(Vec<float> x) {
   constexpr BitsVec<float> kPowers = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
                                       0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
                                       0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
-  constexpr float kRound = 786432.0f;  // 1.5 * 2^19: leaves n in the low bits
-  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-126.0f), _CMP_NLT_UQ);  // or NaN
+  constexpr float kRound = 786432.0f;                                                           // 1.5 * 2^19
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-126.0f), _CMP_NLT_UQ);  // true for NaN
   const Vec<float> shifted = x + kRound, f = x - (shifted - kRound);
   const BitsVec<float> entry = (BitsVec<float>)_mm512_permutexvar_epi32((__m512i)shifted, (__m512i)kPowers);
   const Vec<float> power = (Vec<float>)(entry + ((BitsVec<float>)shifted << 19));

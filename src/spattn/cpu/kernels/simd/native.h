@@ -1,4 +1,4 @@
-// Intrinsics for operations that the vector extensions lack or compilers fail to select.
+// Intrinsics for operations that vector extensions lack, or for which compilers miss the instruction.
 #pragma once
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// a > b ? a : b in every lane, b where either is NaN.
+// Returns a > b ? a : b in each lane, hence b where either is NaN.
 #if defined(__AVX512F__)
 SPATTN_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm512_max_ps((__m512)a, (__m512)b); }
 SPATTN_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) {

@@ -1,4 +1,4 @@
-// Reductions across the lanes of several vectors at once.
+// Reductions across lanes, for several vectors at once.
 #pragma once
 #include "simd/native.h"
 #include "simd/vec.h"
@@ -13,7 +13,7 @@ struct Larger {
   template <class V> static SPATTN_INLINE V combine(V a, V b) { return larger(a, b); }
 };
 
-// Lanes of `a`, but of `b` where the lane index has bit kBit; exchange() also swaps lanes kBit apart.
+// blend() takes lane i from `b` if i has bit kBit set, else from `a`. exchange() takes lane i ^ kBit instead.
 template <int kBit, class V, int... I> SPATTN_INLINE V blend(V a, V b, Lane<I...>) {
   constexpr int L = sizeof...(I);
   return __builtin_shufflevector(a, b, (I & kBit ? I + L : I)...);
@@ -22,7 +22,7 @@ template <int kBit, class V, int... I> SPATTN_INLINE V exchange(V a, V b, Lane<I
   constexpr int L = sizeof...(I);
   return __builtin_shufflevector(a, b, (I & kBit ? (I ^ kBit) + L : I ^ kBit)...);
 }
-#if defined(__AVX512F__)  // a shuffle would use the port that the exchange needs
+#if defined(__AVX512F__)  // a masked move leaves the shuffle port to exchange()
 template <int kBit, int... I> SPATTN_INLINE Vec<float> blend(Vec<float> a, Vec<float> b, Lane<I...>) {
   return (Vec<float>)_mm512_mask_mov_ps((__m512)a, ((I & kBit ? 1 << I : 0) | ...), (__m512)b);
 }
@@ -31,8 +31,8 @@ template <int kBit, int... I> SPATTN_INLINE Vec<double> blend(Vec<double> a, Vec
 }
 #endif
 
-// Lanes i * kLanes / N to (i + 1) * kLanes / N - 1 of the result combine all lanes of v[i], by halves: each step
-// combines lanes kBit apart, packing two vectors into one while there are several.
+// Reduces N vectors to one, in which kLanes / N equal lanes, from lane i * kLanes / N on, hold the reduction of v[i].
+// Each step combines lanes kBit apart and packs two vectors into one while N > 1.
 template <class Operation, class T, int kBit, int N> SPATTN_INLINE Vec<T> fold(const Vec<T> (&v)[N]) {
   using All = typename MakeLanes<kLanes<T>>::type;
   if constexpr (kBit == 0) {
@@ -54,7 +54,7 @@ template <int kStep, class V, int... I> SPATTN_INLINE V every(V v, Lane<I...>) {
   return __builtin_shufflevector(v, v, (I * kStep % L)...);
 }
 
-// Lane i of the result, i < N, combines all lanes of v[i].
+// Reduces N vectors across lanes: lane i < N of the result combines all lanes of v[i].
 template <class Operation, class T, int N> SPATTN_INLINE Vec<T> across(const Vec<T> (&v)[N]) {
   constexpr int L = kLanes<T>;
   return every<L / N>(fold<Operation, T, L / 2>(v), typename MakeLanes<L>::type{});

@@ -1,5 +1,4 @@
-// Vectors of the target instruction set in the vector extensions of gcc and clang: one source for SSE2, AVX2, AVX-512
-// and NEON.
+// Vectors of the target instruction set: GCC and Clang vector extensions, one source for SSE2, AVX2, AVX-512 and NEON.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -45,24 +44,24 @@ template <> struct VectorOf<double> {
 template <class T> using Vec = typename VectorOf<T>::Vec;
 template <class T> using IntVec = typename VectorOf<T>::Int;
 template <class T> using BitsVec = typename VectorOf<T>::Bits;
-template <class T> using Word = typename VectorOf<T>::Word;  // unsigned integer as wide as a lane
+template <class T> using Word = typename VectorOf<T>::Word;  // unsigned integer of the size of a lane
 
 template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> constexpr T kInfinity = T(__builtin_inf());
 
 template <class V, class T> SPATTN_INLINE V load(const T* p) {
   V v;
-  memcpy(&v, p, sizeof v);  // one unaligned load instruction
+  memcpy(&v, p, sizeof v);  // compiles to one unaligned load
   return v;
 }
 template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, sizeof v); }
 
-// x - 0 is x for every x, including -0, so only the broadcast remains.
+// Broadcasts x. x - 0 equals x for every x, including -0, so compilers drop the subtraction.
 template <class T> SPATTN_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
 template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return x - BitsVec<T>{}; }
 
-// a * b - c, rounded once if kFused. Uses the intrinsic, as compilers fuse the expression only at some optimization
-// levels, and results must not depend on that.
+// Returns a * b - c, rounded once if kFused. Uses intrinsics, because compilers fuse the expression only at some
+// optimization levels, and results must not depend on the level.
 #if defined(__FMA__) || defined(__aarch64__)
 constexpr bool kFused = true;
 #else
@@ -93,7 +92,7 @@ SPATTN_INLINE Vec<double> multiply_subtract(Vec<double> a, Vec<double> b, Vec<do
 template <class V> SPATTN_INLINE V multiply_subtract(V a, V b, V c) { return a * b - c; }
 #endif
 
-// Whether any bit is set.
+// True if any bit is set.
 template <class V> SPATTN_INLINE bool any(V bits) {
 #if defined(__AVX512F__)
   if constexpr (sizeof bits == 64) return _mm512_test_epi64_mask((__m512i)bits, (__m512i)bits);
@@ -104,7 +103,7 @@ template <class V> SPATTN_INLINE bool any(V bits) {
   return found != 0;
 }
 
-// Lanes that are infinite or NaN: inf - inf is NaN.
+// Sets the lanes that are infinite or NaN: inf - inf is NaN.
 template <class V> SPATTN_INLINE auto not_finite(V x) { return x - x != V{}; }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -115,59 +114,56 @@ template <int... I> struct MakeLanes<0, I...> {
   using type = Lane<I...>;
 };
 
-// Vectors are L lanes in pieces of N. Takes one of every two neighbouring groups of S pieces: the first ones of `a` and
-// `b`, or the second ones.
+// Divide the L lanes into groups of S. first_groups() interleaves the even groups of `a` and `b`, second_groups() the
+// odd groups.
 template <int L, int S, class V, int... I> SPATTN_INLINE V first_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I - S : I)...);
 }
 template <int L, int S, class V, int... I> SPATTN_INLINE V second_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I : I + S)...);
 }
-// Interleaves, within each B lanes, pieces of N of `a` and `b`: of the first half, or of the second.
-template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N)...);
+// Within each block of B lanes, zip_low() interleaves the first halves of `a` and `b`, zip_high() the second halves.
+template <int L, int B, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / 2 + I % 2 * L)...);
 }
-template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N + B / 2)...);
+template <int L, int B, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / 2 + I % 2 * L + B / 2)...);
 }
 
-// Swaps groups of S lanes, then of half as many down to `Least`, between rows as far apart as groups have pieces of N.
-template <int S, int Least, int N, class V, int R> SPATTN_INLINE void swap_groups(V (&rows)[R]) {
-  constexpr int L = R * N;
+// Transposes a matrix of Least x Least blocks: swaps groups of S lanes between rows S apart, then halves S.
+template <int S, int Least, class V, int L> SPATTN_INLINE void swap_groups(V (&rows)[L]) {
   using All = typename MakeLanes<L>::type;
   if constexpr (S >= Least) {
     SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      if (i & S / N) continue;
-      const V low = rows[i], high = rows[i + S / N];
-      rows[i] = first_groups<L, S>(low, high, All{}), rows[i + S / N] = second_groups<L, S>(low, high, All{});
+    for (int i = 0; i < L; ++i) {
+      if (i & S) continue;
+      const V low = rows[i], high = rows[i + S];
+      rows[i] = first_groups<L, S>(low, high, All{}), rows[i + S] = second_groups<L, S>(low, high, All{});
     }
-    swap_groups<S / 2, Least, N>(rows);
+    swap_groups<S / 2, Least>(rows);
   }
 }
 
-// Transposes elements, or pieces of N: rows[i][j] becomes rows[j][i]. Swaps 16-byte blocks, as few instructions cross
-// them; within blocks uses rounds of the perfect shuffle.
-template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
-  constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T) > N ? 16 / sizeof(T) : N, kTogether = kBlock / N;
+// Transposes `rows`. Few instructions cross 16-byte blocks, so it swaps whole blocks first, then transposes within the
+// blocks by perfect shuffles.
+template <class T> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T>]) {
+  constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T);
   using All = typename MakeLanes<L>::type;
-  swap_groups<L / 2, kBlock, N>(rows);
-  if constexpr (kTogether > 1) {
+  swap_groups<L / 2, kBlock>(rows);
+  SPATTN_UNROLL
+  for (int round = 1; round < kBlock; round *= 2) {
+    Vec<T> zipped[L];
     SPATTN_UNROLL
-    for (int round = 1; round < kTogether; round *= 2) {
-      Vec<T> zipped[L / N];
+    for (int first = 0; first < L; first += kBlock) {
       SPATTN_UNROLL
-      for (int first = 0; first < L / N; first += kTogether) {
-        SPATTN_UNROLL
-        for (int i = 0; i < kTogether / 2; ++i) {
-          const Vec<T> low = rows[first + i], high = rows[first + i + kTogether / 2];
-          zipped[first + 2 * i] = zip_low<L, kBlock, N>(low, high, All{});
-          zipped[first + 2 * i + 1] = zip_high<L, kBlock, N>(low, high, All{});
-        }
+      for (int i = 0; i < kBlock / 2; ++i) {
+        const Vec<T> low = rows[first + i], high = rows[first + i + kBlock / 2];
+        zipped[first + 2 * i] = zip_low<L, kBlock>(low, high, All{});
+        zipped[first + 2 * i + 1] = zip_high<L, kBlock>(low, high, All{});
       }
-      SPATTN_UNROLL
-      for (int i = 0; i < L / N; ++i) rows[i] = zipped[i];
     }
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) rows[i] = zipped[i];
   }
 }
 

@@ -1,15 +1,13 @@
-// Score modification: every path, forward and backward, vectorized, tiled or pairwise, passes its q.k through score()
-// or, for one pair, scalar_score(). A score_mod with query and key indices belongs there; callers know both cells and
-// hence their Positions.
+// Scores, their maxima and exponents.
 //
-// The variables named *score* are unscaled, sign(scale) * q.k, so that their maximum is always that of the scaled
-// scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural` times that, or `factor` times
-// in base 2, but is never formed: the factor multiplies differences of unscaled scores, which are small and nearly
-// exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in integers instead:
-// WholeParts::Weigh in amx/parts.h.
+// Without a score function (score.h), variables named *score* hold sign(scale) * q.k, so that the maximum of the scores
+// is the maximum of the scaled scores. Vectorized kernels apply the sign when they pack Q. The scaled score would be
+// natural * score (factor * score in base 2), but it is never computed: `factor` multiplies score - max, which is small
+// and nearly exact. The AMX kernel for bfloat16 computes exponents in integers: WholeParts::Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
+#include "kernels.h"
 #include "simd/element.h"
 #include "simd/vec.h"
 #if defined(__AVX512F__)
@@ -19,8 +17,9 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The natural logarithm of a normal number, within 2 ulp; unspecified for others. No branches or calls, so that loops
-// over rows vectorize. x = 2^n m with m between sqrt(1/2) and sqrt(2), and log(m) = 2 artanh((m - 1) / (m + 1)).
+// Returns the natural logarithm of a normal number, within 2 ulp; unspecified for others. It has no branches or calls,
+// so that loops over rows vectorize. Splits x = 2^n m with m between sqrt(1/2) and sqrt(2), and computes
+// log(m) = 2 artanh((m - 1) / (m + 1)).
 SPATTN_INLINE double logarithm(double x) {
   constexpr uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
   const uint64_t above = bit_cast<uint64_t>(x) - kRootHalf;
@@ -33,19 +32,21 @@ SPATTN_INLINE double logarithm(double x) {
   return n * 0.69314718055994530942 + 2 * (s + s * square * sum);
 }
 
+// Returns the factor of the scores in the softmax: 1 with a score function, whose results are scaled already.
+inline double softmax_scale(const Call& call) { return call.score == kIdentity ? call.scale : 1; }
+
 template <class T> struct Logits {
   T sign, factor;
-  double natural;  // natural-exponent scale, |scale|
+  double natural;  // |scale|; `factor` is its base-2 counterpart, |scale| * log2(e)
 
-  // A scale that is 0, or rounds to 0, zeroes the scores and gets factor 1: 0 * -inf would be NaN.
-  explicit Logits(double scale) : sign(scale < 0 ? T(-1) : T(1)), natural(scale < 0 ? -scale : scale) {
+  // If the factor rounds to 0, sets sign = 0, which zeroes the scores, and factor = 1, because 0 * -inf is NaN.
+  explicit Logits(const Call& call) : natural(softmax_scale(call)) {
+    sign = natural < 0 ? T(-1) : T(1), natural = natural < 0 ? -natural : natural;
     factor = T(natural * 1.4426950408889634074);  // log2(e)
     if (factor == T(0)) sign = T(0), factor = T(1), natural = 1;
   }
 
-  // The unscaled scores of a vector of pairs.
-  static SPATTN_INLINE Vec<T> score(Vec<T> product) { return product; }
-  // -inf for masked pairs, where all bits of `allowed` are 0.
+  // Returns -inf for masked pairs, whose lanes of `allowed` are 0, else the score.
   static SPATTN_INLINE Vec<T> masked(Vec<T> score, BitsVec<T> allowed) {
     return allowed != 0 ? score : splat(-kInfinity<T>);
   }
@@ -57,11 +58,9 @@ template <class T> struct Logits {
     return (Vec<double>)_mm512_mask_mov_pd(_mm512_set1_pd(-kInfinity<double>), allowed, (__m512d)score);
   }
 #endif
-  // The unscaled score of one pair, for a query without the sign applied.
-  double scalar_score(double product) const { return product * double(sign); }
-
-  // The offset of a row's exponents: 0 until a key is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57 for double)
-  // the rounding error of a product could leave the range of exp2: NaN, which sends the row to the float64 fallback.
+  // Returns what exponent() subtracts: the scaled maximum, or 0 for rows without an allowed key, as exp2(-inf - 0) = 0.
+  // From 2^28 on (2^57 for double), the rounding error of the scaled maximum could exceed the range of exp2; returns
+  // NaN, which sends the row to the float64 fallback.
   SPATTN_INLINE Vec<T> reference(Vec<T> row_max) const {
     constexpr T kFar = sizeof(T) == 4 ? T(0x1p28) : T(0x1p57);
     Vec<T> start = row_max;
@@ -72,18 +71,15 @@ template <class T> struct Logits {
     return row_max == -kInfinity<T> ? Vec<T>{} : start;
   }
 
-  // Base-2 logarithms of the weights. With FMA, factor * score - reference, where `reference` is factor * row_max
-  // rounded: its error is the same for all keys of a row, and lse() corrects it. Without FMA, the difference comes
-  // first.
+  // Returns the base-2 logarithms of the weights. With FMA, `reference` is factor * row_max, rounded; the rounding
+  // error is the same for all keys of a row, and lse() corrects it. Without FMA, `reference` is row_max.
   SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> reference) const {
     if constexpr (kFused) return multiply_subtract(score, splat(factor), reference);
     return (score - reference) * factor;
   }
 
-  // The natural logarithm of a weight.
   double scalar_exponent(double score, double reference) const { return (score - reference) * natural; }
 
-  // The log-sum-exp of a row with weights of sum `sum`.
   double lse(T row_max, T reference, T sum) const {
     const double ours = logarithm(double(sum));
     if (!kFused) return double(row_max) * natural + ours;
@@ -92,12 +88,12 @@ template <class T> struct Logits {
   }
 };
 
-// A number as a sum of two.
+// A number stored as high + low.
 template <class T> struct Split {
   T high, low;
 };
 
-// x * log2(e) as a sum of two numbers: converts natural logarithms to base 2.
+// Returns x * log2(e): converts a natural logarithm to base 2.
 template <class T> Split<T> to_base_2(double x) {
   constexpr double kLog2e = 1.4426950408889634074, kRest = 2.0355273740931033e-17;
   const double product = x * kLog2e, rest = __builtin_fma(x, kLog2e, -product) + x * kRest;
@@ -105,13 +101,13 @@ template <class T> Split<T> to_base_2(double x) {
   return {high, T(product - double(high) + rest)};
 }
 
-// Exponents of the backward, relative to the log-sum-exp: the factor has twice the digits.
+// Computes the exponents of the backward, relative to the log-sum-exp, with a factor of twice the precision.
 template <class T> struct SplitLogits {
   Split<T> factor;
 
-  // `high` is rounded down, so that `low` is positive and a score of -inf stays -inf. As in Logits, a scale that rounds
-  // to 0 gets factor 1.
-  explicit SplitLogits(double scale) : factor(to_base_2<T>(scale < 0 ? -scale : scale)) {
+  // Rounds `high` down, so that `low` is positive and a score of -inf stays -inf. As in Logits, a factor that rounds to
+  // 0 becomes 1.
+  explicit SplitLogits(const Call& call) : factor(to_base_2<T>(::fabs(softmax_scale(call)))) {
     if (factor.high == T(0)) {
       factor = {T(1), T(0)};
     } else if (!(factor.low > T(0))) {

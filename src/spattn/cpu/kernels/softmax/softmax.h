@@ -1,4 +1,4 @@
-// Online softmax of an item's rows, one query per vector lane: row statistics, and scores of a tile to weights.
+// Online softmax with one query per vector lane: updates row statistics and converts the scores of a tile to weights.
 #pragma once
 #include "kernels.h"
 #include "simd/native.h"
@@ -10,14 +10,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The running maximum moves only when exceeded by this many bits: weights stay below 2^8, without loss of accuracy, and
-// O is rarely rescaled after the first tiles.
+// The running maximum changes only if a score exceeds it by more than this many bits. Weights stay below 2^8, without
+// loss of accuracy, and O is rarely rescaled after the first tiles.
 constexpr int kSlack = 8;
 
 template <class T> struct RowStatistics {
-  T *row_max, *reference;   // running maximum, up to kSlack; its scaled value, the offset of exponents
-  T *row_sum, *weight_sum;  // of the weights; of the rounded weights, on paths that round them
-  T *tile_max, *rescale;    // maximum score of a tile; factor of O and of the sums after it
+  T *row_max, *reference;   // running maximum, up to kSlack; Logits::reference() of it
+  T *row_sum, *weight_sum;  // sum of the weights; sum of the rounded weights, in kernels that round them
+  T *tile_max, *rescale;    // maximum score of the current tile; factor by which it rescales O and the sums
   double* lse;
 
   RowStatistics(int64_t rows, Arena& arena)
@@ -33,32 +33,24 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // The statistics from row `first` on.
-  RowStatistics from(int64_t first) const {
-    RowStatistics rest = *this;
-    rest.row_max += first, rest.reference += first, rest.row_sum += first, rest.tile_max += first;
-    rest.lse += first;
-    return rest;
-  }
-
-  // Computes the log-sum-exp of `count` rows, rounded up to whole vectors.
-  void find_lse(int64_t count, Logits<T> logits) const {
+  // Computes the log-sum-exp of `count` rows from `first` on; `count` is rounded up to the vector length.
+  void find_lse(int64_t first, int64_t count, Logits<T> logits) const {
     constexpr int64_t kRows = kLanes<double>;
-    for (int64_t first = 0; first < count; first += kRows) {
+    for (const int64_t end = first + count; first < end; first += kRows) {
       SPATTN_UNROLL
       for (int64_t i = first; i < first + kRows; ++i) lse[i] = logits.lse(row_max[i], reference[i], row_sum[i]);
     }
   }
 
-  // Updates the running maximum, and writes the factors of O to `rescale`. Runs before the first weight, so that the
-  // dependency chains of several vectors overlap. The factor is the difference of the old and new offset, hence exactly
-  // 1 if the offset stays; computed from row_max, it would differ by the rounding error of the offset, tile after tile,
-  // and by the error of a path's coarser exp2.
+  // Updates row_max and `reference` from tile_max, and computes `rescale`. It is a loop of its own, so that the
+  // dependency chains of several vectors overlap. `rescale` is exp2(old - new reference), hence exactly 1 if the
+  // reference does not change. Computed from row_max, it would accumulate the rounding error of the reference with
+  // each tile.
   void move_reference(int64_t vectors, Logits<T> logits) const {
     using V = Vec<T>;
     for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
       const V before = load<V>(row_max + column), largest = load<V>(tile_max + column);
-      const V after = (largest - before) * logits.factor > T(kSlack) ? largest : before;  // -inf - -inf: not greater
+      const V after = (largest - before) * logits.factor > T(kSlack) ? largest : before;  // NaN if both are -inf
       const V start = logits.reference(after);
       const V moved = load<V>(reference + column) - start;
       store(rescale + column, exp2<T>(before == -kInfinity<T> ? before : kFused ? moved : moved * logits.factor));
@@ -68,7 +60,7 @@ template <class T> struct RowStatistics {
   }
 };
 
-// The pairwise sum of N terms, N a power of 2.
+// Returns the pairwise sum of N terms; N is a power of 2.
 template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
   if constexpr (N == 1) {
     return terms[0];
@@ -77,8 +69,8 @@ template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
   }
 }
 
-// Replaces the scores S' of the keys [begin, end) in `matrix`, rows of `ld` queries, by weights, as the path's
-// elements. Never inlined: the loop needs all registers.
+// Replaces S' of the keys [begin, end) in `matrix`, (keys, ld), by P' in the path's element format, and updates the
+// statistics. Not inlined, because the loop needs all registers.
 template <class Path, class T = typename Path::T>
 __attribute__((noinline)) void exponentiate(int64_t begin, int64_t end, int64_t vectors, Logits<T> logits, T* matrix,
                                             int64_t ld, const RowStatistics<T>& rows) {
@@ -88,9 +80,9 @@ __attribute__((noinline)) void exponentiate(int64_t begin, int64_t end, int64_t 
   for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
     const V reference = load<V>(rows.reference + column), rescale = load<V>(rows.rescale + column);
     const T* scores = matrix + begin * ld + column;
-    // In place: weights never overtake scores.
+    // In place: the loop never writes a weight over an unread score.
     auto* weights = reinterpret_cast<typename Path::Element*>(matrix) + begin / kTerms * ld + column;
-    V sum[kSums] = {}, rounded[kSums] = {};  // several short sums round less than a long one
+    V sum[kSums] = {}, rounded[kSums] = {};  // several short sums have less rounding error than a long one
     for (int64_t key = begin; key < end; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
       SPATTN_UNROLL
       for (int i = 0; i < kSums; ++i) {

@@ -1,7 +1,5 @@
-// Softmax weights: exp2 of scores, their row sum, and the score gradient. Dropout would apply to the result of weigh(),
-// not to its sum, and to dP in score_gradient().
-//
-// The AMX forward multiplies weights as parts of bfloat16 and computes two keys at a time: Weigh in amx/parts.h.
+// Softmax weights P, their row sums, and the score gradient dS. Dropout would apply to the result of weigh(), not to
+// its sum, and to dP in score_gradient(). The AMX forward has its own functions: Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
@@ -14,35 +12,36 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The weights of a vector of pairs, with the accuracy of `Spec`.
+// Returns the weights exp2(exponent) and adds them to `sum`; `Spec` sets the accuracy.
 template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> weigh(Vec<T> exponent, Vec<T>& sum) {
   const Vec<T> weight = exp2<T, Spec>(exponent);
   sum += weight;
   return weight;
 }
 
-// The weight of one pair, from a natural exponent.
+// Returns the weight of one pair, given its natural exponent.
 inline double scalar_weight(double exponent) { return ::exp(exponent); }
 
-// Normalized weights of the backward, whose exponents are relative to the log-sum-exp. 0 for skipped rows, whose K may
-// be infinite: 0 * inf is NaN.
+// Returns the normalized weights of the backward, given exponents relative to the log-sum-exp. Returns 0 for skipped
+// rows: an infinite K times their zero query is NaN.
 template <class T> SPATTN_INLINE Vec<T> normalised_weight(Vec<T> exponent, Vec<T> lse2) {
   const Vec<T> weight = exp2<T>(exponent);
   return lse2 != kInfinity<T> ? weight : Vec<T>{};
 }
 
-// Zero for masked pairs, where all bits of `allowed` are 0.
+// Returns 0 for masked pairs, whose lanes of `allowed` are 0, else the weight.
 template <class T> SPATTN_INLINE Vec<T> masked_weight(Vec<T> weight, BitsVec<T> allowed) {
   return allowed != 0 ? weight : Vec<T>{};
 }
 
-// The score gradient weight * (dP - delta), given the difference. 0 for weight 0: V of a masked pair may be NaN.
+// Returns dS = weight * difference, where `difference` is dP - delta. Returns 0 for weight 0, as V of a masked pair may
+// be NaN.
 template <class T> SPATTN_INLINE Vec<T> score_gradient(Vec<T> weight, Vec<T> difference) {
   return weight != T(0) ? weight * difference : Vec<T>{};
 }
 
 #if defined(__AVX512F__)
-// The weight where `keep` is set (the row exists and the pair is allowed), else 0.
+// Returns the weight where `keep` is set, else 0.
 SPATTN_INLINE __m512 keep_weight(Vec<float> weight, __mmask16 keep) {
   return _mm512_maskz_mov_ps(keep, (__m512)weight);
 }

@@ -1,4 +1,4 @@
-// Bump allocator of a thread's scratch; arrays start at cache lines.
+// Bump allocator for a thread's scratch; aligns arrays to cache lines.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"
@@ -22,7 +22,7 @@ class Arena {
   uintptr_t begin_, end_;
 };
 
-// Size of a path's scratch: allocates its arrays at address 0 without touching them.
+// Returns the size of a scratch struct: constructs it at address 0 without touching its arrays.
 template <class Scratch> size_t scratch_bytes(const Call& call) noexcept {
   Arena arena(nullptr);
   [[maybe_unused]] const Scratch measured(call, arena);

@@ -8,7 +8,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A key tile of a list: its index among the tiles of all lists, its run, and its index in the run's view.
+// A position in a key tile list: index among the tiles of all lists, run of tiles, and tile index in the run's view.
 struct Listed {
   int64_t number, run, tile;
 };
@@ -19,7 +19,7 @@ struct Item {
   const Work& work;
 
   int64_t head_kv() const { return head / call.group; }
-  // Index of the key-value head over all batch entries.
+  // Returns the index of the key-value head among those of all batch entries.
   int64_t kv_number() const { return batch * (call.heads_q / call.group) + head_kv(); }
 
   Head queries() const { return {call.q, batch, head}; }
@@ -36,7 +36,7 @@ struct Item {
   }
   Mask mask(const Listed& at) const { return {call.plan, at.run}; }
 
-  // The first and last key tile of the item, and the neighbours of one; neighbours may be out of range.
+  // Return the first and last key tile of the item, and the neighbours of a tile, which may be out of range.
   Listed first() const { return find(work.begin); }
   Listed last() const { return find(work.end - 1); }
   Listed after(Listed at) const {
@@ -49,7 +49,7 @@ struct Item {
     return --at.number >= work.begin && at.number < call.plan.tile_indptr[at.run] ? in_run(at.run - 1, at.number) : at;
   }
 
-  // Calls visit(cells, mask) for every key tile, with the positions of its cells in `position`.
+  // Calls visit(cells, mask) for each key tile after writing the positions of its cells to `position`.
   template <class Visit> void each_tile(int64_t* position, const Visit& visit) const {
     for (Listed at = first(); at.number < work.end; at = after(at)) {
       visit(list_positions(key_tile(at), position), mask(at));
@@ -57,7 +57,7 @@ struct Item {
   }
 
  private:
-  // The permutation of the item's variant.
+  // Returns the permutation of the item's variant, or null.
   const int32_t* own(const int32_t* order, int64_t length) const {
     return order ? order + component().variant * length : nullptr;
   }

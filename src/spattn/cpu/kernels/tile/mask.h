@@ -1,4 +1,4 @@
-// Bitmask of a partial tile, (queries, keys), and the ranges that it leaves to compute.
+// Bitmask of a partial tile, (queries, keys), and the ranges of queries and keys that contain allowed pairs.
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
@@ -8,18 +8,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A range of keys of a tile.
+// A half-open range of keys in a tile.
 struct Keys {
   int64_t begin, end;
 
-  // The range as bits of word `word` of a mask row.
+  // Returns the range as a bitmask for word `word` of a mask row.
   uint64_t in_word(int64_t word) const {
     const int64_t from = begin - word * 64, to = end - word * 64;
     const uint64_t before_end = to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0);
     return from > 0 ? before_end >> from << from : before_end;
   }
 
-  // Extends the range by the keys set in `bits`, word `word` of a mask.
+  // Extends the range to the keys that are set in `bits`, word `word` of a mask row.
   void cover(int64_t word, uint64_t bits) {
     if (!bits) return;
     const int64_t first = word * 64 + __builtin_ctzll(bits), last = word * 64 + 64 - __builtin_clzll(bits);
@@ -27,13 +27,13 @@ struct Keys {
     end = last > end ? last : end;
   }
 
-  // The intersection with `range`; padding rows have arbitrary contents.
+  // Returns the intersection with `range`. Masks have arbitrary bits in padding rows, so a range may need clipping.
   Keys within(const Keys& range) const {
     const Keys both = {begin > range.begin ? begin : range.begin, end < range.end ? end : range.end};
     return both.begin < both.end ? both : Keys{both.end, both.end};
   }
 
-  // Calls visit(key) for each key, or visit(key / 2) for each pair of adjacent keys.
+  // Calls visit(key / kTerms) for each group of kTerms adjacent keys.
   template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
     for (int64_t key = begin / kTerms; key < (end + kTerms - 1) / kTerms; ++key) visit(key);
   }
@@ -52,7 +52,7 @@ struct Mask {
 
   bool allows(int64_t row, int64_t key) const { return bits[row * words + key / 64] >> (key % 64) & 1; }
 
-  // Word `word` of the rows [row, row + count) that exist, or-ed.
+  // Returns the bitwise or of word `word` of rows [row, row + count), clipped to the mask's rows.
   uint64_t merged(int64_t row, int64_t count, int64_t word) const {
     const int64_t end = row + count < rows ? row + count : rows;
     uint64_t found = 0;
@@ -60,12 +60,7 @@ struct Mask {
     return found;
   }
 
-  // Whether any of the `count` queries attends to any of the `width` keys, which lie in one word.
-  bool any(int64_t row, int64_t count, int64_t key, int width) const {
-    return merged(row, count, key / 64) >> (key % 64) & ((uint64_t(1) << width) - 1);
-  }
-
-  // Narrows the keys [begin, end) to the range that any of the `count` queries attends to.
+  // Narrows [begin, end) to the range of keys to which any of the `count` queries from `row` on attends.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
     Keys keys = {end, begin};
     for (int64_t word = 0; word < words; ++word) keys.cover(word, merged(row, count, word));
@@ -73,7 +68,7 @@ struct Mask {
     begin = keys.begin, end = keys.end;
   }
 
-  // Whether the query attends to any of the `width` keys, which may span two words.
+  // True if query `row` attends to any of the `width` keys from `key` on, which may span two words.
   bool any_of(int64_t row, int64_t key, int width) const {
     const uint64_t* word = bits + row * words + key / 64;
     const int64_t shift = key % 64;
@@ -82,35 +77,60 @@ struct Mask {
     return found & ((uint64_t(1) << width) - 1);
   }
 
-  // Narrows the queries [begin, end) to the range that attends to any of the `width` keys.
+  // Narrows [begin, end) to the range of queries that attend to any of the `width` keys from `key` on.
   void reach_queries(int64_t key, int width, int64_t& begin, int64_t& end) const {
     while (begin < end && !any_of(begin, key, width)) ++begin;
     while (begin < end && !any_of(end - 1, key, width)) --end;
   }
 };
 
-// A mask with one word per query, for query-vectorized kernels.
+// A mask transposed for kernels with one query per lane: each lane of a vector holds a word of one query.
 template <class T> struct LaneMask {
   static constexpr int64_t kBits = 8 * sizeof(T);
   int64_t ld;
-  Word<T>* allowed;  // (block_kv / kBits, ld): words of the queries' rows
-  Word<T>* reached;  // (block_kv / kBits, ld / lanes): words or-ed over a vector of queries
+  Word<T>* allowed;  // (block_kv / kBits, ld): mask words
+  Word<T>* reached;  // (block_kv / kBits, ld / lanes): bitwise or of the words in a vector
 
   LaneMask(const Call& call, int64_t ld, Arena& arena)
       : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
         reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
 
-  // The words with key `key`, at bit `key % kBits`, of the queries from `column` on.
-  const Word<T>* words(int64_t key, int64_t column) const { return allowed + key / kBits * ld + column; }
+  // Returns a vector with nonzero lanes where the query, from `column` on, attends to `key`.
+  SPATTN_INLINE BitsVec<T> bit(int64_t key, int64_t column) const {
+    return load<BitsVec<T>>(allowed + key / kBits * ld + column) & splat_bits<T>(Word<T>(1) << key % kBits);
+  }
 
-  // Whether any query of the vector from `column` on attends to any of kKeyRows keys from `key` on.
+  // True if any query of the vector from `column` on attends to any of the kKeyRows keys from `key` on.
   bool reaches(int64_t column, int64_t key) const {
     const Word<T> found = reached[(key / kBits * ld + column) / kLanes<T>];
     return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
   }
 
-  // Fills in the words of `cells` queries. Returns the range of the first `count` keys that any of the queries attends
-  // to.
+  // Calls run(Count<N>, key, column) for each block of kKeyRows keys by N <= kQueryVectors vectors of queries. If
+  // `masked`, leaves out leading and trailing vectors without an allowed pair and calls mark(key, column) for their
+  // keys.
+  template <class Mark, class Run>
+  SPATTN_INLINE void each_block(Keys keys, int64_t vectors, bool masked, const Mark& mark, const Run& run) const {
+    constexpr int64_t L = kLanes<T>, W = kQueryVectors;
+    for (int64_t first = 0; first < vectors; first += W) {
+      for (int64_t key = keys.begin; key < keys.end; key += kKeyRows) {
+        int64_t column = first * L, active = vectors - first < W ? vectors - first : W;
+        const auto idle = [&](int64_t at) {
+          if (reaches(at, key)) return false;
+          for (int i = 0; i < kKeyRows; ++i) mark(key + i, at);
+          return true;
+        };
+        for (; masked && active && idle(column); --active) column += L;
+        while (masked && active && idle(column + (active - 1) * L)) --active;
+        static_assert(W == 3, "one case per width");
+        if (active == 3) run(Count<3>{}, key, column);
+        if (active == 2) run(Count<2>{}, key, column);
+        if (active == 1) run(Count<1>{}, key, column);
+      }
+    }
+  }
+
+  // Transposes the mask rows of `cells` queries; returns the range, within [0, count), of keys to which any attends.
   Keys expand(const Mask& mask, int64_t cells, int64_t count) {
     constexpr int64_t L = kLanes<T>, kPieces = 64 / kBits;
     Keys keys = {count, 0};

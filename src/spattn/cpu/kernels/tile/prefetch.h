@@ -1,4 +1,5 @@
-// Prefetch of the next item, spread over this one: a burst would fill the line-fill buffers and stall other loads.
+// Prefetches operands of the next item during this one, little by little: a burst would fill the line-fill buffers and
+// stall other loads.
 #pragma once
 #include "kernels.h"
 #include "tile/item.h"
@@ -10,8 +11,8 @@ namespace SPATTN_ISA {
 
 class Ahead {
  public:
-  // Collects the item's output rows, and the likely operands of the next item that this one does not read: its queries,
-  // and the key tile after the last one unless the products prefetch it. Elements are `size` bytes.
+  // Lists the rows to prefetch: the output rows of the item, the next query tile and, with `with_keys`, the key tile
+  // after the last one of the item. Elements have `size` bytes.
   Ahead(const Item& item, int64_t size, bool with_keys) {
     const Call& call = item.call;
     const Work& work = item.work;
@@ -27,7 +28,7 @@ class Ahead {
     add(item.values(), columns, next, call.head_dim_v * size);
   }
 
-  // Prefetches one of `shares` equal shares of all rows.
+  // Prefetches the next 1 / `shares` of the listed rows.
   void run(int64_t shares) {
     for (int64_t left = (rows_ + shares - 1) / shares; left > 0 && done_ < count_;) {
       Run& run = runs_[done_];
@@ -45,10 +46,10 @@ class Ahead {
  private:
   struct Run {
     const char* row;
-    int64_t stride, rows, bytes;  // bytes from row to row, rows, bytes of a row
+    int64_t stride, rows, bytes;  // stride in bytes, number of rows, bytes per row
   };
 
-  // Adds the rows of tile `number`, if it exists and its features are contiguous.
+  // Lists the rows of tile `number` if it exists and the features are contiguous.
   void add(const Head& head, const View& view, int64_t number, int64_t bytes) {
     if (number >= view.tiles || head.feature < 0 || head.feature > 8) return;
     const Tile tile = locate(view, number, nullptr);
@@ -59,7 +60,7 @@ class Ahead {
     }
   }
 
-  static constexpr int kMost = 64;  // further rows are not prefetched
+  static constexpr int kMost = 64;  // maximum number of runs; the rest is not prefetched
   int count_ = 0, done_ = 0;
   int64_t rows_ = 0;
   Run runs_[kMost];

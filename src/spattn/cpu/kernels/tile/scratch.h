@@ -1,4 +1,4 @@
-// Components of the scratch of all paths.
+// Scratch structs that several kernels share.
 #pragma once
 #include "kernels.h"
 #include "tile/arena.h"
@@ -6,7 +6,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Leading dimensions of matrices in scratch: tile side and head dimensions rounded up to vectors of T.
+// Leading dimensions of matrices in scratch: block_q, head_dim and head_dim_v, rounded up to multiples of kLanes.
 template <class T> struct Widths {
   int64_t query, key, value;
 
@@ -15,15 +15,16 @@ template <class T> struct Widths {
         value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
-// Positions of the cells of the current tiles.
+// Positions of the cells of the current query and key tile.
 struct Positions {
-  int64_t *query, *key;  // (block_q), (block_kv)
+  int64_t *query, *key;  // (block_q rounded up to vectors), (block_kv)
 
   Positions(const Call& call, Arena& arena)
-      : query(arena.array<int64_t>(call.plan.block_q)), key(arena.array<int64_t>(call.plan.block_kv)) {}
+      : query(arena.array<int64_t>(round_up(call.plan.block_q, kLanes<float>))),
+        key(arena.array<int64_t>(call.plan.block_kv)) {}
 };
 
-// Copies of K and V for tiles that cannot be read in place.
+// Copies of K and V of a tile that the kernel cannot read in place.
 template <class T> struct KeyStaging {
   T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
 
@@ -32,10 +33,10 @@ template <class T> struct KeyStaging {
   }
 };
 
-// Rows of an item that take the float64 fallback, and its accumulator.
+// The rows of an item that take the float64 fallback, and the accumulator of the fallback.
 struct FallbackRowBuffer {
   int64_t rows;
-  bool* chosen;  // (rows): by query cell
+  bool* chosen;  // (rows): whether a query cell takes the fallback
   double* sum;   // (width): a row of O or dQ
 
   FallbackRowBuffer(int64_t rows, int64_t width, Arena& arena)

@@ -1,4 +1,4 @@
-// Positions of the cells of a tile, a box of an affine lattice.
+// A tile, which is a box of an affine lattice, and the positions of its cells.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"
@@ -10,14 +10,14 @@ constexpr int64_t kPadding = -1;
 
 struct Tile {
   int64_t start;      // position of the first cell
-  int64_t stride[3];  // positions between neighbours along each axis
+  int64_t stride[3];  // distance between neighbours along each axis
   int64_t box[3];
-  int64_t count[3];      // real cells along each axis, at most box
-  const int32_t* order;  // permutation that maps lattice indices to positions; null: identity
+  int64_t count[3];      // cells within the sequence along each axis, at most box; the rest is padding
+  const int32_t* order;  // permutation from lattice indices to positions; null: identity
 
-  // Number of cells up to and including the last real one.
+  // Returns the number of cells without trailing padding.
   int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
-  // Extends the range [low, high] to all cells.
+  // Extends the closed range [low, high] to all positions of the tile.
   void cover(int64_t& low, int64_t& high) const {
     int64_t least = start, most = start;
     for (int axis = 0; axis < 3; ++axis) {
@@ -26,7 +26,7 @@ struct Tile {
     }
     low = least < low ? least : low, high = most > high ? most : high;
   }
-  // Whether cells are evenly spaced: cell c is at start + c * stride[2].
+  // True if cells are evenly spaced: cell c has position start + c * stride[2].
   bool even() const { return !order && box[0] == 1 && box[1] == 1; }
 };
 
@@ -36,7 +36,7 @@ inline Tile locate(const View& view, int64_t number, const int32_t* order) {
   tile.order = order;
   for (int axis = 2; axis >= 0; --axis) {
     const int64_t rest =
-        number < view.grid[axis] ? 0 : number / view.grid[axis];  // the branch is cheaper than the division
+        number < view.grid[axis] ? 0 : number / view.grid[axis];  // a branch is cheaper than a division
     const int64_t first = (number - rest * view.grid[axis]) * view.box[axis], left = view.extent[axis] - first;
     number = rest;
     tile.stride[axis] = view.stride[axis];
@@ -47,7 +47,7 @@ inline Tile locate(const View& view, int64_t number, const int32_t* order) {
   return tile;
 }
 
-// Writes positions[c] of the cells [0, tile.cells()), kPadding for padding; returns the number of cells.
+// Writes the positions of tile.cells() cells, kPadding for padding; returns their number.
 inline int64_t list_positions(const Tile& tile, int64_t* positions) {
   const int64_t cells = tile.cells();
   int64_t cell = 0;

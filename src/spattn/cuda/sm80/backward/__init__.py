@@ -1,30 +1,28 @@
 """Backward kernels for compute capability 8.0 and later.
 
-``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and float64. A
-dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 16 tokens.
+They use ``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and
+float64. A dK/dV kernel and a dQ kernel execute any plan whose query tiles are a multiple of 16 tokens.
 """
 
 from __future__ import annotations
 
 import itertools
 
-from ...driver.launch import Kernel, kernel
+from ...driver.launch import Kernel
 from ...host.backward_pass import BackwardPass
-from .params import STRUCTS, pack, pack_sum, plan_on_device
-from .variants import of_pass, variant
+from ..kernels import load, load_common
+from ..params import pack_backward, pack_sum, passes_on_device
+from ..variants import backward_variants
 
-__all__ = ["STRUCTS", "backward", "of_pass", "variant"]
-
-_THREADS = 256  # of statistics.cu
-_ITEMSIZE = {"float64": 8}
+__all__ = ["backward"]
 
 
 def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
     batch, heads_q, q_len, _ = call.q.shape
     heads_kv = call.k.shape[1]
-    plan = plan_on_device(call.plan, call.device, batch, heads_q, heads_kv)
-    itemsize = _ITEMSIZE.get(call.dtype, 4)
+    plan = passes_on_device(call.plan, call.device, batch, heads_q, heads_kv)
+    itemsize = 8 if call.dtype == "float64" else 4  # of sums
     results = (0, call.dq), (1, call.dk), (1, call.dv)
     sizes = [batch * x.shape[1] * plan[keyed].partial_rows * x.shape[3] * itemsize for keyed, x in results]
     starts = list(itertools.accumulate([2 * batch * heads_q * q_len * itemsize, *sizes], initial=0))
@@ -32,22 +30,24 @@ def backward(call: BackwardPass) -> None:
     statistics, dq, dk, dv = (memory + start for start in starts[:-1])
     targets = ((call.dq, dq), None), ((call.dk, dk), (call.dv, dv))
     for keyed, (scores, values) in enumerate(targets):
-        params = pack(call, plan[keyed], statistics, scores, values)
+        own = plan[keyed]
+        params = pack_backward(call, own, statistics, scores, values)
         if not keyed:
-            rows = batch * heads_q * q_len
-            ready = _kernel(call, *variant("statistics", call.dtype), "statistics")
-            ready.launch(-(-rows // (_THREADS // 32)), params, call.stream)
-        if plan[keyed].tasks:
-            dims, room = (call.q.shape[3], call.v.shape[3]), call.device.shared_bytes
-            for source, macros, rows in of_pass(call.dtype, *dims, bool(keyed), call.aligned(), room, call.precision):
-                blocks = plan[keyed].tasks * plan[keyed].subtiles * -(-plan[keyed].subtile_rows // rows)
-                _kernel(call, source, macros, "backward").launch(blocks, params, call.stream)
-        if plan[keyed].sum_blocks:
-            ready = _kernel(call, *variant("sum", call.dtype), "sum")
+            ready = load_common(call.device, "backward/statistics", call.dtype)
+            ready.launch(-(-batch * heads_q * q_len // (ready.threads // 32)), params, call.stream)  # one warp per row
+        if own.tasks:
+            for ready, rows in backward_kernels(call, bool(keyed)):
+                blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
+                ready.launch(blocks, params, call.stream)
+        if own.sum_blocks:
+            ready = load_common(call.device, "backward/sum", call.dtype)
             for target, partial in filter(None, (scores, values)):
-                blocks = batch * target.shape[1] * plan[keyed].sum_blocks
-                ready.launch(blocks, pack_sum(plan[keyed], target, partial), call.stream)
+                blocks = batch * target.shape[1] * own.sum_blocks
+                ready.launch(blocks, pack_sum(own, target, partial), call.stream)
 
 
-def _kernel(call: BackwardPass, source: str, macros: dict[str, object], entry: str) -> Kernel:
-    return kernel(call.device, source, call.device.arch, macros, STRUCTS, entry)
+def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
+    """Return the dK/dV or dQ kernels, with their rows per CTA, for a call's types, sizes, alignment and score
+    function."""
+    problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
+    return load(call.device, call.score, backward_variants, *problem)

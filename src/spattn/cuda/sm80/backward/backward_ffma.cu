@@ -5,10 +5,10 @@
 // Types      any; accumulation, statistics and workspace in float32, float64 for float64.
 // Threads    256: eight per row, each with four columns of a 32 x 32 tile and every eighth feature of the sums.
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/scores.cuh"
 
 namespace spattn::sm80_backward {
 
@@ -16,17 +16,16 @@ constexpr bool kByKeys = SPATTN_BY_KEYS;
 constexpr int kSide = 32, kLanes = 8, kThreads = kSide * kLanes, kOwn = kSide / kLanes;
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 32
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 
 struct Shared {
   Sum a[kSide][kSide + 1], b[kSide][kSide + 1];
   Sum weight[kSide][kSide + 1], gradient[kSide][kSide + 1];
-  Sum lse[kSide], delta[kSide];   // of the queries, rows or columns
+  Sum lse[kSide], delta[kSide];   // of the queries, which are rows or columns
   int row[kSide], column[kSide];  // positions, -1 for padding
 };
 
-// The rows of an operand for one head.
+// One head of an operand.
 struct Head {
   const Element* data;
   long long row, feature;
@@ -50,7 +49,7 @@ struct Block {
     }
   }
 
-  // x[j] = product of row `own` and column lane + 8 j, as a sum of partial sums of 32 features to limit rounding.
+  // Computes x[j] = product of row `own` and column lane + 8 j; sums 32 features at a time to limit rounding errors.
   __device__ __forceinline__ void multiply(Sum (&x)[kOwn], const Head& rows, const Head& columns, int features) {
     for (int j = 0; j < kOwn; ++j) x[j] = 0;
     for (int first = 0; first < features; first += kSide) {
@@ -66,7 +65,7 @@ struct Block {
     }
   }
 
-  // sums += weights times the columns. Masked pairs add nothing, whatever their columns hold.
+  // Adds weights times columns to `sums`. Skips masked pairs, since their columns may be non-finite.
   template <int kCount>
   __device__ __forceinline__ void accumulate(Sum (&sums)[kCount], const Sum (&weights)[kSide][kSide + 1],
                                              const Head& columns, int features) {
@@ -85,7 +84,7 @@ struct Block {
     }
   }
 
-  // Loads the statistics of the queries at these positions.
+  // Loads lse and delta of the queries at these positions.
   __device__ __forceinline__ void load_statistics(const int (&position)[kSide], int batch, int head) {
     if (thread >= kSide) return;
     const long long first = (static_cast<long long>(batch) * p.heads_q + head) * p.q_len;
@@ -94,17 +93,23 @@ struct Block {
     shared.lse[thread] = statistics[2 * (first + at)], shared.delta[thread] = statistics[2 * (first + at) + 1];
   }
 
-  // P and dS of the tile of `row` and `column`; `bits` are the allowed pairs of row `own`.
-  __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout) {
+  // Computes P and dS of the tile of `row` and `column`; `bits` are the allowed columns of row `own`.
+  __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout,
+                                        const sm80::HeadScore<Sum>& score) {
     Sum s[kOwn], d[kOwn];
     multiply(s, kByKeys ? k : q, kByKeys ? q : k, p.head_dim);
     multiply(d, kByKeys ? v : dout, kByKeys ? dout : v, p.head_dim_v);
     for (int j = 0; j < kOwn; ++j) {
       const int c = lane + kLanes * j, query = kByKeys ? c : own;
       const bool allowed = bits >> c & 1 && shared.row[own] >= 0 && shared.column[c] >= 0;
-      const Sum weight = exp(fma(s[j], Sum(p.scale), -shared.lse[query]));  // base e: nothing is rounded twice
+      const int query_at = kByKeys ? shared.column[c] : shared.row[own];
+      const int key_at = kByKeys ? shared.row[own] : shared.column[c];
+      const Sum x = score(s[j], query_at, key_at);
+      // Base e: a base-2 exponent would be rounded twice.
+      const Sum weight = exp(fma(x, kScored ? Sum(1) : Sum(p.scale), -shared.lse[query]));
       shared.weight[own][c] = allowed ? weight : Sum(0);
-      shared.gradient[own][c] = allowed ? weight * (d[j] - shared.delta[query]) : Sum(0);
+      shared.gradient[own][c] =
+          allowed ? score.gradient(weight, d[j] - shared.delta[query], s[j], query_at, key_at) : Sum(0);
     }
   }
 
@@ -165,7 +170,7 @@ struct Block {
         }
         __syncwarp();
         load_statistics(kByKeys ? shared.column : shared.row, task.batch, head);
-        weigh(bits, q, k, v, dout);
+        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, head));
         accumulate(scores, shared.gradient, kByKeys ? q : k, p.head_dim);
         if constexpr (kByKeys) accumulate(values, shared.weight, dout, p.head_dim_v);
       }

@@ -4,17 +4,17 @@
 // Target     compute capability 8.0 and later: mma.sync m16n8k16, ldmatrix, cp.async.
 // Types      float16, bfloat16; accumulation, statistics and workspace in float32.
 // Warps      SPATTN_ROWS / (16 SPATTN_ATOMS), 16 SPATTN_ATOMS rows each for the whole item; all load.
-// Shared     the rows of two operands and SPATTN_STAGES stages of SPATTN_COLUMNS columns of two others: 98 KiB at
+// Shared     rows of two operands, and SPATTN_STAGES stages of SPATTN_COLUMNS columns of the two others: 98 KiB at
 //            head_dim 128 with two stages of 64, 66 KiB with one; 49 KiB at 64 in dK/dV with two stages of 32.
-// Registers  230 to 255 per thread, no spills on sm_80; a few words outside the products on sm_90
+// Registers  230 to 255 per thread; no spills on sm_80, a few words outside the products on sm_90
 //            (tests/cuda/test_compile.py).
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 //
 // Macros     SPATTN_DTYPE, SPATTN_BY_KEYS, SPATTN_SCORES and SPATTN_VALUES (the results), SPATTN_HEAD_DIM,
 //            SPATTN_HEAD_DIM_V (padded), SPATTN_ROWS, SPATTN_ATOMS, SPATTN_COLUMNS, SPATTN_STAGES, SPATTN_ALIGNED
 //            (16-byte loads)
-#include "sm80/forward/mma_products.cuh"
+#include "sm80/mma_products.cuh"
 #include "sm80/backward/mma_backward.cuh"
 
 namespace spattn::sm80_backward {

@@ -5,11 +5,11 @@
 // Target     compute capability 8.0 and later: mma.sync m16n8k8 tf32, cp.async.
 // Types      float32; accumulation, statistics and workspace in float32.
 // Warps      SPATTN_ROWS / 16, 16 rows each for the whole item; all load.
-// Shared     the rows of two operands and SPATTN_STAGES stages of SPATTN_COLUMNS columns of two others: 98 KiB at
+// Shared     rows of two operands, and SPATTN_STAGES stages of SPATTN_COLUMNS columns of the two others: 98 KiB at
 //            head_dim 128 with one stage of 32, 66 KiB at 64 with one of 64.
 // Registers  179 to 255 per thread; no spills except a few words in dK/dV at head_dim 128 (tests/cuda/test_compile.py).
 // Test       tests/cuda/sm80/test_mma_backward.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 //
 // Macros     those of backward_mma.cu; SPATTN_ATOMS is 1.
 #include "sm80/backward/mma_backward.cuh"
@@ -18,14 +18,10 @@ namespace spattn::sm80_backward {
 
 static_assert(kAtoms == 1 && kDim % 32 == 0 && kDimV % 32 == 0, "tile shape");
 
-__device__ __forceinline__ float4 chunk(const Element* row, int number) {
-  return *reinterpret_cast<const float4*>(row + number * kVector);
-}
-
-// A product may permute its K index if both operands agree. As in the forward (sm80/forward/attention_tf32.cu), every
-// fragment is a whole 16-byte chunk: lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns;
-// k = t and t + 4 of P C are columns 2 t and 2 t + 1, matching P's layout in the accumulators; quad g reads chunk g of
-// 32 features, whose element j is column g of tile j.
+// A product may permute its K index if both operands agree. As in sm80/forward/attention_tf32.cu, every fragment is a
+// whole 16-byte chunk. For R C', lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns. For
+// P C, k = t and t + 4 are columns 2 t and 2 t + 1, as in P's accumulator layout; quad g reads chunk g of 32 features,
+// and element j of the chunk is column g of tile j.
 struct Products {
   static constexpr bool kRounds = true;
 
@@ -37,12 +33,12 @@ struct Products {
     for (int number = 0; number < kFeatures / 16; ++number) {
       const int at = ((2 * quad_lane + number % 2) ^ quad) + number / 2 * 8;
       const Element* row = rows + (threadIdx.x / 32 * 16 + quad) * kFeatures;
-      const float4 upper = chunk(row, at), lower = chunk(row + 8 * kFeatures, at);
+      const float4 upper = sm80::chunk(row, at), lower = sm80::chunk(row + 8 * kFeatures, at);
       const unsigned a[2][4] = {{bits(upper.x), bits(lower.x), bits(upper.y), bits(lower.y)},
                                 {bits(upper.z), bits(lower.z), bits(upper.w), bits(lower.w)}};
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        const float4 b = chunk(columns + (n * 8 + quad) * kFeatures, at);
+        const float4 b = sm80::chunk(columns + (n * 8 + quad) * kFeatures, at);
         sm80::multiply_add_tf32(s[n], a[0], bits(b.x), bits(b.y));
         sm80::multiply_add_tf32(s[n], a[1], bits(b.z), bits(b.w));
       }
@@ -60,8 +56,8 @@ struct Products {
       const Element* column = columns + (k * 8 + 2 * quad_lane) * kFeatures;
 #pragma unroll
       for (int pass = 0; pass < kFeatures / 32; ++pass) {
-        const float4 even = chunk(column, (quad ^ 2 * quad_lane) + pass * 8);
-        const float4 odd = chunk(column + kFeatures, (quad ^ (2 * quad_lane + 1)) + pass * 8);
+        const float4 even = sm80::chunk(column, (quad ^ 2 * quad_lane) + pass * 8);
+        const float4 odd = sm80::chunk(column + kFeatures, (quad ^ (2 * quad_lane + 1)) + pass * 8);
         float (*sum)[4] = sums[0] + pass * 4;
         sm80::multiply_add_tf32(sum[0], a, bits(even.x), bits(odd.x));
         sm80::multiply_add_tf32(sum[1], a, bits(even.y), bits(odd.y));

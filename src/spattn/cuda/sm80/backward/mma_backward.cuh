@@ -1,15 +1,16 @@
-// Main loop of the tensor-core kernels: pipelined loads, products and epilogue. With rows R and columns C, S = R C' of
-// q and k, D = R C' of dout and v, P = exp(scale S - lse) and dS = P o (D - delta), the sums are dS C, C of k or q, and
-// in the dK/dV kernel also P C, C of dout. A kernel supplies its products:
+// Main loop of the tensor-core kernels: pipelined loads, products and epilogue. R are tiles of rows, C of columns.
+// S = R C' of q and k, D = R C' of dout and v, P = exp(scale S - lse), dS = P o (D - delta). The sums are dS C, C of k
+// or q, and in the dK/dV kernel also P C, C of dout. A kernel supplies its products:
 //
 //   struct Products {
-//     kRounds                                                                      whether operands are rounded to TF32
+//     kRounds                                                                      true if operands are rounded to TF32
 //     multiply<features>(Scores&, const Element* rows, const Element* columns)     S or D
 //     add<features>(Sums&, const Scores&, const Element* columns)                  sums += P C or dS C
-//     column(n, i)                              the feature of accumulator i < 2 of sums[atom][n]
+//     column(n, i)                              feature index of accumulator i < 2 of sums[atom][n]
 //   };
 //
-// S and the sums have mma.m16n8's accumulator layout (sm80/forward/softmax.cuh), the sums except for column().
+// S and the sums use mma.m16n8's accumulator layout (sm80/scores.cuh). The feature index of a sum is column(n, i), not
+// the layout's column.
 #pragma once
 #include "sm80/backward/mma_nonfinite.cuh"
 #include "sm80/backward/mma_weights.cuh"
@@ -27,13 +28,13 @@ template <typename Products>
 struct Block {
   const Params& p;
   Shared& shared;
-  // A sub-tile has at most 64 rows: with kRows == 64 the part index is a compile-time zero.
+  // A sub-tile has at most 64 rows: if kRows == 64, the index of this CTA's rows is a compile-time zero.
   const int parts = kRows == 64 ? 1 : (p.pass.subtile_rows + kRows - 1) / kRows;
   const int first_row = kRows == 64 ? 0 : blockIdx.x % parts * kRows;
   const int subtile = blockIdx.x / parts % p.pass.subtiles;
   const Task& task = p.pass.tasks[blockIdx.x / parts / p.pass.subtiles];
   const Work& work = p.pass.work[task.item];
-  float2 own[kAtoms][2];  // lse and delta if rows are queries
+  float2 own[kAtoms][2];  // lse and delta, if rows are queries
   Sums<kDim> scores;
   Sums<kDimV> values;
 
@@ -43,7 +44,7 @@ struct Block {
     sm80::load_rows<kCount, kRowChunks, kThreads, kAligned>(tile, data, array, position, 0, features);
   }
 
-  // Post-processes this thread's share of loaded tiles, before the barrier.
+  // Post-processes the chunks that this thread has loaded, before the barrier.
   template <int kCount, bool kBoth>
   __device__ __forceinline__ void landed(Tiles<kCount, kBoth>& tiles) {
     if constexpr (Products::kRounds) {
@@ -56,7 +57,7 @@ struct Block {
     return static_cast<const float2*>(p.statistics) + (static_cast<long long>(task.batch) * p.heads_q + head) * p.q_len;
   }
 
-  // Loads the rows and a thread's own statistics. Complete after copies_wait() and a barrier.
+  // Loads the rows and this thread's statistics; complete after copies_wait() and a barrier.
   __device__ __forceinline__ void load_rows() {
     const int tile = work.tile + subtile / p.pass.row_parts,
               first = subtile % p.pass.row_parts * p.pass.subtile_rows + first_row;
@@ -110,9 +111,10 @@ struct Block {
     sm80::copy_async8(target, statistics(head) + max(at, 0), at >= 0);
   }
 
-  // All sums of an iteration. kFinite: from columns with non-finite values replaced by 0.
+  // Adds one iteration to all sums. With kFinite, replaces non-finite values of the columns by 0.
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
+    const sm80::HeadScore<float> score(p.score, kByKeys ? shared.step[place].head : task.head_q);
     Allowed allowed;
     const bool masked = find_allowed(allowed, p.pass, shared, place, first_row);
     auto& columns = shared.columns[stage];
@@ -123,7 +125,7 @@ struct Block {
       clear(d);
       Products::template multiply<kDimV>(d, shared.rows.valued, columns.valued);
     }
-    weigh(s, d, static_cast<float>(p.scale), own, shared.statistics[stage], allowed, masked);
+    weigh(s, d, static_cast<float>(p.scale), own, shared.statistics[stage], allowed, masked, score, shared, place);
     if constexpr (kFinite) {
       if constexpr (kValues) add_nonfinite<Products>(values, s, columns.valued);
       __syncthreads();
@@ -135,7 +137,7 @@ struct Block {
     if constexpr (kScores) Products::template add<kDim>(scores, d, columns.scored);
   }
 
-  // All iterations of the item. Each is published two iterations ahead, and loaded one ahead if there are two stages.
+  // Runs all iterations of the item. Publishes each two iterations ahead, and with two stages loads it one ahead.
   template <bool kFinite>
   __device__ __forceinline__ void add_all() {
     clear(scores);
@@ -155,7 +157,7 @@ struct Block {
       sm80::copies_wait();
       landed(shared.columns[stage]);
       __syncthreads();
-      // The iteration's columns have landed; all threads are done with the previous iteration.
+      // The iteration's columns have landed; no thread reads the previous iteration's any more.
       if (kStages > 1) load_columns(next, 1 - stage);
       tell(after, entry, next + 1 == kSteps ? 0 : next + 1);
       add<kFinite>(place, stage);
@@ -165,7 +167,7 @@ struct Block {
     }
   }
 
-  // Writes this thread's share of a gradient, to the workspace for partials.
+  // Writes this thread's values of a gradient, to the workspace if it is a partial.
   template <int kFeatures>
   __device__ __forceinline__ void write(const Sums<kFeatures>& sums, float factor, const Array& target, void* partial,
                                         int features) const {

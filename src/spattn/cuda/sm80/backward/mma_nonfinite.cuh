@@ -1,21 +1,21 @@
-// Non-finite inputs: second pass over items with a non-finite sum.
+// Non-finite inputs: recomputes items that have a non-finite sum.
 //
-// The tensor cores multiply the zero weights of masked pairs by every column of a tile, and 0 times NaN is NaN. Such an
-// item is recomputed from columns with non-finite values replaced by 0. All other terms are unchanged, so rows without
-// such a value keep their bits.
+// The tensor cores multiply the zero weights of masked pairs by every column of a tile, and 0 times NaN is NaN. The
+// second run over such an item replaces non-finite values of columns by 0. All other terms are unchanged, so rows that
+// attend to finite values only keep their bits.
 //
 // Rows that attend to a non-finite value are still correct. A non-finite q or k makes the scores non-finite, and hence
-// P and dS either NaN or 0. NaN times the substituted 0 is still NaN, and a term with weight 0 counts as 0 in any case.
-// A non-finite dout has finite weights; add_nonfinite() adds its terms.
+// P and dS NaN or 0. NaN times the substituted 0 is still NaN, and a term with weight 0 counts as 0 anyway. A
+// non-finite dout has finite weights; add_nonfinite() adds its terms.
 #pragma once
 #include "sm80/backward/mma_steps.cuh"
 
 namespace spattn::sm80_backward {
 
-// Whether the sums of all rows except padding are finite.
+// True if this thread's sums are finite, padding rows aside.
 template <int kFeatures>
 __device__ __forceinline__ bool finite(const Sums<kFeatures>& sums, const Shared& shared) {
-  float probe = 0.f;  // NaN after a non-finite value
+  float probe = 0.f;  // NaN once a sum is non-finite
 #pragma unroll
   for (int number = 0; number < 2 * kAtoms; ++number) {
     if (shared.row_position[own_row(number / 2, number % 2)] < 0) continue;
@@ -28,7 +28,7 @@ __device__ __forceinline__ bool finite(const Sums<kFeatures>& sums, const Shared
   return probe == 0.f;
 }
 
-// Bitmask of the columns with a nonzero weight in a row half of an atom.
+// Returns a bitmask of the columns with a nonzero weight in row half `half` of an atom.
 __device__ __forceinline__ unsigned long long seen_columns(const float (&weights)[kColumns / 8][4], int half) {
   unsigned long long seen = 0;
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned long long seen_columns(const float (&weights
   return seen | __shfl_xor_sync(~0u, seen, 2);
 }
 
-// A weight is positive: an infinity or NaN times it is itself.
+// Adds the non-finite values of dout that a row attends to, unweighted: a positive weight does not change them.
 template <typename Products>
 __device__ __forceinline__ void add_nonfinite(Sums<kDimV>& values, const Scores& weights, const Element* columns) {
 #pragma unroll

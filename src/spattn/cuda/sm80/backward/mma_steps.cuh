@@ -1,11 +1,11 @@
 // Tile shape, shared memory and iterations of the tensor-core kernels.
 #pragma once
-#include "sm80/forward/rows.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/rows.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 
-constexpr bool kByKeys = SPATTN_BY_KEYS;  // dK/dV kernel (rows are keys, columns queries); else dQ kernel
+constexpr bool kByKeys = SPATTN_BY_KEYS;  // true: dK/dV kernel (rows are keys, columns queries); false: dQ kernel
 constexpr bool kScores = SPATTN_SCORES;   // computes dK (dK/dV kernel) or dQ
 constexpr bool kValues = SPATTN_VALUES;   // computes dV (dK/dV kernel)
 constexpr bool kAligned = SPATTN_ALIGNED;
@@ -15,13 +15,13 @@ constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kRows = SPATTN_ROWS, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms,
               kThreads = kRows / kRowsPerWarp * 32;
 constexpr int kColumns = SPATTN_COLUMNS;  // per iteration; a wider sub-tile takes several
-constexpr int kStages = SPATTN_STAGES;    // iterations with columns in shared memory
-constexpr int kSteps = 3;                 // iterations described in shared memory: being multiplied, being loaded, next
+constexpr int kStages = SPATTN_STAGES;    // iterations whose columns are in shared memory
+constexpr int kSteps = 3;                 // iterations described in shared memory: current, loading, next
 constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
 static_assert(kRows % kRowsPerWarp == 0 && 64 % kRows == 0, "rows");
 static_assert((kColumns == 32 || kColumns == 64) && kColumns <= kThreads && (kStages == 1 || kStages == 2), "step");
 
-// A thread's sums for rows g and g + 8 of each atom, g = lane / 4.
+// Accumulators of a thread for rows g and g + 8 of each atom, g = lane / 4.
 using Scores = float[kAtoms][kColumns / 8][4];
 template <int kFeatures>
 using Sums = float[kAtoms][kFeatures / 8][4];
@@ -30,14 +30,14 @@ __device__ __forceinline__ int own_row(int atom, int half) {
   return threadIdx.x / 32 * kRowsPerWarp + atom * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-// Rows of q or k, which form the scores, with the matching rows of dout or v.
+// Rows of q or k, whose products are the scores, and the matching rows of dout or v.
 template <int kCount, bool kBoth>
 struct Tiles {
   alignas(128) Element scored[kCount * kDim];
   alignas(128) Element valued[kBoth ? kCount * kDimV : kVector];
 };
 
-// An iteration: kColumns columns, from cell `first` of an entry's sub-tile, for query head `head`.
+// One iteration: kColumns columns, from cell `first` of an entry's sub-tile on, for query head `head`.
 struct Step {
   int head, first;
   int mask;  // kEmpty after the last iteration
@@ -46,17 +46,16 @@ struct Step {
 };
 
 struct Shared {
-  Tiles<kRows, kScores> rows;  // dV alone needs no v
+  Tiles<kRows, kScores> rows;  // a kernel for dV alone needs no v
   Tiles<kColumns, true> columns[kStages];
-  float2 statistics[kStages][kColumns];  // lse and delta if columns are queries
-  int row_position[kRows];               // -1 for padding, also for columns
+  float2 statistics[kStages][kColumns];  // lse and delta, if columns are queries
+  int row_position[kRows];               // -1 for padding, as in `position`
   Step step[kSteps];
   int position[kSteps][kColumns];
-  unsigned real[kSteps][2];  // bitmask of the columns that are not padding
+  unsigned real[kSteps][2];  // bitmask of columns that are not padding
 };
 
-// The iterations of a work item for one sub-tile of rows, in order. fetch() runs well before its result is used, to
-// hide its loads.
+// Iterates over a work item for one sub-tile of rows. Call fetch() early, to hide the latency of its loads.
 struct Steps {
   const Pass& pass;
   const int subtile, begin, end, heads;
@@ -67,7 +66,7 @@ struct Steps {
     head = begin < end ? 0 : heads, entry = begin;
   }
 
-  // The next iteration and its entry; !exists() after the last.
+  // Returns the next iteration and its entry; !exists() after the last.
   __device__ Step fetch(Entry& found) {
     while (head < heads) {
       const Step step = {head, first, pass.masks[static_cast<long long>(entry) * pass.subtiles + subtile]};

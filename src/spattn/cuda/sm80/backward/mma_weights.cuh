@@ -1,16 +1,16 @@
-// Weights, and dS, of the allowed pairs of an iteration.
+// P and dS of the allowed pairs of an iteration.
 #pragma once
-#include "sm80/forward/softmax.cuh"
+#include "sm80/scores.cuh"
 #include "sm80/backward/mma_steps.cuh"
 
 namespace spattn::sm80_backward {
 
-// For each row of a thread, a bitmask of the columns that it may pair with.
+// Bitmask of allowed columns for each row of a thread.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile; returns whether it has a bitmask.
-// Bits of padding queries are undefined: such rows are not written, such columns are cleared. In a full tile padding
-// columns are zeros, which is harmless.
+// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile on; returns true if any pair must be
+// masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In a
+// full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
   const unsigned* words = shared.real[place];
@@ -21,34 +21,42 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   for (int number = 0; number < 2 * kAtoms; ++number) {
     const int row = min(first + own_row(number / 2, number % 2), pass.subtile_rows - 1);
     const long long word = static_cast<long long>(step.mask) * pass.subtile_rows + row;
-    // Branch-free: the loads are issued early, and the products hide their latency.
+    // Branch-free, so that the loads are issued early and the products hide their latency.
     allowed[number / 2][number % 2] = masked ? real & pass.bits[word] >> step.first : real;
   }
-  return masked;
+  return kScored || masked;
 }
 
-// Score modification and softmax numerator: S becomes P, and D becomes dS. `own` and `columns` hold lse and delta of
-// queries that are rows or columns. Both results are 0 for masked pairs, whatever the column holds.
+// Replaces S by P, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both
+// results are 0 for masked pairs, whatever the columns hold and the score function returns.
 __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const float2 (&own)[kAtoms][2],
-                                      const float2* columns, const Allowed& allowed, bool masked) {
+                                      const float2* columns, const Allowed& allowed, bool masked,
+                                      const sm80::HeadScore<float>& score, const Shared& shared, int place) {
   constexpr float kLog2E = 1.442695040888963407f;
-  const float scale_log2 = scale * kLog2E;
+  const float scale_log2 = kScored ? kLog2E : scale * kLog2E;
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 query = kByKeys ? columns[8 * n + threadIdx.x % 4 * 2 + i % 2] : own[atom][i / 2];
-        s[atom][n][i] = power_of_two(fmaf(s[atom][n][i], scale_log2, -kLog2E * query.x));
-        if constexpr (kScores) d[atom][n][i] = s[atom][n][i] * (d[atom][n][i] - query.y);
+        const int column = 8 * n + threadIdx.x % 4 * 2 + i % 2;
+        const float2 query = kByKeys ? columns[column] : own[atom][i / 2];
+        const int row_at = shared.row_position[own_row(atom, i / 2)], column_at = shared.position[place][column];
+        const int query_at = kByKeys ? column_at : row_at, key_at = kByKeys ? row_at : column_at;
+        const float product = s[atom][n][i], x = score(product, query_at, key_at);
+        s[atom][n][i] = sm80::Softmax<float>::weight(x, scale_log2, kLog2E * query.x);
+        if constexpr (kScores) {
+          d[atom][n][i] = score.gradient(s[atom][n][i], d[atom][n][i] - query.y, product, query_at, key_at);
+        }
       }
     }
     if (!masked) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sm80::apply_mask(s[atom], half, allowed[atom][half], 0.f);
-      if constexpr (kScores) sm80::apply_mask(d[atom], half, allowed[atom][half], 0.f);
+      const sm80::Mask mask{allowed[atom][half]};
+      mask.apply(s[atom], half, 0.f);
+      if constexpr (kScores) mask.apply(d[atom], half, 0.f);
     }
   }
 }

@@ -1,17 +1,17 @@
-// Formula    lse, +inf for empty rows; delta = rowsum(dout o out) - dlse.
+// Formula    lse, or +inf for empty rows; delta = rowsum(dout o out) - dlse.
 // Grid       one warp per query row, flat.
 // Target     compute capability 8.0 and later.
 // Types      any; sums in float32, float64 for float64.
 // Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads dout and out once.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "common/warp.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 
 constexpr int kThreads = 256;
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_constant__ Params p) {
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_c
   for (int d = lane; d < p.head_dim_v; d += 32) {
     sum = fma(Sum(widen(dout[d * p.dout.column])), Sum(widen(out[d * p.out.column])), sum);
   }
-  for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  sum = warp_sum(sum);
   if (lane) return;
   const Sum lse = *token<const Sum>(p.lse, batch, head, query);
   const bool nothing = lse == -infinity<Sum>();

@@ -2,17 +2,16 @@
 // Grid       (batch, head) x 8 rows per CTA, flat; one warp per row.
 // Target     compute capability 8.0 and later.
 // Types      any; workspace in float32, float64 for float64.
-// Order      the order of the sources in every launch: results are bitwise reproducible.
+// Order      that of the sources, in every launch: results are bitwise reproducible.
 // Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads each workspace row once.
 
 #include "common/element.cuh"
-#include "sm80/backward/params.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
 
 constexpr int kThreads = 256;
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Rows)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) sum(const __grid_constant__ Rows p) {

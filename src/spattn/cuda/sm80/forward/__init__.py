@@ -1,18 +1,19 @@
 """Forward kernels for compute capability 8.0 and later.
 
-``mma.sync`` for 16-bit types and, as TF32 products, for float32; fused multiply-adds for float64 and for float32 tiles
-that exceed shared memory. They execute any plan with query tiles of a multiple of 16 tokens.
+They use ``mma.sync`` for 16-bit types and, as TF32 products, for float32; fused multiply-adds for float64. They execute
+any plan whose query tiles are a multiple of 16 tokens.
 """
 
 from __future__ import annotations
 
 from ...driver.device import Device
-from ...driver.launch import Kernel, kernel
+from ...driver.launch import Kernel
 from ...host.forward_pass import ForwardPass
-from .params import STRUCTS, PlanOnDevice, pack, plan_on_device
-from .variants import HEAD_DIMS, ITEMSIZE, KEYS, merge_variant, shared_bytes_of, tile_within, variant
+from ..kernels import load, load_common
+from ..params import PlanOnDevice, pack, plan_on_device
+from ..variants import HEAD_DIMS, ITEMSIZE, KEYS, forward_variants, tile_within
 
-__all__ = ["LARGEST_HEAD_DIM", "accepts", "fits", "forward", "tile"]
+__all__ = ["LARGEST_HEAD_DIM", "accepts", "forward", "tile"]
 
 NAME = "portable"
 LARGEST_HEAD_DIM = HEAD_DIMS[-1]
@@ -21,30 +22,25 @@ LARGEST_GRID = 2**31 - 1
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """Tile shape (block_q, block_kv) for a head dimension (the larger of q's and v's)."""
+    """Return the tile shape (block_q, block_kv) for a head dimension (the larger of q's and v's)."""
     return tile_within(device.shared_bytes, dtype, head_dim)
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
-    """Whether the kernels can execute plans with this tile shape."""
+    """True if the kernels execute plans with this tile shape."""
     return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % KEYS == 0
 
 
-def fits(device: Device, block_q: int, dtype: str, head_dim: int) -> bool:
-    """Whether the kernel's shared memory fits the device for query tiles of this height."""
-    return shared_bytes_of(block_q, dtype, head_dim) <= device.shared_bytes
-
-
 def forward(call: ForwardPass) -> None:
-    """Enqueue the attention kernel and, for plans with split-KV partials, the combine kernel; the context must be
-    current."""
+    """Enqueue the attention kernel, then the combine kernel if the plan has partials; the context must be current."""
     batch, heads_q = call.q.shape[:2]
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
     partial, partial_lse = call.workspace()
     if plan.items:
-        launch_all(call, plan, attention_kernel(call, plan), plan.items, partial, partial_lse)
+        ready, rows = attention_kernel(call, plan)
+        launch_all(call, plan, ready, plan.items * (call.plan.block_q // rows), partial, partial_lse)
     if plan.merges:
-        ready = merge_kernel(call, plan)
+        ready = load_common(call.device, "forward/merge", call.dtype)
         blocks = -(-plan.merges // (ready.threads // 32))  # one warp per row
         launch_all(call, plan, ready, blocks, partial, partial_lse)
 
@@ -52,29 +48,19 @@ def forward(call: ForwardPass) -> None:
 def launch_all(
     call: ForwardPass, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int
 ) -> None:
-    """Launch a kernel over a flat list of CTAs, in as many grids as necessary."""
+    """Launch a kernel over a flat list of CTAs, in as many grids as needed."""
     for first in range(0, blocks, LARGEST_GRID):
         params = pack(call, plan, partial, partial_lse, first)
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
 
 
-def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
-    """The kernel for a call's dtype, head dimensions and alignment."""
+def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int]:
+    """Return the kernel, with its rows per CTA, for a call's types, sizes, tiles, alignment and score function."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
-    key = call.dtype, call.precision, head_dim, head_dim_v, aligned
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score
     found = plan.kernels.get(key)
     if found is None:
-        tile = call.plan.block_q, call.plan.block_kv
-        room = call.device.shared_bytes
-        source, defines = variant(call.dtype, head_dim, head_dim_v, tile, aligned, room, call.precision)
-        found = plan.kernels[key] = kernel(call.device, source, call.device.arch, defines, STRUCTS, "attention")
-    return found
-
-
-def merge_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
-    """The kernel that combines partials and fills empty rows."""
-    found = plan.kernels.get((call.dtype,))
-    if found is None:
-        source, defines = merge_variant(call.dtype)
-        found = plan.kernels[(call.dtype,)] = kernel(call.device, source, call.device.arch, defines, STRUCTS, "merge")
+        problem = *key[:4], (call.plan.block_q, call.plan.block_kv), aligned
+        (found,) = load(call.device, call.score, forward_variants, *problem)
+        plan.kernels[key] = found
     return found

@@ -1,25 +1,25 @@
 // out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows for query i; lse[i] alongside.
 //
-// grid      one CTA per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
+// grid      one CTA per SPATTN_ROWS rows of a (work item, batch, head), heads slowest; a flat list in x
 // target    sm_80 and later: mma.sync m16n8k16, ldmatrix, cp.async
 // dtypes    float16, bfloat16; accumulation, softmax statistics and the workspace are float32
-// warps     SPATTN_BLOCK_Q / (16 · SPATTN_ATOMS), 16 · SPATTN_ATOMS query rows each for the whole item; all load
+// warps     SPATTN_ROWS / (16 · SPATTN_ATOMS), 16 · SPATTN_ATOMS query rows each for the whole item; all load
 // shared    Q + one K + one V tile of 64 keys (65 KiB at 128 queries, head_dim 128; 97 KiB at 64 queries, head_dim 256)
-// registers 240 to 255 per thread at 32 rows per warp; no spills (tests/cuda/test_compile.py checks) except the row
+// registers 240 to 255 per thread at 32 rows per warp; no spills (tests/cuda/test_compile.py checks) except of the row
 //           sums at head_dim 128 on sm_90
 // test      tests/cuda/sm80/test_mma_forward.py
 // benchmark benchmarks/peers/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
 //           registers: FlashAttention-2, Dao, arXiv:2307.08691
 //
-// macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS,
-//           SPATTN_ATOMS, SPATTN_ALIGNED (16-byte loads are possible)
+// macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_ROWS,
+//           SPATTN_KEYS, SPATTN_ATOMS, SPATTN_ALIGNED (16-byte loads are possible)
 #include "sm80/forward/mma_attention.cuh"
-#include "sm80/forward/mma_products.cuh"
+#include "sm80/mma_products.cuh"
 
 namespace spattn::sm80 {
 
-// Keeps Q fragments in registers if 32 suffice; otherwise reloads them from shared memory for every tile.
+// Keeps the fragments of Q in 32 registers if they fit; otherwise reloads them from shared memory for every tile.
 constexpr bool kKeepQuery = kAtoms * kDim <= 128;
 
 using QueryFragments = unsigned[kKeepQuery ? kDim / 16 : 1][kAtoms][4];

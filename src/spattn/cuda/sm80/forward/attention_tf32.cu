@@ -1,45 +1,45 @@
 // out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows for query i; lse[i] alongside.
-// float32 on the tensor cores: three TF32 products, as accurate as float32 arithmetic, or one rounded TF32 product.
+// For float32: three TF32 products, as accurate as float32 arithmetic, or one rounded TF32 product.
 //
-// grid      one CTA per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
+// grid      one CTA per SPATTN_ROWS rows of a (work item, batch, head), heads slowest; a flat list in x
 // target    sm_80 and later: mma.sync m16n8k8 tf32, cp.async
 // dtypes    float32; accumulation, softmax statistics and the workspace are float32
-// warps     SPATTN_BLOCK_Q / 16, 16 query rows each for the whole item; all load. Each warp splits all of K and V into
-//           terms itself: tiles split in advance would double the shared-memory reads, which already take half the time
+// warps     SPATTN_ROWS / 16, 16 query rows each for the whole item; all load. Each warp splits all of K and V itself:
+//           splitting once in shared memory would double its reads, which already take half the time
 // shared    Q + one K + one V tile of SPATTN_KEYS keys: 129 KiB at 128 queries, head_dim 128, 64 keys
-// registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three at 128 and more take
-//           255 and spill 18 to 40 words in an iteration of thousands of instructions
+// registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three products from 128 on
+//           use 255 and spill 18 to 40 words per iteration (thousands of instructions)
 // test      tests/cuda/sm80/test_mma_forward.py, tests/cuda/sm80/test_tf32.py
 // benchmark benchmarks/kernels/fp32_cuda.py
 // source    three-product split, and frequent accumulation outside the tensor cores, which round towards zero: Ootomo &
 //           Yokota, arXiv:2203.03341
 //
 // macros    SPATTN_TERMS: 3, or 1 for operands rounded to TF32; SPATTN_DTYPE (float32), SPATTN_HEAD_DIM,
-//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS,
-//           SPATTN_ATOMS (1), SPATTN_ALIGNED (16-byte loads are possible)
+//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_ROWS,
+//           SPATTN_KEYS, SPATTN_ATOMS (1), SPATTN_ALIGNED (16-byte loads are possible)
 #include "sm80/forward/mma_attention.cuh"
 
 namespace spattn::sm80 {
 
 constexpr bool kSplit = SPATTN_TERMS == 3;
-constexpr int kColumns = 32;  // operand columns per pass: 8 chunks, 4 slices of k8 or 4 tiles of n8
+constexpr int kColumns = 32;  // features per pass: 8 chunks, 4 k-slices of 8 or 4 n-tiles of 8
 constexpr int kTiles = kKeys / 8;
-constexpr int kHeld = 4;  // key tiles whose split P is in registers at a time
+constexpr int kHeld = 4;  // key tiles of P split and kept in registers at a time
 static_assert(kAtoms == 1 && kDim % kColumns == 0 && kDimV % kColumns == 0, "tile shape");
 static_assert(kTiles == kHeld || kTiles == 2 * kHeld, "P is taken in one piece or two");
 
 // A product may permute its K index if both operands agree. Here every fragment is a whole 16-byte chunk:
 // - Q Kᵀ: lane t of a quad reads chunks 2 t and 2 t + 1 of a pass; elements 2 e and 2 e + 1 are its k = t and t + 4.
-// - P V: k = t and t + 4 are keys 2 t and 2 t + 1, matching P's layout in the accumulators of S; quad g reads chunk g
-//   of a pass, whose element j is column g of tile j. So column c of tile j is column 4 c + j of the pass.
-// Eight lanes at a time read eight different bank groups either way (chunk_at).
+// - P V: k = t and t + 4 are keys 2 t and 2 t + 1, as in P's accumulator layout; quad g reads chunk g of a pass, and
+//   element j of the chunk is column g of tile j. So column c of tile j is feature 4 c + j of the pass.
+// In both cases eight consecutive lanes read eight different bank groups (chunk_at).
 struct Operand {
   unsigned high[4], low[4];
 };
 
-// x = high + low up to 2⁻²³ |x|. The tensor cores ignore the low 13 bits. `high` is rounded to nearest, so that the
-// sign of `low` is independent and the omitted low · low has mean zero. An infinite x gives NaN: fallback_row() recomputes
-// the row.
+// Splits x into high + low, exact to 2⁻²³ |x|. The tensor cores ignore the low 13 bits. `high` is rounded to nearest:
+// the sign of `low` is then independent, and the omitted product low · low has mean zero. An infinite x gives NaN, and
+// fallback_row() recomputes the row.
 __device__ __forceinline__ Operand split(float x0, float x1, float x2, float x3) {
   const float x[4] = {x0, x1, x2, x3};
   Operand result;
@@ -49,7 +49,7 @@ __device__ __forceinline__ Operand split(float x0, float x1, float x2, float x3)
       result.high[i] = (__float_as_uint(x[i]) + 0x1000u) & 0xffffe000u;
       result.low[i] = __float_as_uint(x[i] - __uint_as_float(result.high[i]));
     } else {
-      result.high[i] = __float_as_uint(x[i]);  // already rounded in landed()
+      result.high[i] = __float_as_uint(x[i]);  // landed() has rounded it
     }
   }
   return result;
@@ -64,16 +64,11 @@ __device__ __forceinline__ void add(float (*total)[4], const float (&sum)[kCount
   }
 }
 
-// Rounds to the nearest TF32 numbers.
 __device__ __forceinline__ Operand rounded(float x0, float x1, float x2, float x3) {
   return {{round_to_tf32(x0), round_to_tf32(x1), round_to_tf32(x2), round_to_tf32(x3)}, {}};
 }
 
-__device__ __forceinline__ float4 chunk(const Element* row, int number) {
-  return *reinterpret_cast<const float4*>(row + number * kVector);
-}
-
-// sum += a · b, and rest += the products with a low part, for operands (a0 … a3), (b0, b1) of m16n8k8.
+// Adds a · b to `sum`, and its products with a low part to `rest`, for m16n8k8 operands (a0 … a3), (b0, b1).
 __device__ __forceinline__ void multiply_add(float (&sum)[4], float (&rest)[4], const Operand& a, const Operand& b0,
                                              const Operand& b1, int i0, int i1) {
   if constexpr (kSplit) {

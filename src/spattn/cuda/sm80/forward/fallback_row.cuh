@@ -1,12 +1,11 @@
-// Float64 fallback: one row, key by key.
+// Float64 fallback: recomputes one row, key by key.
 //
-// For rows with a non-finite result or with scores too large for the tile kernels. Tile kernels multiply values of
-// masked keys by a weight of zero, and 0 · NaN and 0 · inf are NaN; such a row is recomputed here from its allowed keys
-// alone. A NaN at an allowed key stays NaN. Free while all values are finite.
+// Used for rows with a non-finite result, or with scores too large for the tile kernels. Tile kernels multiply values
+// of masked keys by a zero weight, and 0 · NaN and 0 · inf are NaN; the fallback reads only allowed keys. A NaN at an
+// allowed key stays NaN. Costs nothing while all values are finite.
 #pragma once
 #include "common/element.cuh"
-#include "common/fallback_softmax.cuh"
-#include "sm80/forward/params.cuh"
+#include "sm80/scores.cuh"
 
 namespace spattn::sm80 {
 
@@ -30,7 +29,7 @@ __device__ __forceinline__ void store_lse(const Params& params, const RowTarget&
   if (to != nullptr) to[target.index] = lse;
 }
 
-// Position of candidate `n` among the keys of a work item's tiles, -1 if query cell `cell` may not attend to it.
+// Returns the position of candidate `n` among a work item's keys, -1 if query cell `cell` may not attend to it.
 template <int kBlockQ, int kBlockKV>
 __device__ inline int allowed_key(const Params& params, const Work& work, int cell, int n) {
   const int entry = work.begin + n / kBlockKV, key = n % kBlockKV, mask = params.mask[entry];
@@ -51,12 +50,14 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
   constexpr int kColumns = (kDimV + 31) / 32;
+  const HeadScore<double> score(params.score, head);
+  const int query = kScored ? position : 0;
   const auto dot = [&](int key) {
     double sum = 0;
     for (int i = 0; i < params.head_dim; ++i) {
       sum += double(widen(q[i * params.q.column])) * double(widen(k[key * params.k.row + i * params.k.column]));
     }
-    return params.sign * sum;
+    return score(params.sign * sum, query, key);
   };
   const auto value = [&](int key, int column) {
     return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;

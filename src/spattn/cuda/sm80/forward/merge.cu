@@ -1,5 +1,5 @@
-// Combines split-KV partials: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s that the
-// plan lists, in its order: deterministic. Without a source, out = 0 and lse = −inf.
+// Combines split-KV partials: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s in the
+// plan's order, so that results are deterministic. Without a source, out = 0 and lse = −inf.
 //
 // grid      one warp per (row, batch, head), 4 warps per CTA; a flat list in x
 // target    sm_80 and later
@@ -11,13 +11,13 @@
 //
 // macros    SPATTN_DTYPE
 #include "common/element.cuh"
-#include "sm80/forward/params.cuh"
+#include "sm80/params.cuh"
 
 namespace spattn::sm80 {
 
 constexpr int kWarps = 4;
 
-// log Σ exp of the sources' lse, natural; −inf without sources or if all are −inf.
+// Returns log Σ exp(lse_s), in natural units; −inf without sources or if all lse are −inf.
 __device__ inline Sum merge_lse(const Params& params, long long first, int begin, int end) {
   const Sum* partial_lse = static_cast<const Sum*>(params.partial_lse);
   Sum row_max = -infinity<Sum>();

@@ -6,12 +6,12 @@
 // Warps      warpgroup 0: warp 0 is the producer, warp 1 the writer; warpgroups 1 and 2: consumers, 64 rows each. P and
 //            dS are register operands: the dK/dV kernel computes S and dP transposed.
 // Fused      SPATTN_QUERIES: the dK/dV kernel also computes dQ = dS K, half of the features per warpgroup. Warps 1 to 3
-//            add it to float32 sums in global memory (TMA), in task order. A task waits for earlier ones only, all of
-//            which are already running or done.
-// Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Results leave through the row tile.
+//            add it to float32 sums in global memory (TMA), in task order. A task waits only for earlier tasks, all of
+//            which already run or are done.
+// Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Row tiles also stage the results.
 // Registers  240 per consumer thread, 24 per other thread.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Benchmark  benchmarks/peers/peers_cuda.py
-// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/subtiles.py.
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 
 #include "common/chain.cuh"
 #include "sm90/backward/consumer.cuh"
@@ -20,13 +20,12 @@
 
 namespace spattn::sm90_backward {
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  if (shared_address(dynamic) % 1024) __trap();  // the swizzle pattern repeats from 1024-byte boundaries
+  if (shared_address(dynamic) % 1024) __trap();  // the swizzle pattern restarts at 1024-byte boundaries
   if (threadIdx.x == 0) {
     constexpr int kConsumers = 4 * kWarpgroups;  // warps
     for (int i = 0; i < kTasks; ++i) {
@@ -56,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
     if (threadIdx.x < 32) {
       Producer producer{params, shared};
       producer.run();
-      if (!params.waits) wait_for_previous();  // completion of this launch implies completion of all before it
+      if (!params.waits) wait_for_previous();  // completion of this launch implies completion of all earlier ones
     } else if (threadIdx.x < 32 + 32 * kWriters) {
       Writer writer{params, shared, threadIdx.x / 32 - 1};
       writer.run();

@@ -1,9 +1,10 @@
-// Compile-time sizes and shared memory of backward.cu. SPATTN_ macros: specializations.py.
+// Compile-time sizes and shared memory of backward.cu. specializations.py sets the SPATTN_ macros.
 #pragma once
 
 #include <cstdint>
 
 #include "common/element.cuh"
+#include "common/score.cuh"
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/mask.cuh"
 #include "sm90/isa/wgmma.cuh"
@@ -13,14 +14,14 @@ namespace spattn::sm90_backward {
 
 using namespace sm90;  // barriers, TMA, products, masks
 
-constexpr bool kByKeys = SPATTN_BY_KEYS;   // dK/dV kernel (rows are keys, columns queries); else dQ kernel
+constexpr bool kByKeys = SPATTN_BY_KEYS;   // true: dK/dV kernel (rows are keys, columns queries); false: dQ kernel
 constexpr bool kScores = SPATTN_SCORES;    // computes dK (dK/dV kernel) or dQ
 constexpr bool kValues = SPATTN_VALUES;    // computes dV (dK/dV kernel)
 constexpr bool kQueries = SPATTN_QUERIES;  // fused: the dK/dV kernel also accumulates dQ
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
 static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64));
 
-constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; smaller head_dim is zero-padded
+constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
 constexpr int kSubtile = 64;
 constexpr int kWarpgroups = 2;
 constexpr int kBlock = kSubtile * kWarpgroups;  // rows per work item
@@ -35,19 +36,19 @@ constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
 constexpr uint32_t kStageBytes = kStep * kDim * 2;
 constexpr int kBlocks = SPATTN_BLOCKS;      // row tiles in shared memory
 constexpr int kStages = SPATTN_STAGES;      // stages of columns in shared memory
-constexpr int kOperands = kScores ? 2 : 1;  // per row: (k, v) or (q, dout); dV alone needs no v
+constexpr int kOperands = kScores ? 2 : 1;  // per row: (k, v) or (q, dout); a kernel for dV alone needs no v
 
 using ScoreProduct = Product<kStep>;
 using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
 
-// A task as the producer announces it; a work item without columns ends the kernel.
+// A task, as the producer publishes it; a work item without columns ends the kernel.
 struct alignas(16) Assignment {
   Work work;
   Task task;
 };
 
-// A sub-tile of columns as tensor map coordinates, with the masks for the consumers.
+// A sub-tile of columns, as tensor map coordinates, and its masks for the consumers.
 struct Column {
   int x, y, z, map, head;
   int masks[kWarpgroups];
@@ -55,15 +56,15 @@ struct Column {
 
 constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 
-// Shared memory for dQ in fused mode: dS of two iterations, and the dQ of an iteration, one half per warpgroup. Between
-// items, dK leaves through `gradients` and dV through `sums`, so that the next rows need not wait for their stores.
+// Shared memory for dQ in fused mode: dS of two iterations, and dQ of one iteration, one half per warpgroup. Between
+// items, `gradients` stages dK and `sums` stages dV, so that the next rows can load before these are stored.
 constexpr int kWriters = kQueries ? 3 : 1;     // warps
-constexpr int kFull = kWarpgroups * kWriters;  // barriers, two per writer: its halves alternate
+constexpr int kFull = kWarpgroups * kWriters;  // barriers: each writer alternates between two
 struct QuerySums {
   uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
   float sums[kQueries ? kQuerySumBytes / 4 : 4];
-  uint64_t full[kFull], empty[kWarpgroups];  // of `sums`: by half of any iteration, and by warpgroup
-  uint64_t left;                             // the results of an item have left
+  uint64_t full[kFull], empty[kWarpgroups];  // of `sums`: a half of dQ is written; warpgroup w's half is read
+  uint64_t left;                             // completes when TMA has read the staged results of an item
 };
 static_assert(!kQueries || (kBlockBytes <= 2 * kBlock * kRowBytes && kBlockBytes <= kQuerySumBytes));
 
@@ -76,12 +77,12 @@ struct alignas(1024) Shared {
   QuerySums queries;
   alignas(128) Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
   Assignment assigned[kTasks];
-  Column columns[2][32];  // private to the producer: the next entries of a task, and the first of the next task
+  Column columns[2][32];  // private to the producer: the next entries of a task, and the first entries of the next task
   uint64_t assigned_full[kTasks], assigned_empty[kTasks], done[kTasks];
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
 
-  // Shared memory that result `number` of the task with rows in `block` leaves from.
+  // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {
     if (!kQueries) return rows[block][number];
     return number == 0 ? queries.gradients[0] : reinterpret_cast<uint8_t*>(queries.sums);
@@ -89,19 +90,19 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
-// Named barriers: kTurn + w is warpgroup w's turn to start an iteration, kOwn + w synchronizes its threads, kBoth those
-// of both warpgroups.
+// Named barriers: at kTurn + w, warpgroup w waits for its turn to start an iteration; kOwn + w synchronizes its
+// threads; kBoth synchronizes both warpgroups.
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 
-// Number of additions to the sums of a sub-tile; acquires the additions it counts.
+// Returns how many additions the sums of a sub-tile have received, and acquires those additions.
 __device__ __forceinline__ int added_to(const int32_t* added) {
   int times;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(times) : "l"(added) : "memory");
   return times;
 }
 
-// Workspace row `row` of a task's head.
+// Returns workspace row `row` of a task's head.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Task& task, int row) {
   const int64_t head =
       kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv : int64_t(task.batch) * p.heads_q + task.head_q;

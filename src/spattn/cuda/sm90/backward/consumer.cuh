@@ -1,26 +1,28 @@
 // Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
 // With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
-// and, in the dK/dV kernel, dV += P C2. In the dK/dV kernel, S and dS are the transposes of the usual formula's.
+// and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS are transposed.
 #pragma once
 
 #include "sm90/backward/results.cuh"
+#include "sm90/backward/scores.cuh"
 
 namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
-    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, registers permitting
-static_assert(kStages >= 2 + (kBehind || kQueries));  // an iteration that holds a stage waits for the next one's first
+    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, if registers suffice
+static_assert(kStages >= 2 + (kBehind || kQueries));            // an iteration holds one while it waits for the next
 
-// Chunks of 16 columns of P C2 multiplied before dS is known; in fused mode the rest keeps the tensor cores busy while
-// dQ is handed to the writer.
+// Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
+// busy while the writer receives dQ.
 constexpr int kChunks = kStep / 16, kChunksBefore = kQueries ? kChunks / 2 : kChunks;
 
 struct Consumer {
   const Params& p;
   Shared& shared;
-  Group own{p, shared};
+  Warpgroup own{p, shared};
   QueryProducts queries;
+  Scores modification;  // of the item
 
   __device__ __forceinline__ void wait_stage() {
     barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
@@ -28,7 +30,7 @@ struct Consumer {
 
   __device__ __forceinline__ void release(int stage) { own.arrive(shared.empty[stage]); }
 
-  // s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage; asynchronous.
+  // Starts s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage.
   template <int kOperand>
   __device__ __forceinline__ void multiply(float (&d)[kProducts], uint32_t stage) {
     const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSubtile * kRowBytes;
@@ -44,7 +46,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // sums += weights times chunks [kBegin, kEnd) of the columns in a stage; asynchronous.
+  // Starts sums += weights times chunks [kBegin, kEnd) of the columns in a stage.
   template <int kBegin, int kEnd, int kCount>
   __device__ __forceinline__ void accumulate(float (&sums)[kCount], const uint32_t (&weights)[kWeights],
                                              uint32_t stage) {
@@ -62,7 +64,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Loads the mask words of a stage early, to hide their latency behind the product. Returns false if no pair of this
+  // Loads the mask words of a stage, early, so that the product hides their latency. Returns false if no pair of this
   // warpgroup's rows is allowed.
   __device__ __forceinline__ bool load_mask(uint32_t stage, StepMask<kTiles>& mask) {
     mask.partial = false;
@@ -70,10 +72,14 @@ struct Consumer {
     int number[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      // The lane that releases the stage reads, the reduction broadcasts.
+      // The lane that releases the stage reads; the reduction broadcasts.
       number[t] = static_cast<int>(uniform(own.thread % 32 == 0 ? shared.masks[stage][t][own.number] : 0));
       mask.partial |= number[t] != kFullTile;
       any |= number[t] != kNoTile;
+    }
+    if constexpr (kScored) {
+#pragma unroll
+      for (uint32_t& word : mask.word) word = ~0u;
     }
     if (mask.partial && any) {
 #pragma unroll
@@ -82,14 +88,14 @@ struct Consumer {
     return any;
   }
 
-  // Row statistics (lse or delta): accumulator i of a part belongs to the thread's query of(i), one of its two rows or
-  // one of its columns.
+  // Statistics (lse or delta) are read in kParts parts. Accumulator i of a part uses statistic of(i): that of one of
+  // the thread's two rows, or of one of its columns.
   static constexpr int kParts = kByKeys ? 2 : 1, kPart = kProducts / kParts;
   static constexpr int kStatistics = kByKeys ? kPart / 2 : 2;
 
   __device__ __forceinline__ static constexpr int of(int i) { return kByKeys ? i / 4 * 2 + i % 2 : i / 2 % 2; }
 
-  // Reads the statistics of a part with loads in flight together; registers do not suffice for more.
+  // Reads the statistics of one part, with all loads in flight together; registers do not suffice for more.
   __device__ __forceinline__ void read_statistics(float (&found)[kStatistics], float Statistic::* which, uint32_t stage,
                                                   int part) const {
     const int lane = own.thread % 32;
@@ -101,17 +107,29 @@ struct Consumer {
     }
   }
 
-  // Softmax numerator: dot products to weights, also narrowed. `lse` holds the first part's statistics.
+  // Computes P: replaces dot products by weights, and narrows them. With a score function, s then becomes weights times
+  // the function's derivatives. `lse` holds the statistics of the first part.
+  template <class Pairs>
   __device__ __forceinline__ void weigh(float (&s)[kProducts], uint32_t (&weights)[kWeights],
-                                        const StepMask<kTiles>& mask, float (&lse)[kStatistics], uint32_t stage) {
+                                        const StepMask<kTiles>& mask, const Pairs& pairs, float (&lse)[kStatistics],
+                                        uint32_t stage) {
+    if constexpr (kScored) {
+#pragma unroll
+      for (int n = 0; n < kProducts; n += 2) {
+        const int part = n / kPart, i = n % kPart;
+        if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
+        const auto first = pairs.weigh(p, mask, n, s[n], lse[of(i)]);
+        const auto second = pairs.weigh(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
+        if constexpr (kValues) weights[n / 2] = narrow2(first.weight, second.weight);
+        s[n] = first.gradient, s[n + 1] = second.gradient;
+      }
+      return;
+    }
     if (p.sign != 1.0f) {
 #pragma unroll
       for (int i = 0; i < kProducts; ++i) s[i] *= p.sign;
     }
-    if (mask.partial) {
-      apply_mask<0>(s, mask.word[0]);
-      if constexpr (kTiles == 2) apply_mask<32>(s, mask.word[1]);
-    }
+    if (mask.partial) mask.apply(s);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part) read_statistics(lse, &Statistic::lse, stage, part);
@@ -124,7 +142,7 @@ struct Consumer {
     if constexpr (kValues) narrow_all(s, weights);
   }
 
-  // dS, unscaled and narrowed: s o (d - delta). `delta` holds the first part's statistics.
+  // Computes dS = s o (d - delta), unscaled and narrowed. `delta` holds the statistics of the first part.
   __device__ __forceinline__ void differentiate(const float (&s)[kProducts], float (&d)[kProducts],
                                                 uint32_t (&gradients)[kWeights], float (&delta)[kStatistics],
                                                 uint32_t stage) {
@@ -159,17 +177,17 @@ struct Consumer {
     int left;                      // iterations left in the item
     StepMask<kTiles> mask;         // of the next iteration
     uint32_t gradients[kWeights];  // dS
-    int held;                      // stage with the columns that dS multiplies
+    int held;                      // stage of the columns that dS multiplies
   };
 
-  // Waits for the next stage; returns false if it holds no pair of this warpgroup's rows, or the item is done.
+  // Waits for the next stage. Returns false if no pair of this warpgroup's rows is allowed in it, or the item is done.
   __device__ __forceinline__ bool open(Carried& carried) {
     if (carried.left == 0) return false;
     wait_stage();
     return load_mask(own.ring.stage, carried.mask);
   }
 
-  // An iteration in which only the other warpgroup has pairs: dS is zero, but this one still computes its half of dQ.
+  // Runs an iteration in which this warpgroup has no pair: dS is zero, but it still computes its half of dQ.
   __device__ __forceinline__ bool idle_step(Carried& carried) {
     take_turn();
     pass_turn();
@@ -200,7 +218,7 @@ struct Consumer {
     queries.hand_over(own, q);
   }
 
-  // One iteration; returns true if the next one has a pair in this warpgroup's rows. Products are asynchronous and
+  // Runs an iteration; returns true if this warpgroup has a pair in the next one. Products are asynchronous and
   // complete in order. With kBehind, dS C1 overlaps the next softmax. kFirst: no product of an earlier iteration is
   // pending.
   template <bool kFirst>
@@ -220,9 +238,10 @@ struct Consumer {
     if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
+    const Scores::Pairs pairs = modification.locate(own, carried.left, carried.mask);
     wgmma_wait<kScores + kBefore>();
     pin(s);
-    weigh(s, weights, carried.mask, lse, second);
+    weigh(s, weights, carried.mask, pairs, lse, second);
     if constexpr (kValues) accumulate<0, kChunksBefore>(values, weights, second);
     if constexpr (kScores) {
       read_statistics(delta, &Statistic::delta, second, 0);
@@ -257,7 +276,7 @@ struct Consumer {
       if constexpr (kScores) pin(scores);
       release(first);
     }
-    // Not earlier: with two stages, the next iteration waits for the one just released.
+    // Not earlier: with two stages, the next iteration waits for the stage just released.
     if constexpr (!kQueries) any = open(carried);
     return any;
   }
@@ -272,7 +291,7 @@ struct Consumer {
     }
   }
 
-  // All iterations of an item. Nothing stays pending across iterations without a pair, since it holds a stage.
+  // Runs all iterations of an item. No product stays pending while an iteration is skipped: it would hold a stage.
   __device__ __forceinline__ void run_steps(int count, float (&scores)[kScoreSums], float (&values)[kValueSums]) {
     Carried carried;
     carried.left = count;
@@ -302,6 +321,7 @@ struct Consumer {
       if (work.heads == 0) break;
       barrier_wait(shared_address(&shared.rows_full[own.rows.stage]), own.rows.parity);
       if constexpr (kQueries) queries.begin(own);
+      modification.open(own);
       float scores[kScoreSums], values[kValueSums];
       clear(scores);
       clear(values);

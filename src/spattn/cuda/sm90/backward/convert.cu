@@ -1,4 +1,4 @@
-// Formula    dQ = scale * sums, from accumulator order to rows of elements.
+// Formula    dQ = scale * sums, converted from accumulator order to rows of elements.
 // Grid       one CTA per head and sub-tile of 64 queries.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      float32 sums; bfloat16 or float16 dq.
@@ -11,9 +11,8 @@
 namespace spattn::sm90_backward {
 
 constexpr int kDim = SPATTN_HEAD_DIM, kSubtile = 64, kConvertThreads = 256, kHalf = kDim / 2;
-constexpr int kPadded = kDim + 8;  // 16 bytes of padding: rows start in different banks
+constexpr int kPadded = kDim + 8;  // 16 bytes of padding, so that rows start in different banks
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Converted)};
 
 extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
@@ -23,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
   const int subtile = blockIdx.x % p.query_subtiles, place = blockIdx.x / p.query_subtiles;
   const bool any = p.added[2 * blockIdx.x] > 0;  // the counter of the first half of the features
   const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSubtile * kDim);
-  // Half of the features from each warpgroup; float4 i of its thread t is at 128 i + t.
+  // Each warpgroup wrote half of the features; float4 i of its thread t is at 128 i + t.
   float probe = 0.0f;  // NaN if a sum is not finite
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
 #pragma unroll
@@ -34,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
     narrow(x.z * p.scale, x.w * p.scale, *reinterpret_cast<Element2*>(&tile[row + 8][column]));
     probe = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, probe))));
   }
-  // Masked keys may have caused it: run the dQ kernel, whose fallback reads allowed keys only.
+  // A masked key may have made the sum non-finite: let the dQ kernel run, whose fallback reads allowed keys only.
   if (__syncthreads_or(!(probe == 0.0f)) && threadIdx.x == 0) *p.nonfinite = 1;
   const int* first = p.subtiles + 3 * subtile;
   constexpr int kVectors = kDim / kVector;

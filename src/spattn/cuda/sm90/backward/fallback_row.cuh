@@ -1,7 +1,7 @@
-// Float64 fallback: one row, column by column.
+// Float64 fallback: recomputes one row, column by column.
 //
-// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row that
-// came out non-finite here, from its allowed pairs only, in the plan's order.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row with
+// a non-finite result from its allowed pairs only, in the plan's order.
 #pragma once
 
 #include "common/element.cuh"
@@ -10,7 +10,7 @@
 
 namespace spattn::sm90_backward {
 
-// Lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
+// Sums of a row: lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
 struct FallbackSums {
   double scores[kDim / 32], values[kDim / 32];
 };
@@ -32,13 +32,13 @@ struct FallbackRow {
     return sum;
   }
 
-  // Position of this row; false for padding.
+  // Finds the position of this row; returns false for padding.
   __device__ __forceinline__ bool position(int64_t& found) const {
     const int* at = assigned.work.subtile[row / kSubtile];
     return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSubtile, found);
   }
 
-  // Position of a column that this row may pair with, else -1.
+  // Returns the position of a column that this row may pair with, else -1.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
     if (!mask_allows(p.masks, entry.masks[row / kSubtile], row % kSubtile, column)) return -1;
     int64_t found;
@@ -47,7 +47,6 @@ struct FallbackRow {
   }
 
   __device__ FallbackSums sums(int64_t own) const {
-    constexpr double kLn2 = 0.693147180559945309417;
     const Task& task = assigned.task;
     const int lane = threadIdx.x % 32;
     FallbackSums sum = {};
@@ -66,8 +65,16 @@ struct FallbackRow {
             dot(token(p.q, p.q_stride, head, query), token(p.k, p.k_stride, task.head_kv, key), p.head_dim);
         const double upstream =
             dot(token(p.dout, p.dout_stride, head, query), token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
-        weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2);
-        gradient = weight * (upstream - statistic.delta) * p.scale;
+        if constexpr (kScored) {
+          const double score = p.sign * product * p.scale_log2 * kLn2<double>, factor = p.score_values[head];
+          const int at = int(query) + p.q_offset;
+          weight = exp(Score::value(score, at, int(key), factor) - statistic.lse * kLn2<double>);
+          const double slope = Score::derivative(score, at, int(key), factor);
+          gradient = weight == 0 ? 0 : weight * slope * (upstream - statistic.delta) * p.scale;
+        } else {
+          weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2<double>);
+          gradient = weight * (upstream - statistic.delta) * p.scale;
+        }
       }
       for (uint32_t rest = pairs; rest; rest &= rest - 1) {
         const int from = __ffs(rest) - 1;

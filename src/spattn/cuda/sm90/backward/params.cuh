@@ -1,5 +1,5 @@
-// Kernel parameters and the device form of the passes of schedule/subtiles.py. The dtypes of layout.py and params.py
-// describe these structs; each compilation asserts that both agree.
+// Kernel parameters, and the device form of the work in schedule/subtiles.py. The dtypes of tables.py and params.py
+// describe these structs; static assertions check that both agree.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,23 @@ using sm90::Task;
 using sm90::TensorMap;
 using sm90::View;  // maps[map + n] is array n: q, dout, dq, row statistics; or k, v, dk, dv
 
-// A work item: two sub-tiles of 64 rows with origins `subtile` (axis 2, 1, 0); entries [begin, end) as columns, for each
-// of `heads` query heads, with views relative to `columns`. slot >= 0: writes float32 partials to the workspace; slot
-// <= -2: in-kernel reduction number -2 - slot, which adds the other items' partials of its rows.
+// A work item: two sub-tiles of 64 rows with origins `subtile` (axis 2, 1, 0). Its columns are entries [begin, end),
+// for each of `heads` query heads, with views counted from `columns`. slot >= 0: writes float32 partials to the
+// workspace; slot <= -2: in-kernel reduction -2 - slot, which adds the other items' partials of its rows.
 struct Work {
   int32_t view, begin, end, columns, slot, heads;
   int32_t subtile[2][3];
 };
 
-// A sub-tile of 64 columns: lattice coordinates of its origin, view, query head, and its mask with each of the two row
-// sub-tiles.
+// A sub-tile of 64 columns: its origin as lattice coordinates, view, query head, and masks with the two row sub-tiles.
 struct Entry {
   int32_t x, y, z, view, head;
   int32_t masks[2];
-  int32_t subtile, rank;  // of the query sub-tile: index of its sums, and the number of additions that precede this one
+  int32_t subtile, rank;  // index of the query sub-tile's sums, and how many additions precede this one
 };
 
-// Statistics of a query row: log-sum-exp in base 2 (+inf for an empty row) and rowsum(dout * out) - dlse. 16 bytes, the
-// smallest TMA box row.
+// Statistics of a query row: log-sum-exp in base 2 (+inf for an empty row), and rowsum(dout * out) - dlse. The size is
+// 16 bytes, the minimum of a TMA box row.
 struct alignas(16) Statistic {
   float lse, delta;
   float unused[2];
@@ -52,7 +51,7 @@ struct Params {
   const Statistic* statistics;  // (batch, heads_q, q_len)
   float* partial[2];            // workspaces (batch·heads, partial_rows, features) of dQ or dK, and of dV
   float* query_sums;            // (batch·heads_q, query_subtiles, 64 · features): dQ in accumulator order
-  int32_t* added;               // (batch·heads_q, query_subtiles): number of additions to them
+  int32_t* added;               // (batch·heads_q, query_subtiles): how many additions these sums have received
   const int32_t* gate;          // device flag, or null; 0 skips the kernel
   int32_t* counter;             // task counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, dout_stride;
@@ -60,9 +59,11 @@ struct Params {
   int32_t task_count, heads_q, heads_kv, head_dim, head_dim_v, query_subtiles;
   int32_t q_batch, kv_batch;  // tensor map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
-  int32_t waits;              // whether to wait for the preceding launch before starting; otherwise only before ending
+  int32_t waits;              // 1: wait for the preceding launch before starting; 0: only before ending
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   float scale;
+  int32_t q_offset;           // position of query row 0
+  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
 };
 
 // Parameters of statistics.cu.

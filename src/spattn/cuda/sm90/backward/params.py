@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._util.cached import Recent
 from ....arrays.operand import Operand, row_major
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import MAPS, VIEW, joint_heads
 from ...driver.structs import fields, packer
 from ...host.backward_pass import BackwardPass
 from ...host.forward_pass import fold_scale
-from ..forward.params import STRIDES, aligned_bytes, with_maps
-from ..maps import MAP_BYTES, encode_map, replace_address
-from .layout import ENTRY, WORK, Views
+from ...host.score import score_values
+from ..forward.params import STRIDES, with_maps
+from ..maps import Maps
+from .tables import ENTRY, WORK, Views
 
 __all__ = [
     "MAPS",
@@ -62,7 +61,6 @@ _INTEGERS = (
 )
 _FLOATS = ("scale_log2", "sign", "scale")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
-_HEADS_KEPT = 64
 
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
 ROWS = np.dtype(
@@ -94,17 +92,17 @@ pack_rows, pack_sum, pack_converted = packer(ROWS).pack, packer(SUM).pack, packe
 
 @functools.cache
 def params_dtype(room: int) -> np.dtype:
-    """The struct Params for `room` tensor maps."""
+    """Return the dtype of Params for `room` tensor maps."""
     members: list[tuple[Any, ...]] = [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    members += [(name, "f4") for name in _FLOATS]
+    members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score_values", "u8")]
     return with_maps(room, members)
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh for `room` tensor maps."""
+    """Return the dtypes of the structs of params.cuh for `room` tensor maps."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -120,8 +118,7 @@ def structs(room: int) -> Mapping[str, np.dtype]:
 
 
 class PassParams(NamedTuple):
-    """Per-launch parameters of backward.cu: addresses of its tables, its size, and whether it waits for the preceding
-    launch."""
+    """Parameters of one launch of backward.cu; `waits` is True if it waits for the preceding launch before starting."""
 
     at: dict[str, int]  # device addresses of the tables
     tasks: int
@@ -144,13 +141,8 @@ class Addresses(NamedTuple):
 
     @property
     def mapped(self) -> tuple[int, ...]:
-        """Addresses of the arrays with tensor maps."""
-        return self[:8]
-
-
-class _Map(NamedTuple):
-    operand: int  # index in Addresses
-    offset: int  # bytes from the operand's address to the map's
+        """Addresses of the arrays with tensor maps, and `moved`."""
+        return *self[:8], 0
 
 
 class Template:
@@ -159,10 +151,10 @@ class Template:
     def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_subtiles: int):
         operands = mapped_operands(call)
         joint = all(map(joint_heads, operands))
-        self._image = aligned_bytes(params_dtype(room).itemsize)
-        params = self._image.view(params_dtype(room))[0]
-        self._maps: list[_Map] = []
-        self._encode(views, operands, call.dtype, joint)
+        params = np.zeros(1, params_dtype(room))[0]
+        self._maps = Maps(room)
+        specs = (views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))
+        self._maps.encode(operands, specs, [call.dtype] * 7 + ["float32"], joint)
         for name, operand in (("q", call.q), ("k", call.k), ("v", call.v), ("dout", call.dout)):
             params[f"{name}_stride"] = operand.strides[:3]
         params["q_len"] = call.plan.q_len
@@ -171,59 +163,35 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
-        self._pointers = tuple(operand.pointer for operand in operands)  # as encoded in _image
-        self._lock = threading.Lock()
-        self._head_bytes = room * MAP_BYTES
-        self._tails = []
+        params["q_offset"] = call.plan.kv_len - call.plan.q_len
+        params["score_values"] = score_values(call.device, call.score, call.q.shape[1])
+        head_bytes, self._tails = self._maps.bytes, []
         for launch in launches:
             for name in _PASS_POINTERS:
                 params[name] = launch.at[name]
             params["task_count"], params["partial_rows"] = launch.tasks, launch.partial_rows
             params["waits"] = launch.waits
-            self._tails.append(bytes(self._image[self._head_bytes :]))
+            self._tails.append(params.tobytes()[head_bytes:])
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
         self.counter_at = at["counter"]
-        self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
-        self._heads = Recent(_HEADS_KEPT)
+        self._call_at, self._scale_at = (at[name] - head_bytes for name in ("q", "scale_log2"))
 
     def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
-        """The bytes of ``Params`` for a launch."""
+        """Pack ``Params`` of a launch."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
-        return (self._heads.get(to.mapped) or self._move(to.mapped)) + tail
-
-    def _move(self, pointers: tuple[int, ...]) -> bytes:
-        """Tensor maps at other addresses, cached because allocators reuse addresses."""
-        with self._lock:
-            at = self._image.ctypes.data
-            for number, (operand, offset) in enumerate(self._maps):
-                if pointers[operand] != self._pointers[operand]:
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
-            self._pointers = pointers
-            maps = self._image[: self._head_bytes].tobytes()
-        return self._heads.keep(pointers, maps)
-
-    def _encode(self, views: Views, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
-        """Encode the maps of queries, then of keys, per batch entry or, if batch and head are one axis, once."""
-        at = self._image.ctypes.data
-        for batch in (None,) if joint else range(operands[0].shape[0]):
-            for specs, numbers in ((views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))):
-                for spec in specs:
-                    for number in numbers:
-                        own = "float32" if number == 7 else dtype
-                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, own, batch)
-                        self._maps.append(_Map(number, offset))
+        return self._maps.at(to.mapped) + tail
 
 
 def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:
-    """The operands in the order of Addresses; statistics are encoded at q's address."""
+    """Return the operands in the order of Addresses; statistics are encoded at q's address."""
     shape = (*call.q.shape[:3], STATISTIC_FLOATS)
     statistics = Operand(call.q.pointer, shape, row_major(shape))
     return call.q, call.k, call.v, call.dout, call.dq, call.dk, call.dv, statistics
 
 
 def maps_needed(views: Views, call: BackwardPass) -> int:
-    """Number of tensor maps of a call."""
+    """Return the number of tensor maps of a call."""
     joint = all(map(joint_heads, mapped_operands(call)))
     return views.maps * (1 if joint else call.q.shape[0])

@@ -1,4 +1,4 @@
-"""Device plans, and the kernels and parameters of backward calls of given shapes."""
+"""Cached device plans of the backward, and kernels and parameters per shape and stride."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...._util.cached import Recent
+from ...._util.cached import BoundedCache
 from ...._util.ragged import offsets
 from ....choose.specializations import ARCH, KEYS_TOGETHER
 from ....planning.contract.cache import kept_with_plan
@@ -21,34 +21,43 @@ from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.backward_pass import BackwardPass
+from ...host.score import score_macros
 from ..maps import readable
-from .layout import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 from .specializations import Specialization, builds, variant
+from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
-__all__ = ["Ready", "plan_on_device"]
+__all__ = ["Ready", "prepare"]
 
-_COUNTERS = 1024  # concurrent launches of a plan on different streams
+_COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
-_LAUNCHES_KEPT = 64  # recent address tuples; allocators reuse addresses
-_BLOCKS_PER_SM = 2  # for which long lists are split
-# Fused backward: items add to the dQ of a head one after another. They hardly wait if the distance between concurrent
-# items is at most the length of an item, and the pipeline fills in a small part of the run time. A fused product of
-# sub-tiles takes up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.
+_LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
+_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many
+# In a fused backward, items add to the dQ of a head one after another. They hardly wait if concurrent items are at most
+# one item length apart, and if the pipeline fills in a small part of the run time. A fused product of sub-tiles takes
+# up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.
 _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
-_FEWEST_STEPS = 2  # per SM; below, a fused backward is not faster and needs one more launch
-_HEADS_TOGETHER = 16  # concurrent; more of them exceed the L2 cache
-_ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
+_FEWEST_STEPS = 2  # iterations per SM; with fewer, a fused backward is not faster and needs one more launch
+_HEADS_TOGETHER = 16  # heads that run concurrently; more exceed the L2 cache
+_ROWS_PER_BLOCK = 32  # rows per CTA of sum.cu and statistics.cu
 _ROWS = 2 * SUBTILE  # per work item
 _PHASES = "tasks", "tasks_of_reductions"
-_HALVES = 2  # of the dQ sums, each with a counter
+_HALVES = 2  # halves of the dQ sums, each with a counter
 _MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
 _STATISTIC_BYTES = 16
 
 
+def prepare(call: BackwardPass) -> Ready | None:
+    """Return cached state per shapes and strides, or None if TMA cannot address the arrays; the context must be
+    current."""
+    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
+    if any(x.pointer % 16 for x in (call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv)):
+        return None
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
+
+
 class DevicePlan(NamedTuple):
-    """The dK/dV or dQ part on the device: (phase, parameters, grid) of its launches, and the CTAs per head of its
-    sums."""
+    """The dK/dV or dQ work on the device: (phase, parameters, grid) of each launch, and per head the CTAs of sum.cu."""
 
     launches: list[tuple[int, PassParams, int]]
     partial_rows: int
@@ -66,12 +75,12 @@ class Launched(NamedTuple):
     blocks: int
 
     def beside(self, before: Launched) -> bool:
-        """Whether it may overlap the preceding launch: the dK/dV and dQ kernels are independent."""
+        """True if it may overlap the preceding launch: the dK/dV and dQ kernels are independent."""
         return self.keyed != before.keyed and self.phase == before.phase
 
 
 class Sum(NamedTuple):
-    """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` behind the target."""
+    """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` after the target."""
 
     target: int
     of: DevicePlan
@@ -80,14 +89,14 @@ class Sum(NamedTuple):
 
 
 class OnePass(NamedTuple):
-    """State of a fused backward: the query sub-tiles, and the number of additions that precede each entry's."""
+    """State of a fused backward: the query sub-tiles, and how many additions precede that of each entry."""
 
     subtiles: QuerySubtiles
     rank: np.ndarray
 
 
 class BackwardPlan:
-    """The dK/dV and dQ work of a plan on one device for fixed batch and heads."""
+    """The dK/dV and dQ work of a plan on one device, for a fixed batch size and number of heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
@@ -106,16 +115,16 @@ class BackwardPlan:
             self._upload(plan, queries, device, (batch, heads_q, heads_kv), KEYS_TOGETHER, 0),
             self._upload(plan, keys, device, (batch, heads_kv, heads_kv), in_cache, group),
         )
-        # Task counters that no launch in flight uses.
+        # Cycles through task counters, so that launches in flight have different ones.
         first = self.at["counters"]
         self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
-        self._ready = Recent(_READY_KEPT)
+        self._ready = BoundedCache(_READY_KEPT)
 
     def _by_keys(
         self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
     ) -> tuple[Pass, OnePass | None]:
-        """The dK/dV work and, if dQ is fused into it, the sums' state. Fused work is balanced over SMs, as no other
-        kernel overlaps it."""
+        """Return the dK/dV work and, if dQ is fused into it, the state of the sums. Fused work is balanced over SMs, as
+        no other kernel overlaps it."""
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
         side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
         sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
@@ -133,8 +142,8 @@ class BackwardPlan:
     def _upload(
         self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
     ) -> DevicePlan:
-        """Upload the dQ (`group` 0) or dK/dV work for `heads` = (batch, heads, key heads); `group`: query heads per
-        item."""
+        """Upload the dQ work (`group` 0) or the dK/dV work (`group`: query heads per item) for (batch, heads, key
+        heads)."""
         keyed = group > 0
         slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
         if self.one_pass is None:
@@ -174,9 +183,9 @@ class BackwardPlan:
         return DevicePlan(launches, partial_rows, at, sum_blocks)
 
     def ready(self, call: BackwardPass) -> Ready | None:
-        """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
+        """Return cached state for calls of these shapes and strides, or None if TMA cannot address the arrays."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
             room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
@@ -228,12 +237,14 @@ class Ready:
         sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
         sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
-        self._launches = Recent(_LAUNCHES_KEPT)
+        self._launches = BoundedCache(_LAUNCHES_KEPT)
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        source = f"sm90/backward/{name}.cu"
-        return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
+        source, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
+        if name == "backward":
+            defines |= score_macros(call.score)
+        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}")
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue all kernels; the context must be current."""
@@ -244,8 +255,7 @@ class Ready:
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
-        """The launches of a call, which must be exclusive to it: no other writes to the same addresses while its
-        results are alive."""
+        """Return a call's launches. No others may write to the same addresses while its results are alive."""
         *partial, query_sums, added = [workspace + offset for offset in self._offsets]
         to = Addresses(
             call.q.pointer,
@@ -299,8 +309,7 @@ class Ready:
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
-    """Whether a fused backward pays: items hardly wait for each other, `apart` iterations between concurrent ones, and
-    there is enough work."""
+    """True if a fused backward pays: items `apart` iterations from each other hardly wait, and there is enough work."""
     steps = (keys.work["end"] - keys.work["begin"]).astype(np.int64) * keys.work["heads"]
     of_each_sm = float(steps.sum()) * heads / device.sm_count
     if of_each_sm < _FEWEST_STEPS:
@@ -309,21 +318,20 @@ def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
 
 
 def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
-    """Products of sub-tiles per key head: fused, where both warpgroups take part in every iteration, and with separate
-    kernels, where a warpgroup skips sub-tiles without an allowed pair."""
+    """Count the products of sub-tiles per key head: fused, where both warpgroups take part in every iteration, and in
+    separate kernels, where a warpgroup skips sub-tiles without an allowed pair."""
     every = _entries(keys, np.ones_like(keys.masks, bool))
     seen_by_keys, seen_by_queries = (_entries(made, made.masks != EMPTY) for made in (keys, queries))
     return 5 * every, 4 * seen_by_keys + 3 * group * seen_by_queries
 
 
 def _entries(made: Pass, chosen: np.ndarray) -> int:
-    """Number of `chosen` (row sub-tile, entry) pairs over all items."""
+    """Count the `chosen` (row sub-tile, entry) pairs over all items."""
     before = offsets(chosen.sum(axis=1))
     return int(((before[made.work["end"]] - before[made.work["begin"]]) * made.work["heads"]).sum())
 
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> BackwardPlan:
-    """Device copy of a plan's backward work, made at first use and cached with it; the device's context must be
-    current."""
+    """Return the device copy of a plan's backward work, cached with the plan; the context must be current."""
     return BackwardPlan(plan, device, batch, heads_q, heads_kv)

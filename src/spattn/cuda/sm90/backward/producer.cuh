@@ -1,4 +1,4 @@
-// Producer warp: loads row tiles and columns by TMA; draws tasks from an atomic counter.
+// Producer warp: draws tasks from an atomic counter and loads their row tiles and columns by TMA.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace spattn::sm90_backward {
 
-// Index of a word of an Assignment.
+// Index of a field's first word in an Assignment.
 #define SPATTN_WORD(field) (offsetof(Assignment, field) / 4)
 static_assert(sizeof(Assignment) / 4 <= 32);
 
@@ -20,10 +20,10 @@ struct Producer {
   RingPosition<kBlocks> rows;
   RingPosition<kTasks> tasks;
 
-  // A task is held as its Assignment: lane l has word l.
+  // Returns word `number` of a task, which is held as an Assignment: lane l has word l.
   __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
 
-  // Tensor map coordinate of the first head of a task's rows (kRows) or columns.
+  // Returns the tensor map coordinate of the first head of a task's rows (kRows) or columns.
   template <bool kRows>
   __device__ __forceinline__ int head_of(int now) const {
     constexpr bool kKeys = kRows == kByKeys;
@@ -49,7 +49,8 @@ struct Producer {
     __syncwarp();
   }
 
-  // Four dependent loads that overlap this task's copies. Returns an assignment without heads past the last task.
+  // Looks up a task by four dependent loads, which overlap the current task's copies. Past the last task, returns an
+  // assignment without heads.
   __device__ __forceinline__ int look_up(int number, uint32_t buffer) {
     constexpr int kWork = sizeof(Work) / 4, kTask = sizeof(Task) / 4;
     static_assert(SPATTN_WORD(task) == kWork);
@@ -70,7 +71,7 @@ struct Producer {
     tasks.advance();
   }
 
-  // Loads the rows of one operand; the last operand goes first, since it is released first.
+  // Loads the rows of one operand. Call it for the last operand first, which consumers release first.
   __device__ __forceinline__ void load_rows(int now, int operand) {
     constexpr int kCopies = kWarpgroups * kPanels;
     constexpr uint32_t kStatistics = kByKeys ? 0 : kBlock * sizeof(Statistic);
@@ -96,8 +97,8 @@ struct Producer {
     }
   }
 
-  // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
-  // kPanels + panel issues one copy; the lanes after those copy the statistics.
+  // Fills the next stage with the columns of q or k (kSecond = 0), or of dout or v (1). Lane tile * kPanels + panel
+  // issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
   __device__ __forceinline__ void load_columns(const Column* columns, int head) {
     constexpr bool kStatistics = kByKeys && kSecond;
@@ -124,14 +125,14 @@ struct Producer {
     ring.advance();
   }
 
-  // The counter hands out task_count + kIdle * gridDim.x tickets in all, in any order. A ticket is used long after its
-  // draw, which hides the latency of the atomic. The first task of a CTA is its block index; in fused mode, where tasks
-  // wait for earlier ones, it is drawn too: a CTA that is not resident yet must not hold one.
+  // The counter hands out task_count + kIdle * gridDim.x tickets in all, in any order. A ticket is drawn long before
+  // its use, to hide the latency of the atomic. A CTA's first task is its block index, but is drawn too in fused mode,
+  // where tasks wait for earlier ones: a CTA that is not resident yet must not hold one.
   static constexpr int kIdle = kQueries ? 2 : 1;
 
   __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
 
-  // Task index of a ticket; the holder of the last ticket resets the counter.
+  // Returns the task index of a ticket; the holder of the last ticket resets the counter.
   __device__ __forceinline__ int settle(int ticket) const {
     if (lane == 0 && ticket == p.task_count + kIdle * gridDim.x - 1) atomicExch(p.counter, 0);
     return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);

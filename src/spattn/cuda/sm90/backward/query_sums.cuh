@@ -1,8 +1,8 @@
-// dQ in fused mode. Each iteration's dS goes through shared memory, and each warpgroup computes half of the features of
-// dQ = dS K from the dS of all 128 keys.
+// dQ in fused mode. The warpgroups exchange each iteration's dS through shared memory; each computes half of the
+// features of dQ = dS K, from the dS of all 128 keys.
 #pragma once
 
-#include "sm90/backward/group.cuh"
+#include "sm90/backward/warpgroup.cuh"
 
 namespace spattn::sm90_backward {
 
@@ -12,14 +12,14 @@ constexpr int kQueryProducts = QueryProduct::kCount;
 struct QueryProducts {
   uint32_t steps = 0;
 
-  // Waits until the previous item's results have left the memory of dS and the sums.
-  __device__ __forceinline__ static void begin(const Group& own) {
+  // Waits until TMA has read the results of the previous item, staged in the memory of dS and the sums.
+  __device__ __forceinline__ static void begin(const Warpgroup& own) {
     static_assert(kTasks == 2);  // so the stage index is the parity of its item
     barrier_wait(shared_address(&own.shared.queries.left), own.tasks.stage ^ 1);
   }
 
-  // Writes dS. Its buffer is free: dQ of the iteration before last is complete.
-  __device__ __forceinline__ void write(const Group& own, const uint32_t (&gradients)[kWeights]) const {
+  // Writes dS. Its buffer is free: dQ of the iteration before the previous one is complete.
+  __device__ __forceinline__ void write(const Warpgroup& own, const uint32_t (&gradients)[kWeights]) const {
     QuerySums& sums = own.shared.queries;
 #pragma unroll
     for (int i = 0; i < kStep / 8; i += 2) {
@@ -30,7 +30,7 @@ struct QueryProducts {
   }
 
   // Synchronizes with the other warpgroup and starts dQ.
-  __device__ __forceinline__ void multiply(const Group& own, float (&q)[kQueryProducts]) const {
+  __device__ __forceinline__ void multiply(const Warpgroup& own, float (&q)[kQueryProducts]) const {
     const uint32_t half = kDim == 64 ? own.number * 64 : own.number * kBlock * kRowBytes;
     const uint32_t gradients = shared_address(own.shared.queries.gradients[steps % 2]);
     const uint64_t a = operand_descriptor(uniform(gradients), 16, 1024);
@@ -46,7 +46,7 @@ struct QueryProducts {
   }
 
   // Hands dQ to the writer: float4 i of thread t is at 128 i + t.
-  __device__ __forceinline__ void hand_over(const Group& own, const float (&q)[kQueryProducts]) {
+  __device__ __forceinline__ void hand_over(const Warpgroup& own, const float (&q)[kQueryProducts]) {
     QuerySums& sums = own.shared.queries;
     wait_left(own);
     float4* target = reinterpret_cast<float4*>(sums.sums) + own.number * kQueryProducts / 4 * 128 + own.thread;
@@ -60,13 +60,13 @@ struct QueryProducts {
     ++steps;
   }
 
-  // Waits until the previous half that this warpgroup handed over has left.
-  __device__ __forceinline__ void wait_left(const Group& own) const {
+  // Waits until the writer has read the half that this warpgroup handed over before.
+  __device__ __forceinline__ void wait_left(const Warpgroup& own) const {
     barrier_wait(shared_address(&own.shared.queries.empty[own.number]), steps % 2 ^ 1);
   }
 
-  // Waits until both warpgroups are done with dS and the sums of an item.
-  __device__ __forceinline__ void end(const Group& own) const {
+  // Waits until both warpgroups no longer use the memory of dS and the sums of an item.
+  __device__ __forceinline__ void end(const Warpgroup& own) const {
     wait_left(own);
     named_sync(kBoth, 128 * kWarpgroups);
   }

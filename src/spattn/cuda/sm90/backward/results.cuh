@@ -1,4 +1,4 @@
-// Epilogue of an item: stages tiles for the writer, or stores float32 partials. Non-finite rows are recomputed.
+// Epilogue of an item: stages tiles for the writer, or stores float32 partials; recomputes non-finite rows.
 #pragma once
 
 #include "sm90/forward/softmax.cuh"
@@ -10,9 +10,9 @@ namespace spattn::sm90_backward {
 constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: unused
 
 struct Results {
-  const Group& own;
+  const Warpgroup& own;
 
-  // Bit r of the result: row 16 w + r of this warp has a non-finite sum.
+  // Returns a bitmask whose bit r is set if row r of this warp's 16 has a non-finite sum.
   template <int kCount>
   __device__ __forceinline__ uint32_t nonfinite_rows(const float (&sums)[kCount]) const {
     float probe[2];
@@ -27,7 +27,7 @@ struct Results {
     return rows;
   }
 
-  // Stages rows as elements in this warpgroup's rows of a result tile, for the writer to store.
+  // Stages rows, narrowed, in this warpgroup's rows of a result tile, for the writer to store.
   template <int kCount>
   __device__ __forceinline__ void stage_tile(const float (&o)[kCount], int result) {
     const uint8_t* tile = own.shared.result(own.rows.stage, result);
@@ -39,17 +39,17 @@ struct Results {
     }
   }
 
-  // Row of the item that accumulators 2 h and 2 h + 1 of every four belong to.
+  // Returns the row of the item to which accumulators 2 h and 2 h + 1 of every four belong.
   __device__ __forceinline__ int row_of(int h) const {
     return own.number * kSubtile + own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
   }
 
-  // Workspace row `row` of the task's head.
+  // Returns the address of workspace row `row` of the task's head.
   __device__ __forceinline__ float* partial_of(float* partial, int row, int features) const {
     return partial + partial_row(own.p, own.assigned().task, row) * features;
   }
 
-  // Range of the partials to add to a row of an in-kernel reduction.
+  // Returns the range of partials to add to a row of an in-kernel reduction.
   __device__ __forceinline__ int2 rest_of(int row) const {
     const int* found = own.p.rest_indptr + (-2 - own.assigned().work.slot) * kBlock + row;
     return make_int2(found[0], found[1]);
@@ -122,7 +122,7 @@ struct Results {
     }
   }
 
-  // Hands a task's results to the writer or to the workspace.
+  // Hands a task's results to the writer, or stores them in the workspace.
   __device__ __forceinline__ void finish(float (&scores)[kScoreSums], float (&values)[kValueSums],
                                          QueryProducts& queries) {
     const Params& p = own.p;
@@ -133,7 +133,7 @@ struct Results {
       exact |= nonfinite_rows(scores);
     }
     if constexpr (kValues) exact |= nonfinite_rows(values);
-    // Wait for all readers of the results' memory: this warpgroup or, with dQ, both.
+    // Wait for all readers of the memory that stages the results: this warpgroup or, with dQ, both.
     if constexpr (kQueries) queries.end(own);
     else named_sync(kOwn + own.number, 128);
     if (own.assigned().work.slot >= 0) {

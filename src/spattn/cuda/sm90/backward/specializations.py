@@ -1,4 +1,4 @@
-"""Kernel specializations of the Hopper backward: one table, each choice with its reason."""
+"""Kernel specializations of the Hopper backward, each with the reason for its sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Specialization", "builds", "variant"]
 
 
 class Specialization(NamedTuple):
-    """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
+    """Sizes of a specialization; it covers head dimensions up to its own that no earlier row covers."""
 
     head_dim: int
     results: str  # of a dK/dV kernel ("dk dv", "dk" or "dv"), the fused one ("dk dv dq") or the dQ kernel ("dq")
@@ -16,7 +16,7 @@ class Specialization(NamedTuple):
     blocks: int  # row tiles in shared memory
     stages: int  # column stages in shared memory
     consumer_registers: int
-    turns: bool  # whether the warpgroups take turns (ping-pong)
+    turns: bool  # True if the warpgroups take turns (ping-pong)
     reason: str
 
 
@@ -38,9 +38,9 @@ TABLE = (
 
 
 def builds(head_dim: int, one_pass: bool) -> list[Specialization]:
-    """Kernels of a backward at a head dimension (the larger of q's and v's), the dQ kernel last.
+    """Return the kernels of a backward at a head dimension (the larger of q's and v's), the dQ kernel last.
 
-    With `one_pass` the first is the fused kernel, which wide heads lack.
+    With `one_pass`, the first is the fused kernel if one is specialized for this head dimension.
     """
     padded = next(row.head_dim for row in TABLE if row.head_dim >= head_dim)
     rows = [row for row in TABLE if row.head_dim == padded]
@@ -49,7 +49,7 @@ def builds(head_dim: int, one_pass: bool) -> list[Specialization]:
 
 
 def variant(row: Specialization, dtype: str, room: int) -> dict[str, object]:
-    """Macros of a kernel with `room` tensor maps in its parameters."""
+    """Return the macros of a kernel with `room` tensor maps in its parameters."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,

@@ -1,4 +1,4 @@
-// Formula    lse2 = lse log2(e), +inf for empty rows; delta = rowsum(dout o out) - dlse.
+// Formula    lse2 = lse log2(e), or +inf for empty rows; delta = rowsum(dout o out) - dlse.
 // Grid       eight lanes per query row, flat.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      bfloat16 or float16 dout and out, float32 lse, dlse and statistics.
@@ -12,7 +12,6 @@ namespace spattn::sm90_backward {
 
 constexpr int kLanes = 8, kStatisticThreads = 256;
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kStatisticThreads, 0, sizeof(Rows)};
 
 __device__ __forceinline__ float dot(const uint4& a, const uint4& b, float sum) {
@@ -29,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   if (thread < p.added_count) p.added[thread] = 0;
   const int64_t row = thread / kLanes;
   const int lane = threadIdx.x % kLanes;
-  const bool real = row < p.rows;  // the other lanes take part in the shuffles
+  const bool real = row < p.rows;  // lanes without a row still take part in the shuffles
   float sum = 0.0f;
   const int64_t query = row % p.q_len, head = row / p.q_len % p.heads_q, batch = row / p.q_len / p.heads_q;
   const auto place = [&](const Strides& stride) {
@@ -44,11 +43,10 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   }
   for (int step = kLanes / 2; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (!real || lane) return;
-  constexpr float kLog2E = 1.442695040888963407f;
   const float lse = p.lse[place(p.lse_stride)];
   const bool nothing = lse == -infinity<float>();
   const float delta = sum - (p.dlse == nullptr || nothing ? 0.0f : p.dlse[place(p.dlse_stride)]);
-  p.statistics[row] = {nothing ? infinity<float>() : lse * kLog2E, nothing ? 0.0f : delta, {0.0f, 0.0f}};
+  p.statistics[row] = {nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
 }
 
 }  // namespace spattn::sm90_backward

@@ -2,7 +2,7 @@
 // Grid       (batch, head) x 32 rows per CTA, flat; eight lanes per row.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      float32 workspace; bfloat16 or float16 target.
-// Order      the order of the sources in every launch: results are bitwise reproducible.
+// Order      that of the sources, in every launch: results are bitwise reproducible.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
 
 #include "common/chain.cuh"
@@ -13,9 +13,8 @@ namespace spattn::sm90_backward {
 
 constexpr int kLanes = 8, kSumThreads = 256;
 constexpr int kRows = kSumThreads / kLanes;
-constexpr int kAhead = 4;  // sources with loads in flight together
+constexpr int kAhead = 4;  // sources whose loads are in flight together
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kSumThreads, 0, sizeof(Sum)};
 
 __device__ __forceinline__ void add(float4& sum, const float4& x) {

@@ -1,5 +1,4 @@
-// Writer warps: store results by TMA while the consumers proceed: finished tiles and, in fused mode, every iteration's
-// dQ.
+// Writer warps: store finished tiles and, in fused mode, every iteration's dQ by TMA, while the consumers proceed.
 #pragma once
 
 #include "sm90/isa/tma.cuh"
@@ -7,17 +6,16 @@
 
 namespace spattn::sm90_backward {
 
-// Warp 0 of kWriters stores tiles; all of them add dQ, half an iteration at a time in turns, which hides the latency of
-// the additions.
+// One of kWriters warps. Warp 0 stores tiles; to hide latency, all warps take turns to add half of an iteration's dQ.
 struct Writer {
   const Params& p;
   Shared& shared;
   const uint32_t turn;
   const int lane = threadIdx.x % 32;
   RingPosition<kTasks> tasks;
-  uint32_t halves = 0;  // halves of dQ so far, over all iterations
+  uint32_t halves = 0;  // halves of dQ handled so far by all warps, over all iterations
 
-  // dK and dV leave from the memory of k and v, dQ from that of q; dV alone from that of k.
+  // Stores a task's results from the tiles that stage them.
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
     constexpr int kCopies = kResults * kWarpgroups * kPanels;
     static_assert(kCopies <= 32);
@@ -34,7 +32,7 @@ struct Writer {
     tma_store_commit();
   }
 
-  // Adds half of an iteration's dQ to the sums of its sub-tile, after all preceding additions: the result is
+  // Adds half of an iteration's dQ to the sums of its sub-tile, after all preceding additions, so that the result is
   // deterministic. Each half has a counter.
   __device__ __forceinline__ void add(int64_t subtile, int rank) {
     constexpr uint32_t kBytes = kQuerySumBytes / kWarpgroups;
@@ -71,7 +69,7 @@ struct Writer {
     }
   }
 
-  // Stores a task's results and releases their shared memory: that of the rows, or of the dQ sums.
+  // Stores a task's results, then releases the shared memory that staged them.
   __device__ __forceinline__ void store(const Assignment& assigned) {
     barrier_wait(shared_address(&shared.done[tasks.stage]), tasks.parity);
     if (assigned.work.slot < 0) store_tile(assigned);

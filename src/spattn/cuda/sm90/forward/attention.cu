@@ -2,16 +2,17 @@
 // Grid       one persistent CTA per SM, two for query tiles of up to 64 rows; an atomic counter hands out tasks (work
 //            item, batch, head).
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
-// Types      bfloat16 or float16 in and out, float32 accumulation, statistics, workspace and lse.
+// Types      bfloat16 or float16 in and out; float32 accumulation, statistics, workspace and lse.
 // Warps      warpgroup 0: warp 0 is the producer (warp 2 a second one for gathered KV), warp 1 the writer; warpgroups
 //            1 .. kBlockQ / 64: consumers, 64 query rows each. Two consumer warpgroups take turns on the tensor cores
 //            (ping-pong), so that one's softmax overlaps the other's products; two CTAs per SM overlap without turns.
 //            Each consumer also overlaps its softmax with its own PV product of the previous iteration.
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
-//            224 KiB for head_dim 128, half of it with two CTAs per SM. The output leaves through its query tile.
+//            224 KiB for head_dim 128, half of it with two CTAs per SM. The query tile also stages the output.
 // Registers  200 per consumer thread, 104 or 56 per producer or writer thread, no spills (head_dim up to 128).
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
-// Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: planning/contract/types.py.
+// Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract:
+//            planning/contract/types.py.
 
 #include "common/chain.cuh"
 #include "sm90/forward/consumer.cuh"
@@ -26,7 +27,7 @@ __device__ __forceinline__ bool has_empty_rows(const Params& p) {
   return found;
 }
 
-// Zeroes tiles: rows that no copy fills hold another kernel's data, possibly NaN.
+// Zeroes tiles: rows that no copy fills hold an earlier kernel's data, possibly NaN.
 template <int kTiles, int kBytes>
 __device__ __forceinline__ void clear(uint8_t (&tiles)[kTiles][kBytes]) {
   uint4* words = reinterpret_cast<uint4*>(tiles);
@@ -34,13 +35,12 @@ __device__ __forceinline__ void clear(uint8_t (&tiles)[kTiles][kBytes]) {
   fence_async_proxy();
 }
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  if (shared_address(dynamic) % 1024) __trap();  // the swizzle pattern repeats from 1024-byte boundaries
+  if (shared_address(dynamic) % 1024) __trap();  // the swizzle pattern restarts at 1024-byte boundaries
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQueries; ++i) {
       barrier_init(shared_address(&shared.query_full[i]), copies_queries(params) ? kCopies : 1);
@@ -53,9 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     fence_barrier_init();
   }
   if (has_empty_rows(params)) clear(shared.query);
-  if (params.short_tiles) clear(shared.ring);
   __syncthreads();
-  let_next_start();  // the next launch waits for this one or reads none of its results
+  let_next_start();  // the next launch waits for this one, or reads none of its results
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();
     if (threadIdx.x < 32 || (kGathers && threadIdx.x / 32 == 2)) {
@@ -65,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
       Writer writer{params, shared};
       writer.run();
     } else if (kProblems > 1) {
-      wait_for_previous();  // completion of this launch implies completion of all before it
+      wait_for_previous();  // completion of this launch implies completion of all earlier ones
     }
   } else {
     registers_grow<kConsumerRegisters>();

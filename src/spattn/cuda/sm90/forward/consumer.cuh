@@ -1,10 +1,10 @@
-// Consumer warpgroups: products on the tensor cores with online softmax in between.
+// Consumer warpgroups: products on the tensor cores, with online softmax in between.
 #pragma once
 
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/config.cuh"
-#include "sm90/forward/logits.cuh"
 #include "sm90/forward/mask.cuh"
+#include "sm90/forward/scores.cuh"
 #include "sm90/forward/softmax.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -19,9 +19,10 @@ struct Consumer {
   RingPosition<kQueries> query;
   Softmax softmax;
   int problem = 0;  // index of the problem of the next softmax
+  Scores scores;    // modifies the scores of the next softmax
 
-  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
-  // before issuing those of masks.
+  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
+  // this function before loading mask words.
   template <int kCount>
   __device__ __forceinline__ void wait_stages() const {
     RingPosition<kStages> next = ring;
@@ -33,7 +34,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  // Shared address of a stage, and of this warpgroup's rows of a query tile.
+  // Returns the shared-memory address of a stage, or of this warpgroup's rows of a query tile.
   __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
     return uniform(shared_address(shared.ring[stage]));
   }
@@ -46,8 +47,8 @@ struct Consumer {
     if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
   }
 
-  // s = q k^T of the query rows and the keys at these addresses; asynchronous.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kColumns / 2], uint32_t rows, uint32_t keys) {
+  // Starts s = q k^T for the query rows and the keys at these addresses.
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
     pin(s);
     wgmma_fence();
@@ -60,7 +61,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites; asynchronous.
+  // Starts o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
                                                   uint32_t values, bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
@@ -84,7 +85,7 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
-  // Mask indices of a stage, held by lane 0, which also releases the stage.
+  // Mask indices of a stage, read by lane 0, which also releases the stage.
   struct MaskNumbers {
     int of[kTiles];
   };
@@ -96,7 +97,7 @@ struct Consumer {
     return found;
   }
 
-  // Mask words of an iteration, loaded early to hide their latency behind the product.
+  // Loads the mask words of an iteration, early, so that the product hides their latency.
   __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
     StepMask<kTiles> mask;
     mask.partial = false;
@@ -113,16 +114,18 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, const Scores::Keys& keys,
+                                        float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
-    logits_policy(s, own.sign, mask);
-    return softmax.update(s, own.scale_log2, rescale);
+    scores.apply(s, own, keys);
+    if (mask.partial) mask.apply(s);
+    return softmax.update(s, Scores::scale_log2(own), rescale);
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
                                                         uint32_t (&weights)[kStepKV / 4]) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
@@ -146,7 +149,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
-      // skip padding rows: most rows of a decoding tile
+      // skip padding rows, which are most rows of a decoding tile
       if (!query_position(p, assigned, row, position)) continue;
       float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
 #pragma unroll
@@ -159,7 +162,7 @@ struct Consumer {
     }
   }
 
-  // Normalises the rows and combines them with the partial in the workspace.
+  // Normalises the rows and combines them with the partials in the workspace.
   __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
                                              const float (&inverse)[2]) {
     const int lane = thread % 32;
@@ -208,28 +211,28 @@ struct Consumer {
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
-    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup are done with the query tile
+    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);
     named_arrive(kDone + query.stage, kDoneThreads);
   }
 
-  // Waits for a query tile and returns the iterations of its work item; 0 ends the kernel.
+  // Waits for a query tile and returns the number of iterations of its work item; 0 ends the kernel.
   __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
+    scores.open(p, shared.assigned[position.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4);
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
-  // Software pipeline over all tasks of this CTA: the PV product of an iteration overlaps the softmax of the next one,
-  // across task boundaries.
+  // Software pipeline over all tasks of this CTA: a PV product overlaps the next softmax, across task boundaries.
   __device__ void run() {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
-    float s[kColumns / 2], o[kDim / 2], rescale[2];
+    float s[kStepKV / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
     if (!kOverwrites) clear(o);
@@ -238,7 +241,7 @@ struct Consumer {
     weigh_first(s, rescale);
     narrow_weights(s, weights);
     bool last = steps == 1, first = true;
-    RingPosition<kQueries> ahead = query;  // the task of the next iteration
+    RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
     uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
     while (true) {
@@ -250,12 +253,13 @@ struct Consumer {
       const MaskNumbers numbers = read_numbers(key_stage);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
+      const Scores::Keys key_positions = scores.next(p);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed during this one
+      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed early
       const bool finished = last;
       ring.advance();
       keys = stage_address(ring.stage);
@@ -268,7 +272,7 @@ struct Consumer {
       release(key_stage);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, rescale);
+      const bool moved = weigh(s, mask, key_positions, rescale);
       softmax.settle();
       wgmma_wait<0>();
       pin(o);
@@ -292,17 +296,18 @@ struct Consumer {
     finish_all(query);
   }
 
-  // Softmax of the very first iteration, which no product overlaps.
-  __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
+  // Computes the softmax of the first iteration of all, which no product overlaps.
+  __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
+    const Scores::Keys key_positions = scores.next(p);
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);
     ring.advance();
-    weigh(s, mask, rescale);
+    weigh(s, mask, key_positions, rescale);
   }
 
-  // Forwards the end marker to the writer.
+  // Tells the writer that there are no more tasks.
   __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
     named_arrive(kDone + end.stage, kDoneThreads);
   }

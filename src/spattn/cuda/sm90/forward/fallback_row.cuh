@@ -1,8 +1,7 @@
-// Float64 fallback: one row, key by key.
+// Float64 fallback: recomputes one row, key by key.
 //
-// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. A row that came out non-finite,
-// or whose scores are too large for float32, is recomputed here by one warp, from its allowed keys only, in the plan's
-// order.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row with
+// a non-finite result, or with scores too large for float32, from its allowed keys only, in the plan's order.
 #pragma once
 
 #include "common/element.cuh"
@@ -12,7 +11,7 @@
 
 namespace spattn::sm90 {
 
-// Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
+// Computes attention of row `row` (position `query`) of a task; lane l gets features l, l + 32, ... of the result.
 __device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
                                     float (&result)[kDim / 32], float& lse) {
   const Work& work = assigned.work;
@@ -27,8 +26,8 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     int64_t position;
     if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
     const Entry entry = p.entries[e];
-    if constexpr (kGathers) return key_rows(p, work, entry)[column];
     const View& view = p.key_views[work.key_view + entry.view];
+    if constexpr (kGathers) return key_rows(p, view, entry)[column];
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
     return view.offset > 0 ? position + own.moved : position;
   };
@@ -37,12 +36,15 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     for (int d = 0; d < own.head_dim; ++d) {
       sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
     }
-    return own.sign * sum;
+    if constexpr (!kScored) return own.sign * sum;
+    return Score::value(own.sign * sum * own.scale_log2 * kLn2<double>, int(query) + query_offset(own), int(position),
+                        double(own.score_values[assigned.head]));
   };
   const auto value = [&](int64_t position, int d) {
     return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
   };
-  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
+  const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
+  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
   for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);
 }

@@ -1,8 +1,8 @@
-// Gathered KV: row-by-row copies in place of TMA, which reads lattices only.
+// Gathered KV: copies row by row in place of TMA, which reads lattices only.
 //
-// cp.async copies 16 bytes per lane to where TMA would have put them, in the same swizzle. Each lane's copies arrive at
-// the stage's barrier asynchronously, so that all stages can be in flight. The tensor cores read through the async
-// proxy, the copies write through the generic one: consumers fence after their wait.
+// cp.async copies 16 bytes per lane to the same swizzled addresses as TMA. Each lane's copies arrive at the stage's
+// barrier asynchronously, so that all stages can be in flight. The copies write through the generic proxy and the
+// tensor cores read through the async proxy: consumers fence after their wait.
 #pragma once
 
 #include "sm90/isa/barrier.cuh"
@@ -10,7 +10,7 @@
 
 namespace spattn::sm90 {
 
-// Copies 16 bytes, or writes as many zeros.
+// Copies 16 bytes, or writes zeros if `real` is false.
 __device__ __forceinline__ void copy_chunk(uint32_t target, const void* source, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(real ? 16 : 0)
                : "memory");
@@ -21,7 +21,7 @@ __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// A warp's share of the row indices of a tile or iteration: lane l holds rows 32 i + l; -1 for padding.
+// A producer warp's row indices of a tile or iteration: lane l holds rows 32 i + l; -1 for padding.
 template <int kRows>
 struct RowsOf {
   static constexpr int kWords = kRows / kLoaders / 32;
@@ -35,17 +35,17 @@ struct Gatherer {
   static constexpr uint32_t kAll = 0xffffffff;
   static constexpr int kChunks = kDim / 8;        // 16-byte chunks per row
   static constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
-  static constexpr int kPhases = 8 / kTogether;   // phases of the swizzle
+  static constexpr int kPhases = 8 / kTogether;   // of the eight swizzled rows, those that a lane copies
   const int part;                                 // index of this producer warp
   const int lane = threadIdx.x % 32;
 
-  // Byte offset of chunk `chunk` of row `row` in panels of kRows rows.
+  // Returns the byte offset of chunk `chunk` of row `row` in panels of kRows rows.
   template <int kRows>
   __device__ __forceinline__ static uint32_t place(int row, int chunk) {
     return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  // Copies this warp's share of a tile; `stride` in bytes.
+  // Copies this warp's rows of a tile; `stride` is in bytes.
   template <int kRows>
   __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
                                        const RowsOf<kRows>& rows) const {
@@ -58,7 +58,7 @@ struct Gatherer {
     for (int j = 0; j < kPhases; ++j) phase[j] = target + place<kRows>(j * kTogether + row, chunk);
 #pragma unroll
     for (int i = 0; i < RowsOf<kRows>::kWords; ++i) {
-      int at[kChunks];  // all shuffles before the first copy, which would wait for each otherwise
+      int at[kChunks];  // shuffle before the first copy; otherwise each copy would wait for its shuffle
 #pragma unroll
       for (int n = 0; n < kChunks; ++n) at[n] = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
 #pragma unroll
@@ -69,7 +69,7 @@ struct Gatherer {
     }
   }
 
-  // `full` completes once all copies since the last call, and the lanes' own writes, have landed.
+  // Lets `full` complete once all copies since the last call, and the lanes' own writes, have landed.
   __device__ __forceinline__ void submit(uint32_t full) const {
     arrive_when_copied(full);
     __syncwarp();

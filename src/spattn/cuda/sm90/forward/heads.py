@@ -10,14 +10,15 @@ from ...host.forward_pass import ForwardPass
 
 
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
-    """The call with the heads of each group packed into one query tile, or the unchanged call if impossible.
+    """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
-    Impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that are per-head
-    within a group, and arrays where (head, query) is not one axis of constant stride.
+    It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
+    between heads of a group, score functions (their parameters are per-head), and arrays in which (head, query) is not
+    one axis of constant stride.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered:
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score is not None:
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if q is None or out is None:
@@ -27,8 +28,7 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:
-    """(batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if the strides forbid
-    it."""
+    """View (batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if impossible."""
     (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
     if rows > 1 and by_head != rows * by_row:
         return None

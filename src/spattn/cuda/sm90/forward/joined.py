@@ -9,18 +9,18 @@ import numpy as np
 
 from ...._util.checks import show
 from ...._util.ragged import offsets
-from .layout import PlanLayout
+from .tables import PlanLayout
 
 __all__ = ["Joined", "join"]
 
 
 class Joined(NamedTuple):
-    """The concatenated tables of all problems.
+    """Concatenated tables of all problems.
 
     Attributes
     ----------
     work, entries, entry_masks, masks, query_views, key_views, priors : arrays
-        As in :class:`~spattn.cuda.sm90.forward.layout.PlanLayout`; views name their problem.
+        As in :class:`~spattn.cuda.sm90.forward.tables.PlanLayout`; views name their problem.
     items : (problems,) int64 array
         First work item of each problem.
     """

@@ -2,7 +2,7 @@
 // Grid       (batch, head) × 32 rows per CTA, flat; eight lanes per row.
 // Target     sm_90a (no special instructions; shares the sizes of attention.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
-// Order      the plan's order of sources in every launch: results are bitwise reproducible.
+// Order      the plan's order of sources, in every launch: results are bitwise reproducible.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
 
 #include "sm90/forward/config.cuh"
@@ -15,7 +15,7 @@ constexpr int kLanes = 8;  // lanes per row: four rows per warp keep enough load
 constexpr int kMergeThreads = 256;
 constexpr int kRows = kMergeThreads / kLanes;
 constexpr int kVectors = kDim / 4 / kLanes;  // float4 per lane and row
-constexpr int kAhead = kDim <= 128 ? 4 : 2;  // sources with loads in flight together: split lists have up to 64
+constexpr int kAhead = kDim <= 128 ? 4 : 2;  // sources whose loads are in flight together: split lists have up to 64
 
 __device__ __forceinline__ float row_max(float x) {
   for (int step = kLanes / 2; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
@@ -27,7 +27,7 @@ __device__ __forceinline__ float row_sum(float x) {
   return x;
 }
 
-// result += the rows of up to kLanes sources; lane l of a row holds the weight and the workspace row of source l.
+// Adds the rows of up to kLanes sources to `result`; lane l of a row holds the weight and workspace row of source l.
 __device__ __forceinline__ void add_rows(const Merge& m, int count, float weight, int64_t row,
                                          float4 (&result)[kVectors]) {
   const int lane = threadIdx.x % kLanes;
@@ -75,14 +75,13 @@ __device__ __forceinline__ void store_row(const Merge& m, const int4& head, int 
   }
 }
 
-// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kMergeThreads, 0, sizeof(Merge)};
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads) hopper_merge(const __grid_constant__ Merge m) {
   const int lane = threadIdx.x % kLanes;
   const int4 head = m.heads[blockIdx.x / m.head_blocks];
   const int merge = head.x + blockIdx.x % m.head_blocks * kRows + threadIdx.x / kLanes;
-  const bool real = merge < head.y;  // the other lanes take part in the shuffles
+  const bool real = merge < head.y;  // lanes without a row still take part in the shuffles
   const int64_t place = static_cast<int64_t>(head.z) * m.heads_q + head.w;
   const int64_t first = place * m.partial_rows;
   const int begin = real ? m.indptr[merge] : 0, end = real ? m.indptr[merge + 1] : 0;

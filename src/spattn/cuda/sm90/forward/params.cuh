@@ -1,5 +1,5 @@
-// Kernel parameters and the device form of the plan. The dtypes of layout.py and params.py describe these structs; each
-// compilation asserts that both agree.
+// Kernel parameters and the device form of the plan. The dtypes of tables.py and params.py describe these structs;
+// static assertions check that both agree.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,24 @@
 
 namespace spattn::sm90 {
 
-// A view as a tensor map (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` is the view's origin
-// in a map that several views share) and as token positions. For gathered rows, `map` is the index of its first tile in
-// the row table. `problem` is the index in Params::problems.
+// A view, as a tensor map and as token positions. maps[map] reads k or q; maps[map + 1] reads v or writes out;
+// `shift_*` is the view's origin in a map that several views share. For gathered rows, `map` is the index of its first
+// tile in the row table. `problem` is an index into Params::problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
   int32_t half[3];  // query views: offset of the second warpgroup's TMA box from the first's
-  int32_t cells;    // cells per box; a key box may be smaller than a tile, whose remaining rows are undefined
+  int32_t unused;
   int64_t offset;
   int64_t stride[3];
   int32_t extent[3];
   int32_t box[3];
 };
 
-// A work item. slot >= 0: a split-KV partial; writes float32 rows to the workspace. slot == -1: sole source of its
-// rows; writes the output. slot <= -2: the in-kernel reduction; combines its rows with the one partial that an earlier
-// launch has left in the workspace and writes the output. Row r of the tile reads workspace row priors[(-2 - slot) *
-// kBlockQ + r].
+// A work item, whose `slot` says where its rows go:
+// slot >= 0: a split-KV partial. Writes float32 rows to the workspace.
+// slot == -1: the only source of its rows. Writes the output.
+// slot <= -2: an in-kernel reduction. Combines row r of the tile with the partial that an earlier launch left in
+// workspace row priors[(-2 - slot) * kBlockQ + r], and writes the output.
 struct Work {
   // Lattice coordinates of the query tile's origin: axis 2, 1, 0. For gathered rows, x is the tile's index.
   int32_t query_view, x, y, z;
@@ -32,8 +33,8 @@ struct Work {
 };
 
 struct Entry {
-  // Lattice coordinates of the key tile's origin, and its view relative to the work item's key_view. For gathered keys,
-  // x is the tile's index in its view.
+  // Lattice coordinates of the key tile's origin, and its view, counted from the work item's key_view. For gathered
+  // keys, x is the tile's index in its view.
   int32_t x, y, z, view;
 };
 
@@ -46,7 +47,7 @@ struct Strides {
   int64_t batch, head, token;  // in elements
 };
 
-// Per-problem parameters. An ordinary call has one problem.
+// Parameters of one problem. A call that is not grouped has one problem.
 struct Problem {
   const void* q;
   const void* k;
@@ -64,9 +65,11 @@ struct Problem {
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  int64_t q_offset;           // position of query row 0, without `moved`
+  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
 };
 
-// The tables of all problems are concatenated.
+// Parameters of attention.cu; the tables of all problems are concatenated.
 struct Params {
   TensorMap maps[SPATTN_MAPS];
   Problem problems[SPATTN_PROBLEMS];
@@ -82,7 +85,7 @@ struct Params {
   const int32_t* key_rows;    // (key tiles, kBlockKV): position of each key, -1 for padding; gathered KV only
   int32_t* counter;           // task counter: 0 before and after a launch
   int32_t task_count;
-  int32_t short_tiles;  // whether any key box has fewer cells than a tile
+  int32_t unused;
 };
 
 // Parameters of merge.cu.
@@ -97,7 +100,7 @@ struct Merge {
   int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs per head
 };
 
-// Position of row-major cell `cell` of the box that starts at (x, y, z) of a view; false for padding.
+// Finds the position of row-major cell `cell` of the box that starts at (x, y, z) of a view; returns false for padding.
 __device__ __forceinline__ bool cell_position(const View& view, int x, int y, int z, int cell, int64_t& position) {
   const int c2 = x + cell % view.box[2];
   const int c1 = y + cell / view.box[2] % view.box[1];

@@ -1,40 +1,36 @@
 """Parameters of attention.cu and merge.cu.
 
 Tensor maps are part of the parameters, so that a launch needs no copy and can be captured in a graph. Shapes and
-strides are encoded once; a call at other addresses only replaces those.
+strides are encoded once; a call at other addresses only replaces addresses.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._util.cached import Recent
-from ....arrays.operand import Operand
-from ....choose.specializations import TILE
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
-from ..maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, encode_map, replace_address
-from .layout import ENTRY, WORK, PlanLayout
+from ...host.score import score_values
+from ..maps import ALIGNMENT, MAP_BYTES, Maps
+from .tables import ENTRY, WORK, PlanLayout
 
-GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps of all of them) in a grouped launch's parameters
+GROUPS = ((16, 96), (32, 192))  # grouped launches hold at most (problems, tensor maps in all)
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
-_ROWS = ("query_rows", "key_rows")  # of ordered and gathered plans
+_ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
-_HEADS_KEPT = 64
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
 PROBLEM = np.dtype(
@@ -44,6 +40,8 @@ PROBLEM = np.dtype(
         *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
+        ("q_offset", "i8"),
+        ("score_values", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -60,7 +58,7 @@ pack_merge = packer(MERGE).pack
 
 
 def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
-    """A parameter struct that begins with `room` tensor maps and whose size is a multiple of their alignment."""
+    """Return the dtype of a parameter struct: `room` tensor maps, then `members`, padded to the maps' alignment."""
     plain = np.dtype([("maps", "u1", (room, MAP_BYTES)), *members])
     inner, offsets = zip(*fields(plain).values(), strict=True)
     return np.dtype(
@@ -75,15 +73,15 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 
 @functools.cache
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
-    """The struct Params for `room` tensor maps and `problems` problems."""
+    """Return the dtype of Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
-    members += [("task_count", "i4"), ("short_tiles", "i4")]
+    members += [("task_count", "i4"), ("unused", "i4")]
     return with_maps(room, members)
 
 
 def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh for `room` tensor maps and `problems` problems."""
+    """Return the dtypes of the structs of params.cuh for `room` tensor maps and `problems` problems."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -96,15 +94,8 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
     }
 
 
-class _Map(NamedTuple):
-    operand: int  # index of its operand's address among the pointers of all problems
-    moved: int  # index of its problem's `moved` there
-    offset: int  # bytes from the operand's address to the map's
-    step: int  # bytes per key of `moved`
-
-
 class Addresses(NamedTuple):
-    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's."""
+    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's kv_len."""
 
     q: int
     k: int
@@ -125,11 +116,11 @@ class Template:
     parts : sequence of (PlanLayout, ForwardPass)
         The problems of a launch: one, or those of a group.
     plan_at : dict
-        Device addresses of their tables.
+        Device addresses of the problems' tables.
     launches : list of (int, int)
         First task and number of tasks of each launch.
     room, problems : int
-        Capacity of the kernel's parameters: tensor maps and problems.
+        How many tensor maps and problems the kernel's parameters hold.
     """
 
     def __init__(
@@ -141,94 +132,58 @@ class Template:
         problems: int = 1,
     ):
         dtype = params_dtype(room, problems)
-        self._image = aligned_bytes(dtype.itemsize)
-        params = self._image.view(dtype)[0]
-        self._maps: list[_Map] = []
-        self._pointers: tuple[int, ...] = ()  # q, k, v, out and `moved` of each problem, as encoded in _image
+        params = np.zeros(1, dtype)[0]
+        self._maps = Maps(room)
         for number, (layout, call) in enumerate(parts):
             operands = call.q, call.k, call.v, call.out
             joint = all(map(joint_heads, operands))
-            self._encode(layout, operands, call.dtype, joint)
+            specs = (layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))
+            self._maps.encode(operands, specs, [call.dtype] * 4, joint, layout.moves)
             _fill_sizes(params["problems"][number], layout, call, joint)
-            self._pointers += *(operand.pointer for operand in operands), 0
         for name in _PLAN_POINTERS:
             params[name] = plan_at[name]
         for name in _ROWS:
             if len(getattr(parts[0][0], name)):
                 params[name] = plan_at[name]
-        params["short_tiles"] = any(layout.fewest_cells < TILE[1] for layout, _ in parts)
-        self._lock = threading.Lock()
-        self._head_bytes = room * MAP_BYTES
+        self._head_bytes = head_bytes = self._maps.bytes
         self._tails = []
         for first, count in launches:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
-            self._tails.append(bytes(self._image[self._head_bytes :]))
+            self._tails.append(params.tobytes()[head_bytes:])
         self._at = at = {name: offset for name, (_, offset) in fields(dtype).items()}
         first_at = at["problems"] - self._head_bytes
         self._problems_at = range(first_at, first_at + len(parts) * PROBLEM.itemsize, PROBLEM.itemsize)
         self.counter_at, self._moves = at["counter"], any(layout.moves for layout, _ in parts)
-        self._heads = Recent(_HEADS_KEPT)
 
-    def fill(self, launch: int, to: Addresses, counter: int, tables: Mapping[str, int] | None = None) -> bytes:
-        """The bytes of ``Params`` for a launch; `tables` overrides addresses of the plan's tables."""
-        return self.fill_all(launch, (to,), counter, tables)
-
-    def fill_all(
-        self, launch: int, to: Sequence[Addresses], counter: int, tables: Mapping[str, int] | None = None
-    ) -> bytes:
-        """The bytes of ``Params`` for a grouped launch."""
+    def fill(self, launch: int, to: Sequence[Addresses], tables: Mapping[str, int] | None = None) -> bytes:
+        """Pack ``Params`` of a launch, without task counter; `tables` overrides table addresses."""
         tail = bytearray(self._tails[launch])
         for name, elsewhere in (tables or {}).items():
             _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, elsewhere)
-        _ADDRESS.pack_into(tail, self.counter_at - self._head_bytes, counter)
         pointers: list[int] = []
         for at, own in zip(self._problems_at, to, strict=True):
             _ADDRESSES.pack_into(tail, at, *own[:7])
             _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
             _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
             pointers += *own[:4], own.moved
-        key = tuple(pointers)
-        return (self._heads.get(key) or self._move(key)) + tail
+        return self._maps.at(tuple(pointers)) + tail
 
     def moving(self, to: Addresses) -> Moving | None:
-        """The parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
+        """Return the parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
         if not self._moves:
             return None
         pointers = to[:4]
         maps = [
             (number * MAP_BYTES, pointers[one.operand] + one.offset, one.step)
-            for number, one in enumerate(self._maps)
+            for number, one in enumerate(self._maps.maps)
             if one.step
         ]
         moved_at = self._head_bytes + self._problems_at[0] + _PROBLEM_AT["moved"]
         return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
 
-    def _move(self, pointers: tuple[int, ...]) -> bytes:
-        """Tensor maps at other addresses, cached because allocators reuse addresses."""
-        with self._lock:
-            at, before = self._image.ctypes.data, self._pointers
-            for number, (operand, moved, offset, step) in enumerate(self._maps):
-                if pointers[operand] != before[operand] or step * (pointers[moved] - before[moved]):
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * pointers[moved])
-            self._pointers = pointers
-            maps = self._image[: self._head_bytes].tobytes()
-        return self._heads.keep(pointers, maps)
-
-    def _encode(self, layout: PlanLayout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
-        """Encode the maps of q and out, then of k and v, per batch entry or, if batch and head are one axis, once."""
-        at, first = self._image.ctypes.data, len(self._pointers)
-        for batch in (None,) if joint else range(operands[0].shape[0]):
-            for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
-                for spec in specs:
-                    for number in numbers:
-                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, dtype, batch)
-                        moves = layout.moves and spec.offset > 0
-                        step = operands[number].strides[2] * ELEMENT_BYTES if moves else 0
-                        self._maps.append(_Map(first + number, first + len(operands), offset, step))
-
 
 def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:
-    """Fill in the sizes and strides of a problem."""
+    """Fill in a problem's sizes and strides."""
     for name in ("q", "k", "v", "out"):
         problem[f"{name}_stride"] = getattr(call, name).strides[:3]
     problem["partial_rows"], problem["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
@@ -237,16 +192,11 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q, heads_q // heads_kv)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
+    problem["q_offset"] = call.plan.kv_len - call.plan.q_len
+    problem["score_values"] = score_values(call.device, call.score, call.q.shape[1])
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:
-    """Number of tensor maps of a call."""
+    """Return the number of tensor maps of a call."""
     joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
     return layout.maps * (1 if joint else call.q.shape[0])
-
-
-def aligned_bytes(count: int) -> np.ndarray:
-    """`count` zero bytes, aligned for tensor maps."""
-    raw = np.zeros(count + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count]

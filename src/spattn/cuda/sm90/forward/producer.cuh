@@ -1,5 +1,5 @@
-// Producer warp: draws tasks from an atomic counter and loads their tiles. TMA loads queries, keys and values; gathered
-// rows are copied one by one.
+// Producer warps: draw tasks from an atomic counter and load their tiles. TMA loads queries, keys and values, except
+// gathered rows, which are copied one by one.
 #pragma once
 
 #include "common/chain.cuh"
@@ -11,37 +11,30 @@
 
 namespace spattn::sm90 {
 
-// A lane's share of an iteration: one tile as tensor map coordinates. For gathered keys, x is the tile's index. Two
-// fields share a register, since registers are scarce.
+// A lane's tile of an iteration, as tensor map coordinates. For gathered keys, x is the tile's index.
 struct StepTile {
-  int x, y, z, map_and_cells, mask;
-
-  __device__ __forceinline__ int map() const { return uint32_t(map_and_cells) % kMostMaps; }
-  __device__ __forceinline__ int cells() const { return uint32_t(map_and_cells) / kMostMaps; }
-
-  static constexpr int kMostMaps = 256;
+  int x, y, z, map, mask;
 };
-static_assert(SPATTN_MAPS <= StepTile::kMostMaps);
 
-// Everything the producer needs to know before a task's first copy; `task.item` is -1 past the last task.
+// All that the producer must know before a task's first copy; `task.item` is -1 past the last task.
 struct Lookup {
   Task task;
   Work work;
-  StepTile tiles;  // lane l: entry begin + l of the list
+  StepTile tiles;  // lane l holds the tile of entry begin + l
 };
 
-// Lane `lane`'s tile in uniform registers, which TMA instructions read, so that no load follows the wait for a stage.
+// Broadcasts lane `lane`'s tile to uniform registers, so that TMA instructions need no load after the wait for a stage.
 __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
   const bool own = threadIdx.x % 32 == lane;
   const auto of = [&](int value) { return static_cast<int>(uniform(own ? value : 0)); };
-  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map_and_cells), of(tile.mask)};
+  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map), of(tile.mask)};
 }
 
 struct StepTiles {
   StepTile of[kTiles];
 };
 
-// Batch entry, head and, for gathered plans, positions of an iteration's keys.
+// Batch entry and head of an iteration's keys and, for gathered plans, their positions.
 struct StepKeys {
   int item = -1, batch, head;
   StepRows rows;
@@ -54,7 +47,7 @@ struct Producer {
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
-  StepTiles previous;  // whose values are still to be loaded
+  StepTiles previous;  // tiles whose values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
   int task_number = blockIdx.x;  // static schedule only
@@ -66,12 +59,12 @@ struct Producer {
     const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
     if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
     const int map = view.map + now.task.batch * problem_of(p, view).batch_maps;
-    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
+    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map, mask};
   }
 
-  // Lookup of the next task, a chain of dependent loads that overlaps this task's copies. kInSteps: one lookup per
-  // iteration of a long item, so that no copy waits for the whole chain. With two warpgroups the iterations are long
-  // enough to do all at once.
+  // Looks up the next task: a chain of dependent loads that overlaps this task's copies. With kInSteps, each iteration
+  // of a long item does one lookup, so that no copy waits for the whole chain. With two warpgroups, iterations are long
+  // enough to do all lookups at once.
   __device__ __forceinline__ void look_up_task(Lookup& found, int number) const {
     found.task.item = -1;
     if (number < p.task_count) {
@@ -156,21 +149,18 @@ struct Producer {
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
-    int cells = 0;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) cells += tiles.of[t].cells();
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
 #pragma unroll
       for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
-        barrier_arrive_expect(full, cells * kPanels * kRowBytes);
+        barrier_arrive_expect(full, kStageBytes);
 #pragma unroll
         for (int i = 0; i < kTiles * kPanels; ++i) {
           const int t = i / kPanels, panel = i % kPanels;
           const StepTile& tile = tiles.of[t];
-          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map() + kValue], full,
-                   panel * 64, tile.x, tile.y, tile.z, keys.head);
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
+                   tile.x, tile.y, tile.z, keys.head);
         }
       }
     }
@@ -189,16 +179,16 @@ struct Producer {
     if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
   }
 
-  // Whether tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
-  // producer warps, and with at most two tasks per CTA. In the second case all tickets would be drawn before any task
-  // is done, so that the CTA with the longest task would also get the longest second task.
+  // True if tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
+  // producer warps, or with at most two tasks per CTA. In the second case all tickets would be drawn before any task is
+  // done, so that the CTA with the longest task could also get the longest second task.
   __device__ __forceinline__ bool take_turns() const { return kGathers || p.task_count <= int(2 * gridDim.x); }
 
-  // The counter hands out task_count + gridDim.x tickets in all, in any order. A ticket is used long after its draw,
-  // which hides the latency of the atomic.
+  // Draws a ticket. The counter hands out task_count + gridDim.x tickets in all, in any order. A ticket is drawn long
+  // before its use, to hide the latency of the atomic.
   __device__ __forceinline__ int draw() const { return lane == 0 && !take_turns() ? atomicAdd(p.counter, 1) : 0; }
 
-  // Task index of a ticket; the holder of the last ticket resets the counter.
+  // Returns the task index of a ticket; the holder of the last ticket resets the counter.
   __device__ __forceinline__ int settle(int ticket) {
     const int blocks = gridDim.x;
     if (take_turns()) return task_number = 2 * (task_number / blocks + 1) * blocks - 1 - task_number;
@@ -247,7 +237,8 @@ struct Producer {
   __device__ void run() {
     int ticket = draw();
     Lookup now = look_up(blockIdx.x);
-    if (kProblems == 1) wait_for_previous();  // it may write q, k and v, and reads out; the tables are older
+    if (kProblems == 1)
+      wait_for_previous();  // the previous launch may write q, k, v and read out, but writes no tables
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
     load_previous_values();

@@ -1,4 +1,4 @@
-// Online softmax on WGMMA accumulators. Base 2, float32 statistics, the scale folded into the exponent's FMA.
+// Online softmax on WGMMA accumulators: base 2, float32 statistics, the scale folded into the exponent's FMA.
 //
 // A thread holds two rows (h = 0, 1) of the fragment layout of wgmma.cuh; four neighbouring lanes share a row.
 #pragma once
@@ -11,28 +11,21 @@
 
 namespace spattn::sm90 {
 
-// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
-__device__ __forceinline__ float exp2_flushed(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats as packed elements, `low` in the low half.
+// Packs two floats as elements, `low` in the low half.
 __device__ __forceinline__ uint32_t narrow2(float low, float high) {
   Element2 pair;
   narrow(low, high, pair);
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 
-// Lazy rescaling: the running maximum moves only when a score exceeds it by more than this in base 2. Weights stay
+// Lazy rescaling: the running maximum changes only if a score exceeds it by more than this in base 2. Weights stay
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
 constexpr float kSlack = 8.0f;
 
 struct Softmax {
-  float reference[2];  // the running maximum: a dot product times scale * log2(e)
-  float limit[2];      // dot product above which the running maximum moves; -inf until the row has seen a key
+  float reference[2];  // running maximum of the dot products, times scale * log2(e)
+  float limit[2];      // a larger dot product changes the running maximum; -inf until the row has seen a key
   float row_sum[2];    // over this thread's columns only
 
   __device__ __forceinline__ void reset() {
@@ -41,7 +34,8 @@ struct Softmax {
   }
 
   // Replaces dot products by weights 2^(product * scale_log2 - running maximum). Returns true if a running maximum of
-  // this warp moved: earlier accumulators must then be multiplied by `rescale`. Masked products (-inf) get weight 0.
+  // this warp changed: the caller must then multiply earlier accumulators by `rescale`. Masked products (-inf) get
+  // weight 0.
   template <int kCount>
   __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
     float largest[2];
@@ -78,7 +72,7 @@ struct Softmax {
     }
   }
 
-  // Branch-free, so that both rows run in parallel. Scales of 2^126 and more get no slack: harmless.
+  // Updates the running maxima, branch-free, so that both rows run in parallel. Scales from 2^126 on get no slack.
   __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
     const float slack = __fdividef(kSlack, scale_log2);
 #pragma unroll
@@ -93,22 +87,21 @@ struct Softmax {
   }
 
   // Keeps the compiler from sinking the exponentials below the wait for the product that they overlap. The branch is
-  // never taken: a row sum is not negative.
+  // never taken: row sums are not negative.
   __device__ __forceinline__ void settle() const {
     if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
   }
 
-  // Whether the running maximum is too large for meaningful exponents.
+  // True if the running maximum is too large for meaningful exponents.
   __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
 
-  // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
+  // Returns the log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
-    constexpr float kLn2 = 0.693147180559945309f;
-    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2<float>;
   }
 };
 
-// Combines two softmax results over disjoint keys: the weight of each, and the joint lse.
+// Weights and joint lse that combine two softmax results over disjoint keys.
 struct Blend {
   float own, other, lse;
 };
@@ -121,7 +114,7 @@ __device__ __forceinline__ Blend blend(float own, float other) {
   return {weight / sum, weight_other / sum, reference + logf(sum)};
 }
 
-// accumulator[row h] *= factor[h].
+// Multiplies accumulators of row h by factor[h].
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const float (&factor)[2]) {
 #pragma unroll
@@ -133,10 +126,10 @@ __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const f
   }
 }
 
-// Per row h: NaN if any value is not finite, else 0.
+// Sets probe[h] to NaN if any accumulator of row h is not finite, else to 0.
 template <int kCount>
 __device__ __forceinline__ void probe_rows(const float (&accumulator)[kCount], float (&probe)[2]) {
-  float found[8] = {};  // independent chains
+  float found[8] = {};  // independent dependency chains
 #pragma unroll
   for (int i = 0; i < kCount; ++i) found[i % 8] = fmaf(accumulator[i], 0.0f, found[i % 8]);
   probe[0] = (found[0] + found[1]) + (found[4] + found[5]);

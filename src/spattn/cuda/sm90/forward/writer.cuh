@@ -9,7 +9,7 @@
 
 namespace spattn::sm90 {
 
-// Stores finished tiles, so that the consumers proceed to the next ones.
+// Stores finished tiles, so that consumers proceed to the next ones.
 struct Writer {
   const Params& p;
   Shared& shared;
@@ -110,7 +110,7 @@ struct Writer {
     }
   }
 
-  // Releases the query tile once TMA has read it; the rest works from registers.
+  // Stores all tiles. Releases a query tile once TMA has read it: the rest works from registers.
   __device__ void run() {
     for (;; query.advance()) {
       named_sync(kDone + query.stage, kDoneThreads);
@@ -118,7 +118,7 @@ struct Writer {
       if (assigned.work.begin >= assigned.work.end) break;
       if (assigned.work.slot < 0) store_tile(assigned);
       float lse[kRows];
-      uint32_t exact = 0;  // lane i: bitmask of the non-finite rows among 32 i ...
+      uint32_t exact = 0;  // in lane i, bitmask of the non-finite rows among 32 i ...
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int row = lane + 32 * i;

@@ -1,7 +1,7 @@
 // Hopper's barriers: mbarriers in shared memory and named barriers. One PTX instruction per function.
 //
 // An mbarrier completes a phase once all arrivals and all announced bytes are in. A waiter passes the parity of the
-// phase it waits for. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+// phase that it waits for. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives and announces `bytes` that TMA will deliver in this phase.
+// Arrives, and announces `bytes` that TMA will deliver in this phase.
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
   while (!barrier_try_wait(barrier, parity)) {}
 }
 
-// Named barriers 1 .. 15 of the CTA; 0 belongs to __syncthreads.
+// Synchronizes on a named barrier of the CTA, 1 .. 15; 0 belongs to __syncthreads.
 __device__ __forceinline__ void named_sync(uint32_t name, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
@@ -56,10 +56,10 @@ __device__ __forceinline__ void named_arrive(uint32_t name, uint32_t threads) {
 // Orders this thread's generic shared-memory accesses before later accesses by WGMMA and TMA (async proxy).
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same for global memory, in both directions.
+// Orders generic and async-proxy accesses to global memory, in both directions.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Moves registers between warpgroups; every warp of the warpgroup must execute it.
+// Reallocates registers (setmaxnreg); every warp of the warpgroup must execute it.
 template <int kRegisters>
 __device__ __forceinline__ void registers_grow() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -81,11 +81,11 @@ __device__ __forceinline__ bool elect_one() {
   return elected;
 }
 
-// Moves a warp-uniform value to a uniform register, where operand descriptors must be. (The result of a warp reduction
-// is uniform by definition; that of a shuffle is not.)
+// Moves a warp-uniform value to a uniform register, as operand descriptors need. (The compiler knows that a warp
+// reduction is uniform, but not that a shuffle is.)
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }
 
-// A ring stage and the parity of its current phase.
+// A ring stage, and the parity of its current phase.
 template <int kStages>
 struct RingPosition {
   uint32_t stage = 0;

@@ -1,9 +1,9 @@
 // Tensor Memory Accelerator (TMA). One PTX instruction per function.
 //
 // A tensor map is 128 opaque bytes encoded on the host (cuTensorMapEncodeTiled). All maps here have five dimensions:
-// (head_dim, axis 2, axis 1, axis 0, batch·head) of an affine view, the box (64, box 2, box 1, box 0, 1) and the
-// 128-byte swizzle: 16-byte chunk c of 128-byte row r is at chunk c ^ (r % 8). Cells outside the view are loaded
-// as zeros and never stored. PTX ISA, "cp.async.bulk.tensor".
+// (head_dim, axis 2, axis 1, axis 0, batch·head) of an affine view, with the box (64, box 2, box 1, box 0, 1) and the
+// 128-byte swizzle: 16-byte chunk c of 128-byte row r is stored at chunk c ^ (r % 8). Loads fill cells outside the view
+// with zeros; stores skip them. PTX ISA, "cp.async.bulk.tensor".
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t source,
                : "memory");
 }
 
-// Contiguous `bytes`: stored, or added to float32 values in global memory.
+// Stores contiguous `bytes`, or adds them to float32 values in global memory.
 __device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
                : "memory");

@@ -1,8 +1,8 @@
 // Warpgroup matrix products (WGMMA) and their fences. One PTX instruction per function.
 //
 // D (64 x N, float32, registers) += A (64 x 16) B (16 x N) for the element type SPATTN_PTX_TYPE (bf16 or f16).
-// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. As an A operand
-// in registers, four 32-bit pairs in the same order cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
+// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. An A operand in
+// registers has the same order: four 32-bit pairs cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace spattn::sm90 {
 
-// Shared-memory operand in the 128-byte swizzle. Both strides are in bytes; the tile is aligned to 1024 bytes.
-//   K-major, 64 elements of K contiguous:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
-//   M- or N-major, 64 elements of it contiguous:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
+// Describes a shared-memory operand in the 128-byte swizzle. Strides are in bytes; the tile is aligned to 1024 bytes.
+//   K-major, 64 contiguous elements of K:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
+//   M- or N-major, 64 contiguous elements of it:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
 __device__ __forceinline__ uint64_t operand_descriptor(uint32_t address, uint32_t panel, uint32_t eight) {
   constexpr uint64_t kSwizzle128 = 1;
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(panel >> 4) << 16 |
@@ -36,7 +36,7 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements from accumulator order to the lanes' shared rows (stmatrix).
+// Stores four 8 x 8 matrices of 16-bit elements, in accumulator order, to the lanes' shared rows (stmatrix).
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
@@ -62,27 +62,6 @@ struct Product<32> {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposed));
-  }
-};
-
-template <>
-struct Product<56> {
-  static constexpr int kCount = 28;
-
-  // A and B from shared memory, both K-major. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred keep;\nsetp.ne.b32 keep, %30, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n56k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
-        " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23, %24, %25, %26, %27"
-        "}, %28, %29, keep, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
-        : "l"(a), "l"(b), "r"(accumulate));
   }
 };
 

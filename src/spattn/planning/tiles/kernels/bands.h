@@ -1,4 +1,4 @@
-// Conjuncts of a banded pattern, relative to the first query and the first key.
+// Conjuncts of a pattern of bands and ranges of distances, relative to the first query and the first key.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace spattn {
 
-// A conjunct in the layout of spattn/patterns/hints/bands.py.
+// The arrays of a conjunct, as defined in spattn/patterns/hints/closed_forms.py.
 struct ConjunctArrays {
   const int64_t* start;
   const int64_t* indptr;
@@ -23,13 +23,13 @@ struct ConjunctArrays {
   int64_t bands, ranges;
 };
 
-// Consecutive positions, cut into tiles.
+// Consecutive positions, divided into tiles.
 struct Side {
   int64_t offset, cells, block;
   int64_t tiles() const { return (cells + block - 1) / block; }
 };
 
-// Maps a cell to its tile; shifts instead of dividing if the tile size is a power of two.
+// Maps a cell to its tile: with a shift if the tile size is a power of two, else with a division.
 class TileOf {
  public:
   explicit TileOf(int64_t block) : block_(block), shift_(block & (block - 1) ? -1 : __builtin_ctzll(block)) {}
@@ -40,12 +40,12 @@ class TileOf {
   int shift_;
 };
 
-// [first, stop) of keys or distances, relative to the first query and key.
+// An interval [first, stop) of keys or distances, relative to the first query and key.
 struct Interval {
   int64_t first, stop;
 };
 
-// Sorts intervals and merges those that overlap or touch. Returns the number of intervals left.
+// Sorts intervals and merges those that overlap or touch. Returns the number of remaining intervals.
 inline int64_t join_intervals(Interval* intervals, int64_t count) {
   const auto before = [](const Interval& a, const Interval& b) { return a.first < b.first; };
   if (!std::is_sorted(intervals, intervals + count, before)) std::sort(intervals, intervals + count, before);
@@ -60,14 +60,14 @@ inline int64_t join_intervals(Interval* intervals, int64_t count) {
   return kept;
 }
 
-// The bands of a conjunct as runs of key tiles, computed once for all query tiles.
+// A conjunct. Its bands are stored as runs of key tiles, computed once for all query tiles.
 class Conjunct {
  public:
   Conjunct(const ConjunctArrays& arrays, const Side& queries, const Side& keys)
       : block_(keys.block), words_(keys.block / 64), tile_of_(keys.block) {
     starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
     const int64_t count = arrays.indptr[arrays.bands], whole = keys.tiles() * keys.block;
-    stretches.reset(new Stretch[3 * count + arrays.bands]);  // per run: whole tiles, and up to two partial ones
+    stretches.reset(new Stretch[3 * count + arrays.bands]);  // a run of keys has full tiles and up to 2 partial ones
     end_ = stretches.get();
     std::vector<Interval> runs;
     for (int64_t band = 0; band < arrays.bands; ++band) {
@@ -96,10 +96,10 @@ class Conjunct {
     ranges.resize(join_intervals(ranges.data(), ranges.size()));
   }
 
-  // The keys of a band in a partial tile.
+  // Returns the bitmask of the keys that a band has in a partial tile of this class.
   const uint64_t* divided(int32_t look) const { return divided_.data() + (look - 1) * words_; }
 
-  // Writes `words` words; bit n < count is set if the distance `most` - n is in a range.
+  // Writes `words` words, in which bit n < count is set if the distance most - n is in a range.
   void mark_distances(int64_t most, int64_t count, uint64_t* bits, int64_t words) const {
     std::fill_n(bits, words, 0);
     auto range = std::upper_bound(ranges.begin(), ranges.end(), most,
@@ -109,15 +109,15 @@ class Conjunct {
     }
   }
 
-  std::vector<int64_t> starts;  // first query of each band, and the end of the last
-  std::vector<size_t> ends;     // end offsets of the bands' runs in `stretches`
-  // Tiles of which a band has all keys have class kWhole, others the class of a partial tile. Each band's runs end with
-  // the sentinel kLastStretch.
+  std::vector<int64_t> starts;  // first query of each band, and the end of the last band
+  std::vector<size_t> ends;     // offset in `stretches` at which each band's runs end
+  // A tile has class kWhole if the band has all its keys, else the class of a partial tile. The sentinel kLastStretch
+  // ends the runs of each band.
   std::unique_ptr<Stretch[]> stretches;
   std::vector<Interval> ranges;  // disjoint
 
  private:
-  // Adds a run of the current band, after all its other runs and disjoint from them.
+  // Adds a run of keys to the current band. It must lie after the band's other runs.
   void add(const Interval& run) {
     const int64_t first = tile_of_(run.first), stop = tile_of_(run.stop);
     const int64_t begin = first + (first * block_ < run.first);

@@ -1,4 +1,4 @@
-// Table of distinct bitmasks: found by hash, compared word by word, indexed in order of insertion.
+// A table of distinct bitmasks, which are found by hash, compared word by word and indexed in order of insertion.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Part {
   int64_t first, stop;
 };
 
-// The rows marked true, of `words` words each, as parts.
+// Returns the words of the rows that are true in `rows`, as parts; a row has `words` words.
 inline std::vector<Part> parts_of(const uint8_t* rows, int64_t count, int64_t words) {
   std::vector<Part> parts;
   for (int64_t row = 0; row < count; ++row) {
@@ -26,8 +26,8 @@ inline std::vector<Part> parts_of(const uint8_t* rows, int64_t count, int64_t wo
   return parts;
 }
 
-// 64-bit hash of the words in some parts. Multiplication by an odd factor loses no bit but moves bits up only, so high
-// bits are folded down after each step.
+// Returns a 64-bit hash of the words in some parts. Multiplication by an odd factor is invertible but moves bits up
+// only, so each step then folds the high bits down.
 inline uint64_t hash_of(const uint64_t* mask, const std::vector<Part>& parts) {
   constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;
   const auto mix = [](uint64_t hash, uint64_t word) {
@@ -58,19 +58,19 @@ inline bool alike(const uint64_t* one, const uint64_t* other, const std::vector<
   return true;
 }
 
-// The bitmasks of a plan.
+// The distinct bitmasks of a plan.
 class Bitmasks {
  public:
-  // Bitmasks of `rows` rows of `words` words. Callers may stop adding beyond `most`.
+  // A bitmask has `rows` rows of `words` words. too_many() is true beyond `most` bitmasks.
   Bitmasks(const Memory& memory, int64_t rows, int64_t words, int64_t most)
       : words_(rows * words), row_words_(words), most_(most), whole_{{0, words_}}, masks_(memory) {}
 
-  // Storage for the next bitmask.
+  // Returns storage for the next bitmask.
   uint64_t* next() { return masks_.next(words_); }
 
   const uint64_t* of(int32_t number) const { return masks_.data() + number * words_; }
 
-  // Inserts the bitmask in next() and returns its index, or that of an equal one.
+  // Inserts the bitmask in next() and returns its index, or returns the index of an equal bitmask.
   int32_t number() {
     const uint64_t* const mask = masks_.next(words_);
     const int32_t number =
@@ -79,7 +79,7 @@ class Bitmasks {
     return number;
   }
 
-  // Index of the first bitmask that equals the one in next() in some parts; inserts it if there is none.
+  // Returns the index of the first bitmask that equals the one in next() in `parts`; inserts it if there is none.
   int32_t number_alike(const std::vector<Part>& parts) {
     if (!std::equal(parts.begin(), parts.end(), parts_.begin(), parts_.end(), same_part)) {
       parts_ = parts, first_.clear(), alike_ = HashedNumbers();
@@ -93,7 +93,7 @@ class Bitmasks {
     return number();
   }
 
-  // Inserts external bitmasks until too_many(); compares only `parts`, or all words if null.
+  // Inserts bitmasks until too_many(); compares them in `parts`, or in all words if this is null.
   void add(const uint64_t* masks, int64_t count, const std::vector<Part>* parts, int32_t* numbers) {
     for (int64_t n = 0; n < count && !too_many(); ++n) {
       memcpy(next(), masks + n * words_, 8 * words_);
@@ -110,7 +110,7 @@ class Bitmasks {
  private:
   static bool same_part(const Part& a, const Part& b) { return a.first == b.first && a.stop == b.stop; }
 
-  // The first bitmask that equals this one in the compared parts.
+  // Returns the index of the first bitmask that equals this one in parts_.
   int32_t compare(int64_t number) {
     const uint64_t* const mask = of(int32_t(number));
     const int32_t kind =
@@ -123,7 +123,7 @@ class Bitmasks {
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;
-  // The first bitmask of each equivalence class under comparison of parts_, for the first compared_ bitmasks.
+  // Bitmasks that agree in parts_ form a class. first_ has the first bitmask of each class; compared_ of them have one.
   std::vector<Part> parts_;
   std::vector<int32_t> first_;
   HashedNumbers alike_;

@@ -15,8 +15,8 @@ class Drawing {
   Drawing(int64_t block_q, int64_t block_kv, const MaskClasses& looks)
       : block_q_(block_q), words_(block_kv / 64), looks_(looks) {}
 
-  // Writes the bitmask of a class. drawn(look) returns the bitmask of another class if it exists, else nullptr. Padding
-  // rows continue the rows before them.
+  // Writes the bitmask of a class. drawn(look) returns the bitmask of another class, or nullptr if it does not exist
+  // yet. Padding rows continue the rows before them.
   template <class Drawn> void draw(int32_t look, uint64_t* mask, const Drawn& drawn) {
     const uint64_t* const formula = looks_.begin(look);
     const int64_t size = block_q_ * words_;
@@ -41,7 +41,7 @@ class Drawing {
   }
 
  private:
-  // Copies the bitmask of a class if it exists.
+  // Copies the bitmask of a class if it exists, else expands the class.
   template <class Drawn> void draw_again(int32_t look, uint64_t* mask, const Drawn& drawn) {
     if (const uint64_t* const known = drawn(look)) {
       std::copy_n(known, block_q_ * words_, mask);
@@ -51,7 +51,7 @@ class Drawing {
   }
 
   void add_rows(int32_t look, uint64_t* mask) const { words_ == 1 ? add_rows<1>(look, mask) : add_rows<0>(look, mask); }
-  // kWords: words of a row, 0 if known at run time only.
+  // kWords: number of words of a row, 0 if it is known only at run time.
   template <int64_t kWords> void add_rows(int32_t look, uint64_t* mask) const {
     const int64_t words = kWords ? kWords : words_;
     const uint64_t* const end = looks_.end(look);
@@ -65,11 +65,11 @@ class Drawing {
     }
   }
 
-  // Each row is the next row, shifted up by one bit.
+  // Writes the last row from the diagonals; each other row is the row below, shifted up by one bit.
   void draw_diagonals(const uint64_t* diagonals, uint64_t* mask) const {
     const int64_t block = block_q_, words = words_;
     for (int64_t word = 0; word < words; ++word) {
-      for (int64_t stop = block; stop > 0; stop -= 64) {  // rows whose first bits share a word
+      for (int64_t stop = block; stop > 0; stop -= 64) {  // 64 rows, whose first bits are in one word
         const int64_t begin = (block - stop) / 64 + word;
         const uint64_t low = diagonals[begin], high = diagonals[begin + 1] << 1;
         for (int64_t n = std::max<int64_t>(64 - stop, 0); n < 64; ++n) {

@@ -1,4 +1,4 @@
-// A growable array in memory that Python owns and can expose without a copy.
+// A growable array in memory that Python owns and exposes without a copy.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace spattn {
 
-// An allocator: more(holder, bytes) resizes the memory and returns its address, nullptr on failure. `usual` is a hint
-// for the final size.
+// An allocator. more(holder, bytes) resizes the memory and returns its address, or nullptr on failure. `usual` is a
+// hint for the final size, in bytes.
 struct Memory {
   void* holder;
   char* (*more)(void* holder, int64_t bytes);
@@ -19,7 +19,7 @@ template <class T> class Growing {
  public:
   explicit Growing(const Memory& memory) : memory_(memory) {}
 
-  // Room for `count` more elements, which add() commits.
+  // Returns room for `count` more elements, which add() then commits.
   T* next(int64_t count) {
     if (size_ + count > room_) grow(size_ + count);
     return data_ + size_;

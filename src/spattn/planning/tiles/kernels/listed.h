@@ -1,5 +1,5 @@
-// Groups listed pairs by tile, with a counting sort over the key tiles of each query tile: O(pairs). Optionally gathers
-// the keys of each query tile first.
+// Groups listed pairs by tile in O(pairs), with a counting sort over the key tiles of each query tile. For gathered KV,
+// it first gathers the keys of each query tile.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ class ListedPairs {
         shift_(block_kv & (block_kv - 1) ? -1 : __builtin_ctzll(block_kv)),
         next_(size_t((keys + block_kv - 1) / block_kv)), marks_(int64_t(next_.size())) {}
 
-  // Groups sorted pairs, with rows relative to query tile `number`. Tile t, sorted by query tile and key tile, has the
-  // cells [first[t], first[t + 1]). Returns the number of tiles, at most `pairs`.
+  // Groups sorted pairs whose rows are relative to query tile `number`. Writes the tiles, sorted by query tile and key
+  // tile; tile t has the cells cell[first[t]:first[t + 1]]. Returns the number of tiles, at most `pairs`.
   int64_t group(const int64_t* row, const int64_t* key, int64_t pairs, int64_t number, int32_t* query_tile,
                 int32_t* key_tile, int64_t* first, int32_t* cell) {
     int64_t tiles = 0, cells = 0;
@@ -65,20 +65,20 @@ class ListedPairs {
   int64_t tile_of(int64_t place) const { return shift_ < 0 ? place / block_kv_ : place >> shift_; }
 
   int64_t block_q_, block_kv_, first_key_, keys_, shift_;
-  std::vector<int64_t> next_;  // per key tile: number of cells, then position of its next cell; 0 between calls
+  std::vector<int64_t> next_;  // number of cells of each key tile, then index of its next cell; 0 between calls
   Marks marks_;                // non-empty key tiles
 };
 
-// Gathers the keys of each query tile into contiguous tiles.
+// Gathers the keys of each query tile into contiguous key tiles.
 class GatheredKeys {
  public:
-  // For `keys` keys in total.
+  // Keys are in [0, keys).
   GatheredKeys(int64_t block_q, int64_t block_kv, int64_t keys)
       : block_q_(block_q), block_kv_(block_kv), place_(size_t(keys)), marks_(keys) {}
 
-  // Returns the key at each index for sorted pairs: each query tile's keys, sorted and unique, padded to whole tiles
-  // with the last key. Writes the index of each pair's key to `place`. Stops at the query tile that exceeds `most`
-  // indices.
+  // Returns the key at each index: the sorted and unique keys of each query tile, padded to whole tiles with copies of
+  // the last key. Pairs must be sorted; the index of each pair's key is written to `place`. Stops after the query tile
+  // that exceeds `most` indices.
   std::vector<int32_t> gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t most, int64_t* place) {
     std::vector<int32_t> found;
     for (int64_t begin = 0, end = 0; begin < pairs && int64_t(found.size()) <= most; begin = end) {
@@ -97,11 +97,11 @@ class GatheredKeys {
 
  private:
   int64_t block_q_, block_kv_;
-  std::vector<int32_t> place_;  // index of each key of the current query tile
-  Marks marks_;                 // keys of the current query tile
+  std::vector<int32_t> place_;  // index of each key in the current query tile
+  Marks marks_;                 // keys in the current query tile
 };
 
-// Writes the bitmasks, of `words` words, of the given tiles.
+// Writes the bitmasks of the given tiles, `words` words each.
 inline void write_cells(const int64_t* first, const int32_t* cell, const int64_t* tiles, int64_t count, int64_t words,
                         uint64_t* masks) {
   std::fill(masks, masks + count * words, 0);

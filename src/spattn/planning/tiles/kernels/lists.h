@@ -16,7 +16,7 @@ class RunLists {
     indptr_.push(0), tile_indptr_.push(0);
   }
 
-  // Room for `most` runs; `tiles` is the number of tiles so far.
+  // Room for up to `most` runs, which add() then commits; `tiles` is the number of tiles so far.
   struct Room {
     int32_t* key_tile;
     int32_t* mask;
@@ -26,7 +26,6 @@ class RunLists {
   Room next(int64_t most) {
     return {key_tile_.next(most), mask_.next(most), tile_indptr_.next(most), tile_indptr_.data()[runs()]};
   }
-  // Commits runs written to next().
   void add(int64_t runs) { key_tile_.add(runs), mask_.add(runs), tile_indptr_.add(runs); }
   // Appends a copy of the last list.
   void repeat_list() {
@@ -39,10 +38,10 @@ class RunLists {
     }
     add(count), end_list();
   }
-  // Ends a list: all runs since the previous list.
+  // Makes a list of all runs since the previous list.
   void end_list() { indptr_.push(int32_t(runs())); }
 
-  // Appends `lists` lists; run n belongs to list list[n].
+  // Appends `lists` lists; run n belongs to list list[n], in ascending order.
   void add(int64_t lists, const int32_t* list, const int32_t* key_tile, const int32_t* length, const int32_t* mask,
            int64_t count) {
     const Room room = next(count);

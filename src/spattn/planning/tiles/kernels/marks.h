@@ -7,7 +7,7 @@
 
 namespace spattn {
 
-// A set of few numbers below `count`, iterated in ascending order.
+// A set of few integers in [0, count), iterated in ascending order.
 class Marks {
  public:
   explicit Marks(int64_t count) : count_(count), words_(count / 64 + 1), used_(count / 4096 + 1) {}
@@ -17,7 +17,7 @@ class Marks {
     used_[number / 4096] |= uint64_t{1} << number / 64 % 64;
   }
 
-  // The first element >= `from`, or `count`.
+  // Returns the first element >= `from`, or `count` if there is none.
   int64_t next(int64_t from) const {
     if (from >= count_) return count_;
     int64_t word = from / 64;
@@ -44,7 +44,7 @@ class Marks {
 
  private:
   int64_t count_;
-  std::vector<uint64_t> words_, used_;  // used_: which words are non-zero
+  std::vector<uint64_t> words_, used_;  // used_: bitmap of the words that are not zero
 };
 
 }  // namespace spattn

@@ -1,4 +1,4 @@
-// Hash table from external values to consecutive indices, in order of insertion.
+// A hash table that assigns consecutive indices to values, in order of insertion. The caller stores the values.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace spattn {
 
 class HashedNumbers {
  public:
-  // The index of a value with this hash for which same(index) holds, or the next index.
+  // Returns the index of the value with this hash for which same(index) is true, or assigns the next index.
   template <class Same> int32_t number(uint64_t whole_hash, const Same& same) {
     const uint32_t hash = uint32_t(whole_hash >> 32);
     if (2 * (size_t(known_) + 1) > places_.size()) grow();
@@ -27,7 +27,7 @@ class HashedNumbers {
   int64_t known() const { return known_; }
 
  private:
-  // 32 bits of the hash suffice to compare, and to address a table of 32-bit indices.
+  // 32 bits of the hash suffice to filter comparisons and to address a table of 32-bit indices.
   struct Known {
     uint32_t hash;
     int32_t number;

@@ -1,4 +1,4 @@
-// Runs of consecutive key tiles of one equivalence class, in sorted lists.
+// Sorted lists of runs; a run has consecutive key tiles of one equivalence class.
 #pragma once
 
 #include <algorithm>
@@ -8,18 +8,18 @@
 namespace spattn {
 
 struct Stretch {
-  int32_t first, stop, look;  // key tiles [first, stop)
+  int32_t first, stop, look;  // key tiles [first, stop) of class `look`
 };
 
 constexpr int32_t kEnd = INT32_MAX;
 constexpr Stretch kLastStretch{kEnd, kEnd, 0};
 
-// A reusable list of runs, terminated by kLastStretch.
+// A reusable list of runs, which kLastStretch terminates.
 class StretchList {
  public:
   StretchList() : room_(1, kLastStretch) {}
 
-  // Room for up to `most` runs; end() sets the actual end.
+  // Returns room for up to `most` runs; end() then sets the actual end.
   Stretch* begin(int64_t most) {
     if (int64_t(room_.size()) <= most) room_.resize(most + most / 2 + 1);
     return room_.data();
@@ -36,8 +36,8 @@ class StretchList {
   int64_t size_ = 0;
 };
 
-// Writes the union of two sorted lists, at most twice their total length, and returns its end. Tiles of one list have
-// the class alone(look, is_first_list), tiles of both shared(look_a, look_b). Both lists end with kLastStretch.
+// Writes the union of two lists that end with kLastStretch to `at`, which has room for twice their runs; returns its
+// end. A tile in only one list gets class alone(class, is_first_list); a tile in both gets shared(class_a, class_b).
 template <class Alone, class Shared>
 Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Shared& shared, Stretch* at) {
   int32_t from_a = a->first, from_b = b->first;  // starts of the remaining runs
@@ -63,7 +63,7 @@ Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Sh
   }
 }
 
-// Writes the intersection of two lists.
+// Writes the intersection of two lists; a tile gets class joined(class_a, class_b).
 template <class Joined>
 void both(const StretchList& one, const StretchList& other, const Joined& joined, StretchList& list) {
   const Stretch *a = one.begin(), *b = other.begin();

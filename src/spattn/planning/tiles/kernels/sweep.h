@@ -1,10 +1,10 @@
-// Finds the tiles of bands: consecutive queries with equal runs of keys, and ranges of query-key distances.
+// Finds the tiles of bands (consecutive queries with equal runs of keys) and of ranges of query-key distances.
 //
-// A conjunct allows a pair whose key lies in a run of the query's band, or whose distance lies in a range; a pair is
-// allowed if all conjuncts allow it. For each query tile a conjunct has two lists of runs of equal key tiles: those of
-// its bands, shared by query tiles with the same bands, and those of its ranges, equal up to a shift for all query
-// tiles with the same offset from a key tile boundary. Both lists are merged, then intersected over all conjuncts. A
-// partial tile is described by a few words (looks.h): tiles of one class share one bitmask, which is expanded once.
+// A conjunct allows a pair whose key lies in a run of the query's band, or whose distance lies in a range. The pattern
+// allows a pair if all conjuncts do. For each query tile a conjunct has two lists of key tile runs: its bands' runs,
+// which query tiles with the same bands share, and its ranges' runs, which are equal up to a shift for query tiles with
+// the same offset from a key tile boundary. The sweep merges the two lists, then intersects the results of all
+// conjuncts. Tiles of one class (looks.h) share one bitmask, which is expanded once.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ class Sweep {
     }
   }
 
-  // Finds the runs of all query tiles; stops beyond `most` runs or if there are too many bitmasks. Returns the number
-  // of allowed pairs.
+  // Appends the runs of all query tiles and returns the number of allowed pairs. Stops early after more than `most`
+  // runs or too many bitmasks.
   int64_t run(int64_t most) {
     const int64_t before = lists_.runs();
     const int64_t phases = keys_.block / step_, further = queries_.block / step_ % phases;
@@ -60,40 +60,40 @@ class Sweep {
   }
 
  private:
-  // Rows of a query tile in one band, from `row` on, and the band's remaining runs, those that reach past the current
+  // The rows of a query tile that belong to one band, from `row` on, and the band's runs that reach past the current
   // key tile.
   struct Rows {
-    int64_t row, band, count;  // count: number of runs
+    int64_t row, band, count;  // count: number of the band's runs
     const Stretch* stretches;
     bool operator==(const Rows& other) const { return row == other.row && band == other.band; }
   };
   static constexpr int64_t kNoBand = -1;
-  static constexpr int32_t kNoKeys = -1;  // a band without keys in a tile
+  static constexpr int32_t kNoKeys = -1;  // the class of a band that has no keys in a tile
 
-  // Runs of a conjunct's ranges for query tiles with one offset from a key tile boundary; tile 0 contains the diagonal
-  // of the first query. The current query tile intersects [begin, end), which are non-increasing.
+  // The runs of a conjunct's ranges, for query tiles with one offset from a key tile boundary. Key tile 0 contains the
+  // first query's diagonal. The runs [begin, end) overlap the sequence; both indices decrease with each query tile.
   struct Along {
     bool known = false;
     std::vector<Stretch> stretches;
     int64_t begin, end;
   };
 
-  // State of the sweep in a conjunct.
+  // The state of the sweep in one conjunct.
   struct Reading {
     const Conjunct* conjunct;
-    int64_t band = 0;  // first band that ends after the query tile's first row
+    int64_t band = 0;  // the first band that ends after the query tile's first row
     std::vector<Rows> rows{};
     StretchList across{};  // runs of these rows' bands
     std::vector<int32_t>
-        mask_classes_of_choices{};  // classes of tiles where each band has all keys or none; kWhole: unknown
-    std::vector<Along> along{};     // by offset of the query tile from a key tile boundary
-    StretchList joined{};           // union of both
+        mask_classes_of_choices{};  // classes of tiles in which each band has all keys or none; kWhole: unknown
+    std::vector<Along> along{};     // one for each offset of a query tile from a key tile boundary
+    StretchList joined{};           // union of the runs of bands and ranges
     const StretchList& list() const { return conjunct->ranges.empty() ? across : joined; }
   };
 
   static int64_t floor_of(int64_t number, int64_t by) { return number / by - (number % by < 0); }
 
-  // Resets all state for query tiles with another number of real rows.
+  // Resets the state before query tiles with another number of real rows.
   void begin_rows(int64_t rows) {
     rows_ = rows, known_ = false;
     looks_ = MaskClasses();
@@ -114,7 +114,7 @@ class Sweep {
     }
   }
 
-  // Finds the runs of all conjuncts for the current query tile; false if the previous tile's runs still apply.
+  // Finds the runs of all conjuncts for the current query tile; returns false if they equal the previous tile's runs.
   bool find_stretches() {
     bool others = !known_;
     for (Reading& reading : readings_) {
@@ -145,17 +145,17 @@ class Sweep {
     add_runs(found ? *found : there_);
   }
 
-  // Appends a list, merging adjacent runs with one bitmask.
+  // Appends a list and merges adjacent runs with equal bitmasks.
   void add_runs(const StretchList& list) {
     const RunLists::Room room = lists_.next(list.size());
     seen_.resize(looks_.size(), {kUnseen, 0});
     int64_t runs = 0, tiles = room.tiles, pairs = pairs_;
-    int32_t stop = 0, last = kEmptyTile;  // of the previous run
+    int32_t stop = 0, last = kEmptyTile;  // end and bitmask of the previous run
     for (const Stretch* at = list.begin(); at->first != kEnd; ++at) {
       if (seen_[at->look].mask == kUnseen) look_at(at->look);
       const Seen own = seen_[at->look];
       if (own.mask == kEmptyTile) continue;
-      room.key_tile[runs] = at->first, room.mask[runs] = own.mask;  // overwritten by the next run if this one is merged
+      room.key_tile[runs] = at->first, room.mask[runs] = own.mask;  // ignored if the run is merged
       runs += (own.mask != last) | (at->first != stop);
       last = own.mask, stop = at->stop;
       tiles += at->stop - at->first, pairs += int64_t(at->stop - at->first) * own.pairs;
@@ -170,7 +170,7 @@ class Sweep {
     Along& own = reading.along[phase_];
     if (!own.known) find_along(*reading.conjunct, own);
     const std::vector<Stretch>& list = own.stretches;
-    const int32_t by = int32_t(tile_of_(row_));  // key tile of the first query's diagonal
+    const int32_t by = int32_t(tile_of_(row_));  // the key tile that contains the first query's diagonal
     while (own.begin && list[own.begin - 1].stop + by > 0) --own.begin;
     while (own.end && list[own.end - 1].first + by >= key_tiles_) --own.end;
     StretchList& along = reading.across.empty() ? reading.joined : along_;
@@ -180,7 +180,7 @@ class Sweep {
       const Stretch& one = list[own.begin + n];
       moved[n] = {one.first + by, one.stop + by, one.look};
     }
-    moved[0].first = std::max(moved[0].first, 0);  // valid even if count == 0
+    moved[0].first = std::max(moved[0].first, 0);  // moved[0] exists even if count is 0
     if (count) moved[count - 1].stop = std::min(moved[count - 1].stop, key_tiles_);
     along.end(moved + count);
     if (reading.across.empty()) return;
@@ -192,7 +192,7 @@ class Sweep {
     reading.joined.end(either(reading.across.begin(), along_.begin(), same, joined, found));
   }
 
-  // Finds the bands of the current query tile and their runs; false if the previous tile's runs still apply.
+  // Finds the bands of the current query tile and their runs; returns false if they equal the previous tile's.
   bool find_rows(Reading& reading) {
     const Conjunct& conjunct = *reading.conjunct;
     const int64_t bands = int64_t(conjunct.starts.size()) - 1;
@@ -231,7 +231,7 @@ class Sweep {
     return true;
   }
 
-  // The runs of one band.
+  // Finds the runs of a query tile with one band.
   void find_across_one(Reading& reading) {
     const Rows& rows = reading.rows[0];
     Stretch* found = reading.across.begin(rows.count);
@@ -241,7 +241,7 @@ class Sweep {
     reading.across.end(found);
   }
 
-  // The union of two bands' runs.
+  // Finds the union of the runs of two bands.
   void find_across_two(Reading& reading) {
     const Rows &one = reading.rows[0], &other = reading.rows[1];
     const auto look = [&](int32_t mask_class_of_one, int32_t mask_class_of_other) {
@@ -257,7 +257,7 @@ class Sweep {
     reading.across.end(either(one.stretches, other.stretches, of_either, look, found));
   }
 
-  // The union of any number of bands' runs, from one run boundary to the next.
+  // Finds the union of the runs of any number of bands, from one run boundary to the next.
   void find_across(Reading& reading) {
     const size_t count = reading.rows.size();
     int64_t most = 0;
@@ -284,7 +284,7 @@ class Sweep {
     reading.across.end(found);
   }
 
-  // The class of a tile in which each band's rows have the given keys, or none.
+  // Returns the class of a tile in which each band's rows have the keys of the given class.
   int32_t mask_class_of_rows(Reading& reading, const int32_t* looks) {
     const size_t count = reading.rows.size();
     bool all = true, divided = false;
@@ -303,7 +303,7 @@ class Sweep {
       } else {
         std::fill_n(at + 1, words_, looks[n] == kWhole ? ~uint64_t{0} : 0);
       }
-      // Rows with the same keys as the rows before extend these.
+      // Rows with the same keys as the rows before need no entry.
       const bool same = at != begin && std::equal(at + 1, at + 1 + words_, at - words_);
       if (!same) *at = uint64_t(reading.rows[n].row), at += 1 + words_;
     }
@@ -312,14 +312,14 @@ class Sweep {
     return look;
   }
 
-  // From the farthest range to the nearest one, which has the last keys.
+  // Finds the runs of a conjunct's ranges, from the farthest range to the nearest, which has the last keys.
   void find_along(const Conjunct& conjunct, Along& own) {
     const int64_t rest = phase_ * step_, block = keys_.block;
-    const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // of the pairs of a tile
+    const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // distinct distances in a tile
     std::vector<Stretch>& list = own.stretches;
     list.clear();
     const auto divided = [&](int64_t first, int64_t stop) {
-      if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // already added for another range
+      if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // another range added the tiles before
       for (int64_t tile = first; tile < stop; ++tile) {
         uint64_t* const bits = looks_.next(words);
         conjunct.mark_distances(rest - tile * block + queries_.block - 1, distances, bits, words);
@@ -342,7 +342,7 @@ class Sweep {
     own.begin = own.end = list.size(), own.known = true;
   }
 
-  // Bitmask and number of pairs of a class; kUnseen: not yet computed.
+  // The bitmask and the number of pairs of a class; the bitmask is kUnseen until they are computed.
   struct Seen {
     int32_t mask, pairs;
   };
@@ -350,7 +350,7 @@ class Sweep {
 
   void look_at(int32_t look) {
     uint64_t* const mask = masks_.next();
-    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // shared bitmasks differ in padding rows
+    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // padding rows of known bitmasks may differ
       const bool drawn = seen_[known].mask >= 0 && rows_ == queries_.block;
       return drawn ? masks_.of(seen_[known].mask) : nullptr;
     });
@@ -363,28 +363,28 @@ class Sweep {
       seen.mask = kEmptyTile;
     } else if (rows_ == queries_.block) {
       seen.mask = masks_.number();
-    } else {  // padding rows are undefined: reuse a bitmask that agrees in the real rows
+    } else {  // padding rows are undefined, so a bitmask that agrees in the real rows suffices
       seen.mask = masks_.number_alike({{0, rows_ * words_}});
     }
   }
 
-  static constexpr size_t kMostChoices = 4;  // largest number of bands for mask_classes_of_choices
+  static constexpr size_t kMostChoices = 4;  // with more bands, mask_classes_of_choices stays empty
 
   Side queries_, keys_;
   int64_t words_;
   int32_t key_tiles_;
-  int64_t step_;    // query tiles start at multiples of step_ relative to key tile boundaries
-  TileOf tile_of_;  // for keys
+  int64_t step_;    // query tiles start at multiples of step_ after key tile boundaries
+  TileOf tile_of_;  // key tile of a key
   Bitmasks& masks_;
   RunLists& lists_;
   std::vector<Conjunct> conjuncts_;
   std::vector<Reading> readings_;
-  int64_t row_ = 0, rows_ = 0, phase_ = 0;  // current query tile; starts phase_ * step_ after a key tile boundary
-  int64_t pairs_ = 0, pairs_of_list_ = 0;   // of all lists, and of the last one
-  bool known_ = false;                      // whether the previous query tile's runs have as many real rows
+  int64_t row_ = 0, rows_ = 0, phase_ = 0;  // the query tile, which starts phase_ * step_ after a key tile boundary
+  int64_t pairs_ = 0, pairs_of_list_ = 0;   // number of pairs of all lists, and of the last list
+  bool known_ = false;                      // whether the previous query tile had as many real rows
   MaskClasses looks_;
   Drawing drawing_;
-  std::vector<Seen> seen_;  // by class
+  std::vector<Seen> seen_;  // of each class
   StretchList there_, along_, shared_[2];
   std::vector<Rows> found_rows_;
   std::vector<int32_t> mask_classes_of_bands_;

@@ -1,0 +1,70 @@
+"""Registry of kernel families, and the choice among them."""
+
+from __future__ import annotations
+
+import functools
+
+from ..planning import Plan
+from ..request.call import Call
+from . import sm100
+from .driver import device
+from .host.execute import chosen_kernels
+from .host.family import Family, Launcher
+from .sm80.family import FAMILY as PORTABLE
+from .sm80.forward import LARGEST_HEAD_DIM
+from .sm90.family import Hopper
+
+__all__ = ["FAMILIES", "Family", "accepts", "executing", "launcher_of", "note", "of", "of_call"]
+
+FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), PORTABLE)  # in order of preference; the last supports every GPU
+
+
+def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
+    """Return the kernel family for a problem; SPATTN_CUDA_KERNEL=portable forces the portable one."""
+    return _of(chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
+
+
+def of_call(call: Call, gpu: device.Device) -> Family:
+    """Return the kernel family for a call."""
+    return _of(chosen_kernels(), gpu, call.dtype, call.head_dim, call.head_dim_v)
+
+
+def launcher_of(call: Call) -> Launcher:
+    """Return the launcher of a call's family, which must have one."""
+    launcher = of_call(call, device.get(call.kind.ordinal(call.q))).launcher
+    if launcher is None:
+        raise ValueError(f"problems: no grouped launches for {call.dtype} on this device")
+    return launcher
+
+
+@functools.cache
+def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
+    if choice not in ("auto", "portable"):
+        raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
+    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if not 1 <= size <= LARGEST_HEAD_DIM:
+            raise ValueError(f"{name} {size} is not supported on CUDA (max {LARGEST_HEAD_DIM})")
+    allowed = FAMILIES if choice == "auto" else FAMILIES[-1:]
+    return next(family for family in allowed if family.supports(gpu, dtype, head_dim, head_dim_v))
+
+
+def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
+    """Return the first of `family` and the portable family that executes the plan; raise ValueError if neither does."""
+    for own in (family, PORTABLE):
+        if own.accepts(plan, backward):
+            return own
+    if plan.ordered:
+        raise ValueError("plan: ordered and gathered plans require the forward kernels of compute capability 9.0")
+    raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+
+
+def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
+    """True if the call's family executes the plan, or for a forward the portable one. For a backward the portable
+    kernels do not count: a new plan is faster."""
+    family = of_call(call, gpu)
+    return family.accepts(plan, backward) or (not backward and PORTABLE.accepts(plan))
+
+
+def note(gpu: device.Device) -> str | None:
+    """Return what users should know about a device's kernels, or None."""
+    return sm100.missing(gpu)

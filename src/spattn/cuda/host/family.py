@@ -1,0 +1,133 @@
+"""Protocol between the host code and the kernels of a GPU generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ...arrays.operand import Operand
+from ...choose.group_plans import Member
+from ...patterns import Pattern
+from ...patterns.dynamic import Form
+from ...planning import Plan
+from ...request.call import Call
+from ..driver.device import Device
+from ..driver.launch import Launch
+from .backward_pass import BackwardPass
+from .forward_pass import ForwardPass
+
+__all__ = ["Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
+
+
+class MaskSource(NamedTuple):
+    """A device array of indices, (batch or 1, heads or 1, rows, n), and whether it is int64."""
+
+    operand: Operand
+    wide: bool
+
+
+class ForwardLaunches(Protocol):
+    """Kernels and parameters of one forward, or of a group that shares a launch, for any addresses, scales, streams.
+
+    Attributes
+    ----------
+    computes : int
+        Number of attention launches per call, 0 if it only combines partials.
+    workspace_bytes : int
+        Device memory that a call needs besides its results.
+    moves : bool
+        True if the launches bind `kv_len` at run time.
+    counter : callable
+        Returns the address of a task counter that no launch in flight uses.
+    """
+
+    computes: int
+    workspace_bytes: int
+    moves: bool
+    counter: Callable[[], int]
+
+    def write(
+        self, problems: Sequence[tuple[Any, ...]], workspace: int, stream: int, early: int = 0, moved: int = 0
+    ) -> list[Launch]:
+        """Return a call's launches in order of dependency, attention first; the context must be current.
+
+        `problems` holds (q, k, v, out, lse, scale) of each problem, addresses and a scale. The first `early` launches
+        may start before the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other
+        launches may write to the same addresses while the results are alive.
+        """
+
+
+class GradientLaunches(Protocol):
+    """Kernels and parameters of backwards of fixed shapes and strides, for any addresses, scales and streams."""
+
+    workspace_bytes: int
+    counter: Callable[[], int]
+
+    def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
+        """Return a call's launches, under the same conditions as for a forward; the context must be current."""
+
+
+class Launcher(Protocol):
+    """Prepares launches that PyTorch calls cache by address, grouped launches, and dynamic masks; the device's context
+    is current.
+
+    Attributes
+    ----------
+    alignment : int
+        Bytes of which the addresses of all arrays must be multiples.
+    """
+
+    alignment: int
+
+    def prepare(self, call: ForwardPass) -> ForwardLaunches | None:
+        """Return launches for forwards of these shapes and strides, for any kv_len if the plan is length-polymorphic;
+        None if the kernels cannot address such arrays."""
+
+    def prepare_backward(self, call: BackwardPass) -> GradientLaunches | None:
+        """Return launches for backwards of these shapes and strides; None if the kernels cannot address such arrays."""
+
+    def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
+        """Return the key of calls that may share a launch."""
+
+    def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
+        """Plan calls with one key: choose their tiles, and which lists to split."""
+
+    def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
+        """Return launches, in order, each with its call indices; omit calls whose arrays these cannot address."""
+
+    def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
+        """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels
+        cannot address its arrays."""
+
+
+class Family(Protocol):
+    """Kernels of one GPU generation.
+
+    Attributes
+    ----------
+    name : str
+        Shown in the log.
+    launcher : Launcher or None
+        None if every call prepares its own launches.
+    """
+
+    name: str
+    launcher: Launcher | None
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        """True if the kernels support a problem, given arrays that they can address."""
+
+    def tile(self, device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+        """Return the tile shape (block_q, block_kv) of plans; `head_dim` is the larger of q's and v's."""
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        """True if the forward, or the backward, executes the plan: its tiles, permutation and gathered KV."""
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        """Plan a call's forward, or its backward, with lists split for the device's SMs."""
+
+    def forward(self, call: ForwardPass) -> None:
+        """Enqueue a forward, by another family if these kernels cannot address its arrays; the context is current."""
+
+    def backward(self, call: BackwardPass) -> None:
+        """Enqueue a backward; see :meth:`forward`."""

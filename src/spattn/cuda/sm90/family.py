@@ -1,0 +1,131 @@
+"""Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
+
+They execute plans with tiles of 64 keys, and 128 or at most 64 queries; if the head dimension leaves room, one product
+covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for arrays
+that TMA cannot address (rows not 16-byte aligned, zero or negative strides) and for plans of more than 240 tensor maps,
+with the same plan or, if they do not support its tile shape, a new plan of its pattern.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...choose.group_plans import Member, shared
+from ...choose.machine_gpu import chosen, workers_of
+from ...choose.specializations import DTYPES, TILE, executes
+from ...patterns import Pattern
+from ...planning import Plan
+from ...request.call import Call
+from ...schedule import compiler
+from ...schedule.group import workers
+from ...schedule.tensor_maps import MAPS
+from ..driver.device import Device
+from ..host.backward_pass import BackwardPass
+from ..host.family import Family, Launcher
+from ..host.forward_pass import ForwardPass
+from . import dynamic_masks
+from .backward import prepared as backwards
+from .forward import group as groups
+from .forward import prepared as forwards
+from .maps import ADDRESS_ALIGNMENT, readable
+
+__all__ = ["Hopper"]
+
+LARGEST_HEAD_DIM = 256
+_log = logging.getLogger("spattn.cuda")
+
+
+class Hopper:
+    """See :class:`~spattn.cuda.host.family.Family` and :class:`~spattn.cuda.host.family.Launcher`.
+
+    The family `fallback` computes calls whose arrays TMA cannot address.
+    """
+
+    name = "hopper"
+
+    def __init__(self, fallback: Family):
+        self._fallback = fallback
+        self.launcher: Launcher | None = self
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        return (
+            device.capability == (9, 0)
+            and dtype in DTYPES
+            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))
+        )
+
+    def tile(self, device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+        return TILE
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        if backward:
+            return plan.tile == TILE and not plan.ordered
+        return executes(*plan.tile)
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        """Plan a forward with the lowest predicted time, a backward tile by tile."""
+        each = workers_of(call.batch, call.heads_q, device.sm_count)
+        if backward:
+            return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
+        return chosen(pattern, call, each, max_bytes, device.sm_count)
+
+    def forward(self, call: ForwardPass) -> None:
+        launches = forwards.prepare(call)
+        addresses = call.q.pointer | call.k.pointer | call.v.pointer | call.out.pointer
+        if launches is not None and addresses % ADDRESS_ALIGNMENT == 0:
+            launches.run(call)
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("fall back to the portable kernels: %s", why_not(call))
+        self._fallback.forward(self._for_fallback(call))
+
+    def _for_fallback(self, call: ForwardPass) -> ForwardPass:
+        """Return the call with a plan that the fallback executes, if necessary a new one of its pattern."""
+        plan, device = call.plan, call.device
+        if self._fallback.accepts(plan):
+            return call
+        if plan.pattern is None:
+            why = why_not(call)
+            raise ValueError(f"plan: the portable kernels do not support tiles of {plan.tile}, and {why}")
+        batch, heads = call.q.shape[:2]
+        tile = self._fallback.tile(device, call.dtype, max(call.q.shape[3], call.v.shape[3]))
+        each = workers(2 * device.sm_count, batch * heads)
+        sizes = plan.pattern, plan.q_len, call.k.shape[2]
+        return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=each))
+
+    def backward(self, call: BackwardPass) -> None:
+        ready = backwards.prepare(call)
+        if ready is not None:
+            ready.run(call)
+            return
+        _log.debug(
+            "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
+        )
+        self._fallback.backward(call)
+
+    # Members of Launcher:
+    alignment = ADDRESS_ALIGNMENT
+    prepare = staticmethod(forwards.prepare)
+    prepare_backward = staticmethod(backwards.prepare)
+    group_key = staticmethod(groups.group_key)
+    group = staticmethod(groups.group)
+    forward_masked = staticmethod(dynamic_masks.forward)
+
+    def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
+        return shared(members, device.sm_count)
+
+
+def why_not(call: ForwardPass) -> str:
+    """Return why TMA cannot address the arrays of a call."""
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        if operand.pointer % ADDRESS_ALIGNMENT:
+            return f"{name} starts at {operand.pointer:#x}, which is not {ADDRESS_ALIGNMENT}-byte aligned"
+        if not readable(operand):
+            return (
+                f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
+                "aligned, and strides positive"
+            )
+    return f"the plan needs more than {MAPS[-1]} tensor maps"

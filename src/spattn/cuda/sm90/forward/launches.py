@@ -1,0 +1,171 @@
+"""Kernels and parameters of one forward or a group of them, for any addresses, scales and streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....choose.specializations import ARCH, TILE, Specialization, build, variant
+from ....schedule.reductions import Merges
+from ....schedule.tensor_maps import MAPS
+from ...driver.buffer import Buffer
+from ...driver.launch import Kernel, Launch, kernel, start
+from ...host.forward_pass import ForwardPass
+from ...host.score import score_macros
+from .params import Addresses, Template, maps_needed, pack_merge, structs
+from .tables import PlanLayout
+
+__all__ = ["COUNTERS", "MERGE_TABLES", "Launches", "Part", "Tables", "counters", "launch_ranges"]
+
+COUNTERS = 1024  # at most this many calls of a plan run at once on different streams
+MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
+_ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
+_ALIGNMENT = 256  # of a problem's partials, in bytes
+
+
+class Part(NamedTuple):
+    """A problem of a launch, with packed heads if possible, and its plan's device form."""
+
+    layout: PlanLayout
+    call: ForwardPass
+
+    @property
+    def maps(self) -> int:
+        """Number of tensor maps."""
+        return maps_needed(self.layout, self.call)
+
+
+class Tables(NamedTuple):
+    """Device tables of a launch.
+
+    Attributes
+    ----------
+    at : dict
+        Addresses of the tables of all problems.
+    merges : list of tuple
+        Addresses of MERGE_TABLES of each problem's combine kernel.
+    ranges : list of (int, int)
+        First task and number of tasks of each attention launch.
+    keys : float
+        Keys per work item, see :func:`~spattn.choose.specializations.item_keys`.
+    counter : callable
+        Returns the address of a task counter that no launch in flight uses.
+    buffers : tuple of Buffer
+        Buffers that own the tables.
+    """
+
+    at: dict[str, int]
+    merges: list[tuple[int, ...]]
+    ranges: list[tuple[int, int]]
+    keys: float
+    counter: Callable[[], int]
+    buffers: tuple[Buffer, ...]
+
+
+class Merging(NamedTuple):
+    """Combine launch of a problem."""
+
+    kernel: Kernel
+    blocks: int
+    head: tuple[int, ...]  # leading fields of Merge: arrays of the plan
+    tail: tuple[int, ...]  # trailing fields: sizes
+
+    def params(self, to: Addresses) -> bytes:
+        """Pack ``Merge``."""
+        return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, *self.tail)
+
+
+class Launches:
+    """:class:`~spattn.cuda.host.family.ForwardLaunches` of `parts`; `room` and `problems` are how many tensor maps and
+    problems the kernel's parameters hold. The device's context must be current."""
+
+    def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
+        call = parts[0].call
+        row = build(call.plan.block_q, _head_dim(call), tables.keys)
+        self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
+        self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
+        self.computes = len(self._blocks)
+        if self.computes:
+            self._attention = load("attention", row, call, room, problems, parts[0].layout.gathers)
+        self.template = Template(parts, tables.at, tables.ranges, room, problems)
+        self._merges = [_merging(*part, at) for part, at in zip(parts, tables.merges, strict=True)]
+        self._partials, self.workspace_bytes = [], 0
+        for _, own in parts:
+            of_rows, total = own.partial_bytes()
+            first = -(-self.workspace_bytes // _ALIGNMENT) * _ALIGNMENT
+            self._partials.append((first, first + of_rows))
+            self.workspace_bytes = first + total if total else self.workspace_bytes
+
+    def write(
+        self,
+        problems: Sequence[tuple[Any, ...]],
+        workspace: int,
+        stream: int,
+        early: int = 0,
+        moved: int = 0,
+        tables: Mapping[str, int] | None = None,
+    ) -> list[Launch]:
+        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
+        template, to, launches = self.template, [], []
+        for (q, k, v, out, lse, scale), (partial, partial_lse) in zip(problems, self._partials, strict=True):
+            to.append(Addresses(q, k, v, out, lse, workspace + partial, workspace + partial_lse, scale, moved))
+        moving = template.moving(to[0]) if self.moves else None
+        for number, blocks in enumerate(self._blocks):
+            params, at_once = template.fill(number, to, tables), number < early
+            launches.append(Launch(self._attention, blocks, params, stream, template.counter_at, moving, at_once))
+        for own, merge in zip(to, self._merges, strict=True):
+            if merge is not None:
+                launches.append(Launch(merge.kernel, merge.blocks, merge.params(own), stream))
+        return launches
+
+    def run(self, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
+        """Enqueue a call, the only problem of the launches."""
+        workspace = call.allocate(self.workspace_bytes) if self.workspace_bytes else 0
+        problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse, call.scale
+        start(self.write([problem], workspace, call.stream, tables=tables), self.counter)
+
+
+def launch_ranges(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """Return (first task, number of tasks) of each launch, for the concatenated tasks of the phases."""
+    starts = itertools.accumulate(map(len, phases[:-1]), initial=0)
+    return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
+
+
+def counters(at: int) -> Callable[[], int]:
+    """Return a function that cycles through the task counters at an address: calls in flight use different ones."""
+    return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
+
+
+def load(
+    name: str, row: Specialization, call: ForwardPass, room: int, problems: int = 1, gathers: bool = False
+) -> Kernel:
+    """Return the kernel `name` for `problems` problems and `room` tensor maps, with KV gathered or not."""
+    defines = variant(row, call.dtype, room, problems, gathers)
+    if name == "attention":
+        defines |= score_macros(call.score)
+    source, records = f"sm90/forward/{name}.cu", structs(room, problems)
+    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}")
+
+
+def merge_blocks(merges: Merges) -> int:
+    """Return the CTAs of merge.cu per head."""
+    return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+
+
+def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...]) -> Merging | None:
+    """Return the combine launch of a problem, whose tables are at addresses `at`; None if it combines nothing."""
+    blocks = merge_blocks(layout.merges)
+    if not blocks:
+        return None
+    batch, heads_q = call.q.shape[:2]
+    rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
+    merge = load("merge", build(TILE[0], _head_dim(call)), call, MAPS[0])
+    tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0
+    return Merging(merge, batch * heads_q * blocks, at, tail)
+
+
+def _head_dim(call: ForwardPass) -> int:
+    return max(call.q.shape[3], call.v.shape[3])

@@ -1,0 +1,103 @@
+// Score modification: turns dot products of q and k into the softmax's input.
+#pragma once
+
+#include <type_traits>
+
+#include "common/score.cuh"
+#include "sm90/forward/config.cuh"
+#include "sm90/forward/positions.cuh"
+#include "sm90/forward/softmax.cuh"
+
+namespace spattn::sm90 {
+
+// Scores without a score function. The exponent includes the scale's magnitude; apply() multiplies by its sign.
+struct PlainScores {
+  struct Keys {};
+
+  __device__ __forceinline__ void open(const Params&, const Assignment&, int) {}
+
+  __device__ __forceinline__ Keys next(const Params&) { return {}; }
+
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys&) const {
+    if (own.sign != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < kStepKV / 2; ++i) s[i] *= own.sign;
+    }
+  }
+
+  __device__ __forceinline__ static float scale_log2(const Problem& own) { return own.scale_log2; }
+};
+
+// Scores with a score function of the scaled score and the positions of query and key.
+struct ModifiedScores {
+  int query[2];     // positions of the thread's two rows
+  int entry, last;  // indices: the next iteration's first entry, the task's last entry
+  int key_view;     // view to which the entries' views are relative: see Work
+  float parameter;  // of the query head
+
+  struct GatheredPositions {
+    const int32_t* rows;
+
+    __device__ __forceinline__ int of(int cell) const { return __ldg(rows + cell); }
+  };
+
+  // Key positions of an iteration.
+  struct Keys {
+    std::conditional_t<kGathers, GatheredPositions, TilePositions> tile[kTiles];
+  };
+
+  __device__ __forceinline__ static void find(const Params& p, const View& view, const Entry& entry,
+                                              GatheredPositions& tile) {
+    tile.rows = key_rows(p, view, entry);
+  }
+
+  __device__ __forceinline__ static void find(const Params& p, const View& view, const Entry& entry,
+                                              TilePositions& tile) {
+    tile = tile_positions(view, entry.x, entry.y, entry.z, view.offset > 0 ? int(problem_of(p, view).moved) : 0);
+  }
+
+  // Looks up what the rows of the next task share; `row` is the thread's first row.
+  __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
+    const Problem& own = problem_of(p, assigned);
+    entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
+    parameter = own.score_values[assigned.head];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int64_t position;
+      query_position(p, assigned, row + 8 * h, position);  // arbitrary for padding
+      query[h] = int(position) + query_offset(own);
+    }
+  }
+
+  // Looks up the key positions of the task's next iteration; loads early, like masks.
+  __device__ __forceinline__ Keys next(const Params& p) {
+    Keys found;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const Entry& own = p.entries[min(entry + t, last)];  // arbitrary for the missing tile of the last iteration
+      find(p, p.key_views[key_view + own.view], own, found.tile[t]);
+    }
+    entry += kTiles;
+    return found;
+  }
+
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
+    const float scale = own.sign * own.scale_log2 * kLn2<float>;
+#pragma unroll
+    for (int column = 0; column < kStepKV / 4; ++column) {  // a column of this thread
+      const int at = column / 2 * 8 + column % 2;
+      const int key = keys.tile[at / kBlockKV].of(at % kBlockKV + threadIdx.x % 4 * 2);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& score = s[column / 2 * 4 + 2 * h + column % 2];
+        score = Score::value(score * scale, query[h], key, parameter);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static float scale_log2(const Problem&) { return kLog2E<float>; }
+};
+
+using Scores = std::conditional_t<kScored, ModifiedScores, PlainScores>;
+
+}  // namespace spattn::sm90

@@ -1,0 +1,157 @@
+"""A separate pattern per query head or batch entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...index_set import Runs
+from ..hints.closed_forms import Ends
+from ..sequence.basic import Causal
+from ..sequence.windows import SlidingWindow
+from .check import assign, integer
+from .class_registry import register
+from .composition import nesting
+from .pattern import Part, Pattern
+
+__all__ = ["PerBatch", "PerHead", "pattern_tuple"]
+
+_AXES = ("batch entry", "head")
+_SEVERAL = ("batch entries", "heads")
+
+
+def pattern_tuple(patterns: object) -> tuple[Pattern, ...]:
+    """Check a sequence of patterns and return it as a tuple."""
+    if isinstance(patterns, Pattern) or not isinstance(patterns, Iterable):
+        raise TypeError(f"patterns: expected a sequence of patterns, got {patterns!r}")
+    found = tuple(patterns)
+    for pattern in found:
+        if not isinstance(pattern, Pattern):
+            raise TypeError(f"patterns: expected patterns, got {pattern!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen(Pattern):
+    """Base class of PerBatch (`axis` 0) and PerHead (`axis` 1): :meth:`at` selects a pattern along `axis`."""
+
+    patterns: tuple[Pattern, ...]
+
+    axis: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        patterns, one = pattern_tuple(self.patterns), _AXES[self.axis]
+        for pattern in patterns:
+            own = pattern.sizes()[self.axis]
+            if own not in (0, 1, len(patterns)):
+                raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
+        if not patterns:
+            raise ValueError("patterns: expected at least one pattern, got none")
+        assign(self, patterns=patterns, **nesting(patterns))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
+
+    def sizes(self) -> tuple[int, int]:
+        other = 1 - self.axis
+        found = {p.sizes()[other] for p in self.patterns} - {1}
+        if len(found - {0}) > 1:
+            raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
+        sizes = max(found, default=1), len(self.patterns)
+        return sizes if self.axis else sizes[::-1]
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.patterns))
+
+    def at(self, batch: int, head: int) -> Pattern:
+        name, number = (("batch", batch), ("head", head))[self.axis]
+        several = len(self.patterns) > 1
+        chosen = integer(name, number, 0, len(self.patterns) - 1) if several else 0
+        return self.patterns[chosen].at(batch, head)
+
+    def _only(self) -> Pattern:
+        if len(self.patterns) > 1:
+            name, one, got = type(self).__name__, _AXES[self.axis], len(self.patterns)
+            raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
+        return self.patterns[0]
+
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]  # per instance
+        return any(p._has_order for p in self.patterns)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        return self._only().runs(q, kv_len)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return self._only().parts(q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._only().ends(q_len)
+
+
+@register(
+    "per_head",
+    example=lambda: (((Causal(), SlidingWindow(4, 0)),), 32),
+    typical=lambda: (((Causal(), SlidingWindow(511, 0)),), 4096),
+)
+@dataclass(frozen=True)
+class PerHead(Chosen):
+    """A separate pattern for each query head.
+
+    For models that mix local and global heads.
+
+    Parameters
+    ----------
+    patterns : tuple of Pattern
+        One per query head, or one per group of consecutive heads if their number divides the number of heads. All must
+        support the same number of batch entries.
+    """
+
+    axis = 1
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
+        own = sizes._replace(heads_q=1, heads_kv=1)
+        return cls(tuple(draw.pattern(own) for _ in range(heads))), sizes
+
+
+@register(
+    "per_batch",
+    example=lambda: (((SlidingWindow(4, 0),),), 32),  # one entry, for batch size 1
+    typical=lambda: (((SlidingWindow(511, 0),),), 4096),
+)
+@dataclass(frozen=True)
+class PerBatch(Chosen):
+    """A separate pattern for each batch entry.
+
+    For batches whose entries differ in global tokens, windows or cache lengths.
+
+    Parameters
+    ----------
+    patterns : tuple of Pattern
+        One per batch entry. All must support the same number of heads.
+
+    Examples
+    --------
+    >>> from spattn.patterns import GlobalTokens, SlidingWindow
+    >>> pattern = SlidingWindow(1) | PerBatch((GlobalTokens((0,)), GlobalTokens((3,))))
+    >>> pattern.index_set(4, 4, batch=0).row(2), pattern.index_set(4, 4, batch=1).row(0)
+    (array([0, 1, 2, 3]), array([0, 1, 3]))
+    """
+
+    axis = 0
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        own = sizes._replace(batch=1, heads_q=1, heads_kv=1)
+        return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes

@@ -1,6 +1,0 @@
-"""Draw patterns, and list well-known compositions."""
-
-from ..papers.recipes import gallery
-from .draw import draw
-
-__all__ = ["draw", "gallery"]

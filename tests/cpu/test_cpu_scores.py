@@ -1,0 +1,301 @@
+"""Score functions on every CPU path, forward and backward, against a dense float64 formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import spattn
+from spattn import Tiling, cpu, patterns
+from spattn.request.call import Call
+from spattn.request.score import Score
+from spattn.schedule import compiler
+from spattn.testing import DTYPES, assert_within_bound, count_orders, dense_mask, eps, inputs, random
+
+ISAS = cpu.instruction_sets()
+NAMES = ("out", "lse", "dq", "dk", "dv")
+HEADS, HEADS_KV, Q_LEN, KV_LEN = 4, 2, 90, 131
+SCORES = {
+    "softcap": Score("softcap", (30.0, 0.5, -2.0, 5.0)),
+    "alibi": Score("alibi", (0.5, -0.25, 0.0, 2.0**-4)),
+}
+CLUSTERS = patterns.Clusters(np.random.default_rng(0).integers(-1, 4, (HEADS, KV_LEN)))
+STRIDED = patterns.strided(8)
+IMAGE = patterns.Neighborhood((12, 12), 5)
+each_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+each_tile = pytest.mark.parametrize(
+    "tile", [(48, 64), (64, 128), (8, 64), (1, 64)], ids=["vectors", "AMX", "decode", "pairs"]
+)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def dense(dtype, score, q, k, v, mask, scale, dout, dlse, *, order=0, ulps=None):
+    """Out, lse, dq, dk and dv by the formula, with every step rounded to `dtype`.
+
+    Other values of `order` permute keys and features, sum scores sequentially, or use powers of 2, as kernels do.
+    Unless `ulps` is None the backward takes weights and delta from the rounded results, as kernels do, with an error of
+    as many units in the last place.
+    """
+    wide = np.promote_types(dtype, np.float32)
+    group, rng = q.shape[1] // k.shape[1], np.random.default_rng(order)
+    keys, features, columns = (
+        rng.permutation(n) if order else np.arange(n) for n in (k.shape[2], *q.shape[3:], v.shape[3])
+    )
+    distance = keys[None, :] - np.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None]
+    mask, (q, k, v, dout) = mask[..., keys], (x.astype(wide) for x in (q, k, v, dout))
+    q, dout = q[..., features], dout[..., columns]
+    k, v = (np.repeat(x[:, :, keys][..., own], group, axis=1) for x, own in ((k, features), (v, columns)))
+    parameter = np.array(score.values, wide)[:, None, None]
+
+    def rounded(x):
+        return x.astype(dtype).astype(wide)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        s = rounded(rounded(in_sequence(q, k) if order & 1 else q @ k.swapaxes(2, 3)) * wide.type(scale))
+        if score.name == "softcap":
+            t = rounded(np.tanh(s / parameter))
+            s, derivative = rounded(parameter * t), rounded(1 - t * t)
+        else:
+            s, derivative = rounded(s + parameter * distance.astype(wide)), np.ones_like(s)
+        s = np.where(mask, s, -np.inf)
+        largest = s.max(axis=3, keepdims=True, initial=-np.inf)
+        p = s - np.where(largest == -np.inf, 0, largest)
+        p = np.exp2(p * wide.type(np.log2(np.e))) if order & 2 else np.exp(p)
+        total = p.sum(axis=3, keepdims=True)
+        lse = largest + np.log(total)
+        p = rounded(p / np.where(total == 0, 1, total))
+        out = rounded(p @ v)
+        if ulps is not None:
+            wrong = np.where(total == 0, 0, lse + ulps * np.spacing(np.where(total == 0, 1, lse)))
+            p, out_read = rounded(np.exp(s - wrong)), out + ulps * np.spacing(out.astype(dtype)).astype(wide)
+    dp = rounded(dout @ v.swapaxes(2, 3))
+    delta = ((p * dp).sum(3) if ulps is None else (dout * out_read).sum(3)) - dlse
+    ds = rounded(
+        np.where(p != 0, p * (dp - rounded(delta)[..., None]) * np.where(p != 0, derivative, 0), 0) * wide.type(scale)
+    )
+
+    def over_group(x, *own):
+        x = x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(axis=2)
+        back = np.empty_like(x)
+        back[:, :, own[0][:, None], own[1][None, :]] = x
+        return back.astype(dtype)
+
+    dq, result = np.empty_like(q), np.empty_like(out)
+    with np.errstate(invalid="ignore"):
+        dq[..., features], result[..., columns] = ds @ k, out
+    dk, dv = over_group(ds.swapaxes(2, 3) @ q, keys, features), over_group(p.swapaxes(2, 3) @ dout, keys, columns)
+    return result.astype(dtype), lse[..., 0], dq.astype(dtype), dk, dv
+
+
+def in_sequence(q, k):
+    """``q @ k.T``, one product after another."""
+    total = np.zeros((*q.shape[:3], k.shape[2]), q.dtype)
+    for d in range(q.shape[3]):
+        total += q[..., d, None] * k[..., None, :, d]
+    return total
+
+
+def run(score, q, k, v, plan, scale, dout, dlse, isa):
+    call = replace(Call.of(q, k, v, scale=scale), score=score)
+    out, lse = cpu.prepare(call, plan, isa=isa)(q, k, v, scale)
+    return out, lse, *cpu.prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, scale)
+
+
+def problem(dtype, q_len=Q_LEN, kv_len=KV_LEN, head_dim=32, head_dim_v=24, with_dlse=True):
+    q, k, v = inputs(
+        1, HEADS, HEADS_KV, q_len=q_len, kv_len=kv_len, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype
+    )
+    dout = random((1, HEADS, q_len, head_dim_v), dtype, seed=99)
+    lse_dtype = "float64" if dtype == "float64" else "float32"
+    return q, k, v, dout, random((1, HEADS, q_len), lse_dtype, seed=98) if with_dlse else None
+
+
+def check(score, pattern, plan, q, k, v, dout, dlse, scale=0.4, names=NAMES):
+    """Every instruction set within the bound, for the results in `names`."""
+    exact = np.longdouble if q.dtype == np.float64 else np.float64
+    mask = dense_mask(pattern, 1, HEADS, q.shape[2], k.shape[2])
+    args = score, q, k, v, mask, scale, dout, np.float32(0) if dlse is None else dlse
+    expected = dense(np.dtype(exact), *args)
+    low = [
+        dense(q.dtype, *args, order=order, ulps=(None, -1, 0, 1)[order * 5 // 4 % 4])
+        for order in range(max(8, count_orders(q, k, mask)))
+    ]
+    for isa in ISAS:
+        got = run(score, q, k, v, plan, scale, dout, dlse, isa)
+        for name, x, want, *lossy in zip(NAMES, got, expected, *low, strict=True):
+            if name not in names:
+                continue
+            assert_within_bound(x, want, lossy, q.dtype, f"{isa} {name}")
+
+
+def planned(pattern, tile, workers=1, q_len=Q_LEN, kv_len=KV_LEN, **options):
+    plan = compiler.plan(pattern, q_len, kv_len, heads=HEADS, tile=tile, workers=workers, **options)
+    assert plan.tile == tile
+    return plan
+
+
+@each_tile
+@pytest.mark.parametrize("pattern", [STRIDED, CLUSTERS], ids=["partials", "permuted"])
+@each_dtype
+@each_score
+def test_tiles(score, dtype, pattern, tile):
+    """Items in pieces, which are combined; permuted tokens, and rows that attend to nothing."""
+    plan = planned(pattern, tile, workers=8, ordered=pattern is CLUSTERS)
+    assert (plan.slots > 0, plan.ordered) == (pattern is STRIDED, pattern is CLUSTERS)
+    check(score, pattern, plan, *problem(dtype))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@each_tile
+@each_dtype
+@each_score
+def test_random_masks(score, dtype, tile, seed):
+    """A mask per head, joined with a window and sinks, and cut by another one; some rows attend to nothing."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((HEADS, Q_LEN, KV_LEN)) < rng.choice([0.02, 0.3, 0.9], (HEADS, Q_LEN, 1))
+    pattern = (patterns.Mask(mask) | patterns.SlidingWindow(9, 2) | patterns.Sinks(3)) & ~patterns.Mask(mask[::-1])
+    allowed = dense_mask(pattern, 1, HEADS, Q_LEN, KV_LEN)
+    assert 0 < allowed.sum() < allowed.size
+    check(score, pattern, planned(pattern, tile, workers=seed * 4 + 1), *problem(dtype))
+
+
+@each_tile
+@each_dtype
+def test_infinite_key(dtype, tile):
+    """The score at an infinite key is ±cap: the rows that see it take the float64 fallback."""
+    q, k, v, dout, dlse = problem(dtype)
+    pattern = patterns.SlidingWindow(20, 5)
+    k[:, :, 70, 3] = np.inf
+    plan = planned(pattern, tile)
+    check(SCORES["softcap"], pattern, plan, q, k, v, dout, dlse, names=("out", "lse"))
+    assert all(np.isfinite(run(None, q, k, v, plan, 0.4, dout, dlse, isa)[1]).mean() < 0.9 for isa in ISAS)
+
+
+@pytest.mark.parametrize("q_len, pattern", [(1, patterns.Full()), (3, patterns.Causal())])
+@each_dtype
+@each_score
+def test_few_queries(score, dtype, q_len, pattern):
+    """The heads of a group are rows of one matrix, each with its own parameter."""
+    plan = planned(pattern, (16, 64), q_len=q_len, kv_len=300)
+    check(score, pattern, plan, *problem(dtype, q_len, 300, head_dim=64, head_dim_v=64, with_dlse=False))
+
+
+@each_dtype
+@each_score
+def test_neighbourhoods(score, dtype):
+    """Boxes of few queries and of keys, whose positions are not evenly spaced."""
+    plan = spattn.plan(IMAGE, 144, tiling=Tiling(tile=(4, 64), box=(2, 2)), heads=HEADS)
+    assert [1, 2, 2] in plan.views["box"].tolist()
+    check(score, IMAGE, plan, *problem(dtype, 144, 144))
+
+
+@pytest.mark.parametrize("head_dim, head_dim_v", [(1, 7), (40, 72), (128, 64)])
+@each_dtype
+@each_score
+def test_head_dims(score, dtype, head_dim, head_dim_v):
+    pattern = patterns.Causal()
+    check(score, pattern, planned(pattern, (64, 64)), *problem(dtype, head_dim=head_dim, head_dim_v=head_dim_v))
+
+
+@pytest.mark.parametrize("tile", [(48, 64), (8, 64), (1, 64)], ids=str)
+@pytest.mark.parametrize("scale", [0.0, -0.4, 1e4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_score
+def test_scales(score, dtype, scale, tile):
+    """Huge scores saturate a soft-cap; with a linear function the rows take the float64 fallback."""
+    pattern = patterns.SlidingWindow(20, 20)
+    check(score, pattern, planned(pattern, tile), *problem(dtype), scale=scale)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tanh(dtype, isa):
+    """The lse of a row with one key is its score, here tanh(x): within 2 ulp, and half of one for lse."""
+    rng = np.random.default_rng(0)
+    size = np.concatenate([np.exp(rng.uniform(np.log(1e-30), np.log(30), 20000)), rng.uniform(0, 3, 20000)])
+    x = (size * rng.choice([-1, 1], size.size)).astype(dtype)
+    q, k = x.reshape(1, 1, -1, 1), np.ones((1, 1, 1, 1), dtype)
+    call = replace(Call.of(q, k, k, scale=1.0), score=Score("softcap", (1.0,)))
+    plan = compiler.plan(patterns.Full(), x.size, 1, tile=(48, 64))
+    _, lse = cpu.prepare(call, plan, isa=isa)(q, k, k, 1.0)
+    exact = np.tanh(x.astype(np.longdouble))
+    assert (np.abs(lse.ravel() - exact) / np.spacing(np.abs(exact).astype(dtype))).max() < 2.5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@each_tile
+@each_dtype
+def test_infinite_scores(dtype, tile, isa):
+    """A slope beside which all else rounds to nothing: +inf at masked keys, -inf at allowed ones, which it removes."""
+    q, k, v, dout, dlse = problem(dtype)
+    slope = 1e308 if dtype == "float64" else 3e38
+    if dtype == "float64":  # in which the float64 fallback overflows as well
+        v[:, :, :40] = np.nan
+    plan = planned(patterns.Causal(), tile)
+    out, lse, dq, dk, dv = run(Score("alibi", (slope,) * HEADS), q, k, v, plan, 0.4, dout, dlse, isa)
+    own = np.repeat(v[:, :, -Q_LEN:], HEADS // HEADS_KV, axis=1)
+    np.testing.assert_allclose(*(x[:, :, 1:].astype(np.float64) for x in (out, own)), rtol=2 * eps(dtype))
+    assert np.isfinite(lse[:, :, 1:]).all()
+    assert (dk[:, :, : KV_LEN - Q_LEN] == 0).all() and (dv[:, :, : KV_LEN - Q_LEN] == 0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@each_tile
+@each_dtype
+def test_undefined_scores_of_masked_pairs(dtype, tile, isa):
+    """0 * tanh(0 / 0) is NaN at masked keys, and 0 * tanh(x / 0) is 0 at the allowed ones."""
+    q, k, v, dout, dlse = problem(dtype)
+    pattern = patterns.SlidingWindow(20, 0)
+    k[:, :, 100:] = 0
+    q[:, :, 100 + Q_LEN - KV_LEN :] = 0
+    rows = slice(0, 100 + Q_LEN - KV_LEN)  # these queries see keys below 100
+    got = run(Score("softcap", (0.0,) * HEADS), q, k, v, planned(pattern, tile), 0.4, dout, dlse, isa)
+    counts = dense_mask(pattern, 1, HEADS, Q_LEN, KV_LEN).sum(axis=3)
+    np.testing.assert_allclose(got[1][:, :, rows], np.log(counts)[:, :, rows], rtol=1e-6)
+    assert np.isfinite(got[0][:, :, rows]).all()
+    assert np.isnan(got[1][:, :, rows.stop :]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@each_tile
+@each_dtype
+@each_score
+def test_hidden_keys(score, dtype, tile, bad, isa):
+    """NaN and infinities at keys that no query sees leave every result as it is."""
+    q, k, v, dout, dlse = problem(dtype)
+    pattern = patterns.SlidingWindow(20, 0)
+    plan, seen = planned(pattern, tile), dense_mask(pattern, 1, 1, Q_LEN, KV_LEN)[0, 0].any(axis=0)
+    assert not seen.all()
+    clean = run(score, q, k, v, plan, 0.4, dout, dlse, isa)
+    k[:, :, ~seen], v[:, :, ~seen] = bad, bad
+    for x, y in zip(clean, run(score, q, k, v, plan, 0.4, dout, dlse, isa), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@each_dtype
+@each_score
+def test_threads(score, dtype):
+    args = problem(dtype)
+    for tile in [(48, 64), (8, 64), (1, 64)]:
+        plan, found = planned(CLUSTERS, tile, workers=8), []
+        for threads in (1, 2):
+            with threadpool_limits(threads):
+                found.append([x.tobytes() for x in run(score, *args[:3], plan, 0.4, *args[3:], ISAS[0])])
+        assert found[0] == found[1]
+
+
+def test_identity():
+    """A named identity has the bits of a call without a score function; values are checked."""
+    q, k, v, dout, dlse = problem("float32")
+    plan = planned(patterns.Causal(), (48, 64))
+    found = [run(score, q, k, v, plan, 0.4, dout, dlse, ISAS[0]) for score in (None, Score("identity", (0.0,) * HEADS))]
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+    with pytest.raises(ValueError, match="score: expected one of identity, softcap, alibi with 4 values, got .*1.0"):
+        run(Score("softcap", (1.0,)), q, k, v, plan, 0.4, dout, dlse, ISAS[0])
+    with pytest.raises(ValueError, match="score: expected one of identity, softcap, alibi with 4 values, got .*cube"):
+        run(Score("cube", (1.0,) * HEADS), q, k, v, plan, 0.4, dout, dlse, ISAS[0])
