@@ -12,7 +12,7 @@ __all__ = ["BOOL", "FLOAT", "INT", "Builder", "Graph", "Operation"]
 FLOAT, INT, BOOL = "float", "int", "bool"
 
 # Inputs: `number` distinguishes parameters and tables; constants have their value in `number`.
-INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT}
+INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT, "offset": INT}  # offset: kv_len - q_len
 _COMPARISONS = ("eq", "ne", "lt", "le")
 _OF_TRUTH = ("and", "or", "xor", "not")
 _OF_FLOATS = ("exp", "log", "tanh", "sigmoid", "sqrt", "div", "pow")

@@ -235,7 +235,7 @@ class Symbol:
         )
 
     __float__ = _number
-    __int__ = _number  # type: ignore[assignment]
+    __int__ = _number
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"score: a number per pair has no elements{_where()}")
@@ -257,6 +257,18 @@ class Symbol:
     def __torch_function__(cls, function: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
         recorder = next(x.recorder for x in (*operands, *(options or {}).values()) if isinstance(x, Symbol))
         return _torch_call(recorder, function, operands, options or {})
+
+    def __neg__(self) -> Symbol:
+        return self.recorder.apply("neg", self)
+
+    def __pos__(self) -> Symbol:
+        return self
+
+    def __abs__(self) -> Symbol:
+        return self.recorder.apply("abs", self)
+
+    def __invert__(self) -> Symbol:
+        return self.recorder.apply("not", self)
 
     # The methods of tensors that FlexAttention's functions use.
     def abs(self) -> Symbol:
@@ -326,10 +338,6 @@ for _method, _name in {
     setattr(Symbol, f"__r{_method}__", _operator(_name, reverse=True))
 for _method in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Symbol, f"__{_method}__", _operator(_method))
-setattr(Symbol, "__neg__", lambda self: self.recorder.apply("neg", self))
-setattr(Symbol, "__pos__", lambda self: self)
-setattr(Symbol, "__abs__", lambda self: self.recorder.apply("abs", self))
-setattr(Symbol, "__invert__", lambda self: self.recorder.apply("not", self))
 
 
 def _clamp(recorder: _Recorder, x: Any, min: Any = None, max: Any = None) -> Symbol:
@@ -436,7 +444,7 @@ def _used(graph: Graph, recorder: _Recorder) -> Traced:
 
 
 def _run(function: Callable[..., Any], symbols: Sequence[Symbol], recorder: _Recorder) -> Any:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None:
         return function(*symbols)
     from torch.overrides import TorchFunctionMode
@@ -478,8 +486,8 @@ def _code(function: Any) -> types.CodeType | None:
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)
+    if not isinstance(function, types.FunctionType):
+        function = type(function).__dict__.get("__call__")
     code = getattr(function, "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
@@ -532,7 +540,7 @@ def _table(value: Any) -> Any:
 def _where() -> str:
     """The line of the score function that is being executed."""
     package = __name__.rpartition(".")[0]
-    for frame, line in reversed(list(traceback.walk_stack(None))[::-1]):
+    for frame, line in traceback.walk_stack(None):
         module = frame.f_globals.get("__name__", "")
         if not module.startswith((package, "torch", "numpy")):
             return f" ({frame.f_code.co_filename}, line {line})"
