@@ -1,12 +1,64 @@
-"""Score functions of the kernels. They are not public yet: only tests pass one to a call."""
+"""What a call's score function and sinks are, for kernels."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "Score", "check_score"]
+from ..score.program import Program
+
+__all__ = ["KINDS", "Score", "ScoreOperands", "TableType", "check_score"]
 
 KINDS = ("identity", "softcap", "alibi")  # files in scores/; kernels use the index
+
+
+class TableType(NamedTuple):
+    """What kernels are compiled for of a captured array.
+
+    Attributes
+    ----------
+    dtype : str
+    shape, strides : tuple of int
+        Strides in elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class ScoreOperands(NamedTuple):
+    """The score function and the sinks of a call, with the values that they have at this call.
+
+    Kernels apply the function to the scaled score of every allowed pair, before they take the maximum, and its
+    derivative in the backward pass. The last query has the position of the last key.
+
+    Attributes
+    ----------
+    program : Program or None
+        None is the identity.
+    parameters : tuple of float or int
+        Captured numbers, by the index of ``parameter`` operations.
+    tables : tuple of arrays
+        Captured arrays, by the index of ``look_up`` operations, on the call's device and of its array library.
+    types : tuple of TableType
+        Of the tables.
+    sinks : (heads_q,) array or None
+        A logit per query head that takes part in the softmax without a value: float32, or float64 if q is.
+    wanted : tuple of bool
+        Which tables need a gradient in the backward pass.
+    """
+
+    program: Program | None
+    parameters: tuple[float, ...] = ()
+    tables: tuple[Any, ...] = ()
+    types: tuple[TableType, ...] = ()
+    sinks: Any = None
+    wanted: tuple[bool, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What cached dispatches depend on: no values."""
+        return self.program, self.types, self.sinks is not None, self.wanted
 
 
 class Score(NamedTuple):

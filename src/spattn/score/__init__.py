@@ -1,0 +1,1 @@
+"""Score functions: traced once, differentiated by rule."""

@@ -1,0 +1,201 @@
+"""Expression graphs of score functions: operations in an order in which they can be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["BOOL", "FLOAT", "INT", "Builder", "Graph", "Operation"]
+
+FLOAT, INT, BOOL = "float", "int", "bool"
+
+# Inputs: `number` distinguishes parameters and tables; constants have their value in `number`.
+INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT, "offset": INT}  # offset: kv_len - q_len
+_COMPARISONS = ("eq", "ne", "lt", "le")
+_OF_TRUTH = ("and", "or", "xor", "not")
+_OF_FLOATS = ("exp", "log", "tanh", "sigmoid", "sqrt", "div", "pow")
+_COMMUTE = ("add", "mul", "minimum", "maximum", "eq", "ne", "and", "or", "xor")
+
+
+class Operation(NamedTuple):
+    """An operation on earlier ones.
+
+    Attributes
+    ----------
+    name : str
+        Of the operation; ``"parameter"``, ``"constant"`` and those of INPUTS have no operands.
+    operands : tuple of int
+        Indices of earlier operations.
+    dtype : str
+        FLOAT, INT or BOOL.
+    number : int or float or bool
+        Value of a constant; index of a parameter or table; else 0.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    dtype: str
+    number: float = 0
+
+
+class Graph(NamedTuple):
+    """A score function without its captured values: equal graphs share compiled code.
+
+    Attributes
+    ----------
+    operations : tuple of Operation
+        In order; the last ones need not be the results.
+    results : tuple of int
+        Indices of the results.
+    """
+
+    operations: tuple[Operation, ...]
+    results: tuple[int, ...]
+
+    def inputs(self, of: int) -> frozenset[str]:
+        """Names of the inputs that an operation depends on."""
+        return self.dependence()[of]
+
+    def dependence(self) -> list[frozenset[str]]:
+        """Names of the inputs that each operation depends on."""
+        found: list[frozenset[str]] = []
+        for name, operands, _, _ in self.operations:
+            own = frozenset([name]) if name in INPUTS else frozenset()
+            found.append(own.union(*(found[x] for x in operands)))
+        return found
+
+    def only(self, results: Iterable[int]) -> Graph:
+        """The operations that some results need, renumbered."""
+        wanted = list(results)
+        needed = set(wanted)
+        for index in range(len(self.operations) - 1, -1, -1):
+            if index in needed:
+                needed.update(self.operations[index].operands)
+        order = sorted(needed)
+        new = {old: at for at, old in enumerate(order)}
+        kept = (self.operations[old] for old in order)
+        operations = tuple(op._replace(operands=tuple(new[x] for x in op.operands)) for op in kept)
+        return Graph(operations, tuple(new[x] for x in wanted))
+
+
+class Builder:
+    """Append operations: equal ones are shared, those on constants are computed, and neutral ones are dropped."""
+
+    def __init__(self, start: Sequence[Operation] = ()) -> None:
+        self.operations = list(start)
+        self._known = {operation: index for index, operation in enumerate(start)}
+
+    def dtype(self, index: int) -> str:
+        """Dtype of an operation."""
+        return self.operations[index].dtype
+
+    def input(self, name: str) -> int:
+        """An input of the function."""
+        return self._append(Operation(name, (), INPUTS[name]))
+
+    def constant(self, value: float) -> int:
+        """A number."""
+        dtype = BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT
+        return self._append(Operation("constant", (), dtype, value))
+
+    def parameter(self, number: int, dtype: str) -> int:
+        """A captured number, which is read at each call."""
+        return self._append(Operation("parameter", (), dtype, number))
+
+    def look_up(self, table: int, dtype: str, indices: Sequence[int]) -> int:
+        """An element of a captured array; negative indices count from the end, as in Python."""
+        return self._append(Operation("look_up", tuple(indices), dtype, table))
+
+    def apply(self, name: str, *operands: int) -> int:
+        """The result of an operation, with operands converted to one dtype."""
+        operands = self._converted(name, operands)
+        known = self._folded(name, operands)
+        if known is not None:
+            return known
+        if name in _COMMUTE:
+            operands = tuple(sorted(operands))
+        if name in _COMPARISONS or name in _OF_TRUTH:
+            dtype = BOOL
+        elif name in ("to_float", "to_int"):
+            dtype = FLOAT if name == "to_float" else INT
+        else:
+            dtype = self.dtype(operands[-1])
+        return self._append(Operation(name, operands, dtype))
+
+    def _append(self, operation: Operation) -> int:
+        # Operations compare equal if 1 == 1.0 == True; the dtype tells them apart. 0.0 and -0.0 are equal, too.
+        if operation.dtype == FLOAT and operation.name == "constant" and operation.number == 0:
+            operation = operation._replace(number=0.0)
+        found = self._known.get(operation)
+        if found is None:
+            found = self._known[operation] = len(self.operations)
+            self.operations.append(operation)
+        return found
+
+    def _converted(self, name: str, operands: Sequence[int]) -> tuple[int, ...]:
+        if name in ("to_float", "to_int"):
+            return tuple(operands)
+        if name == "where":
+            test, *values = operands
+            return (self._truth(test), *self._common(values))
+        if name in _OF_TRUTH:
+            return tuple(self._truth(x) for x in operands)
+        if name in _OF_FLOATS:
+            return tuple(self.to_float(x) for x in operands)
+        return self._common(operands)
+
+    def _common(self, operands: Sequence[int]) -> tuple[int, ...]:
+        convert = self.to_float if any(self.dtype(x) == FLOAT for x in operands) else self._to_int
+        return tuple(convert(x) for x in operands)
+
+    def _truth(self, x: int) -> int:
+        return x if self.dtype(x) == BOOL else self.apply("ne", x, self.constant(0))
+
+    def to_float(self, x: int) -> int:
+        """The operation as a float."""
+        return x if self.dtype(x) == FLOAT else self.apply("to_float", x)
+
+    def _to_int(self, x: int) -> int:
+        return self.apply("to_int", x) if self.dtype(x) == BOOL else x
+
+    def value(self, index: int) -> Any:
+        """The number that a constant holds, or None."""
+        operation = self.operations[index]
+        return operation.number if operation.name == "constant" else None
+
+    def _folded(self, name: str, operands: tuple[int, ...]) -> int | None:
+        values = [self.value(x) for x in operands]
+        if operands and None not in values:
+            return self._computed(name, operands, values)
+        if name in ("add", "mul", "sub", "div"):
+            a, b = operands
+            zero, one = 0, 1
+            if name == "add" and zero in values:
+                return b if values[0] == zero else a
+            if name == "mul" and one in values:
+                return b if values[0] == one else a
+            if name == "sub" and values[1] == zero:
+                return a
+            if name == "div" and values[1] == one:
+                return a
+        if name == "where" and values[0] is not None:
+            return operands[1] if values[0] else operands[2]
+        if name in ("minimum", "maximum", "and", "or") and operands[0] == operands[1]:
+            return operands[0]
+        return operands[1] if name == "where" and operands[1] == operands[2] else None
+
+    def _computed(self, name: str, operands: tuple[int, ...], values: Sequence[Any]) -> int | None:
+        from .evaluate import FUNCTIONS
+
+        dtype = self.dtype(operands[0]) if name != "where" else self.dtype(operands[1])
+        if name in ("floordiv", "mod") and values[1] == 0:
+            return None
+        numbers = (np.float64(x) if isinstance(x, float) else x for x in values)
+        with np.errstate(all="ignore"):
+            found = FUNCTIONS[name](*numbers)
+        if name in _COMPARISONS or name in _OF_TRUTH:
+            return self.constant(bool(found))
+        kind = FLOAT if name == "to_float" or (dtype == FLOAT and name != "to_int") else INT
+        return self.constant(float(found) if kind == FLOAT else int(found))

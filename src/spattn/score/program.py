@@ -1,0 +1,104 @@
+"""Programs of score functions: the value, its derivatives, and which inputs each operation depends on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .gradient import Captured, derivatives
+from .graph import FLOAT, Graph
+
+__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "program_of", "scopes"]
+
+# Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
+# per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
+CALL, HEAD, QUERY, KEY, DIAGONAL, PAIR = "call", "head", "query", "key", "diagonal", "pair"
+_OF_INPUT = {"score": PAIR, "b": HEAD, "h": HEAD, "q": QUERY, "k": KEY, "offset": CALL}
+
+
+class Program(NamedTuple):
+    """A score function without captured values. Equal programs share kernels.
+
+    Attributes
+    ----------
+    graph : Graph
+        Its results are the value, d value / d score, and one derivative for each of `captured`.
+    captured : tuple of Captured
+        The uses of captured floats that the value depends on.
+    """
+
+    graph: Graph
+    captured: tuple[Captured, ...]
+
+    @property
+    def forward(self) -> Graph:
+        """The graph of the value alone."""
+        return self.graph.only(self.graph.results[:1])
+
+    @property
+    def backward(self) -> Graph:
+        """The graph of the value and d value / d score."""
+        return self.graph.only(self.graph.results[:2])
+
+
+def program_of(graph: Graph) -> Program:
+    """Differentiate a traced graph."""
+    found = derivatives(graph)
+    wanted = [*found.graph.results, *(use.derivative for use in found.captured)]
+    indices = [index for use in found.captured for index in use.indices]
+    whole = found.graph.only([*wanted, *indices])
+    results, rest = whole.results[: len(wanted)], iter(whole.results[len(wanted) :])
+    captured = tuple(
+        use._replace(indices=tuple(next(rest) for _ in use.indices), derivative=at)
+        for use, at in zip(found.captured, results[2:], strict=True)
+    )
+    return Program(Graph(whole.operations, results), captured)
+
+
+def scopes(graph: Graph) -> tuple[str, ...]:
+    """The scope of each operation."""
+    found: list[str] = []
+    slopes: list[tuple[int, int] | None] = []  # (of q, of k) of integers that are affine in both; None for others
+    for name, operands, dtype, _ in graph.operations:
+        slope = None if dtype == FLOAT else _slope(name, operands, slopes, graph)
+        scope = _OF_INPUT.get(name, CALL)
+        for operand in operands:
+            scope = _joined(scope, found[operand])
+        if slope is not None and slope[0] == -slope[1] and scope == PAIR:
+            scope = DIAGONAL if slope[0] else HEAD
+        found.append(scope)
+        slopes.append(slope)
+    return tuple(found)
+
+
+def _joined(a: str, b: str) -> str:
+    for smaller in (CALL, HEAD):
+        if smaller in (a, b):
+            return b if a == smaller else a
+    return a if a == b else PAIR
+
+
+def _slope(
+    name: str, operands: tuple[int, ...], slopes: list[tuple[int, int] | None], graph: Graph
+) -> tuple[int, int] | None:
+    known = {"q": (1, 0), "k": (0, 1)}.get(name)
+    if known is not None:
+        return known
+    if not operands:
+        return 0, 0
+    given = [slopes[x] for x in operands]
+    if any(x is None for x in given) or name == "score":
+        return None
+    if all(x == (0, 0) for x in given):
+        return 0, 0
+    if name in ("add", "sub"):
+        (a, b), (c, d) = given  # type: ignore[misc]
+        return (a + c, b + d) if name == "add" else (a - c, b - d)
+    if name == "neg":
+        ((a, b),) = given  # type: ignore[misc]
+        return -a, -b
+    if name == "mul":
+        for one, other in (operands, operands[::-1]):
+            operation, slope = graph.operations[one], slopes[other]
+            if operation.name == "constant" and slope is not None:
+                return slope[0] * int(operation.number), slope[1] * int(operation.number)
+    return None
