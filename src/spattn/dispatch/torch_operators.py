@@ -181,9 +181,13 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = DEFAULT,
+    **modified: Any,
 ) -> Any:
-    """Implement :func:`spattn.attention` while PyTorch traces the call."""
+    """Implement :func:`spattn.attention` while PyTorch traces the call; `modified` has a score function or sinks."""
     check_options(backend, return_lse, precision, layout)
+    if modified:
+        options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
+        return _with_score(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
@@ -209,9 +213,13 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = DEFAULT,
+    **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
+    if modified:
+        options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
+        return _with_score(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
@@ -269,6 +277,17 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
     """Run the backward pass as :func:`_eager` runs the forward pass."""
     found = calls.attention_backward(*arguments, **options)
     return attention_backward(*arguments, **options) if found is NotImplemented else found
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _with_score(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
+    if traced(arguments[0]):
+        raise TypeError(
+            "score, sinks: a PyTorch graph of one piece does not support them yet; use torch.compile without "
+            "fullgraph=True, or call spattn.attention outside the graph"
+        )
+    return function(*arguments, **options)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

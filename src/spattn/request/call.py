@@ -14,7 +14,6 @@ from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_
 
 if TYPE_CHECKING:
     from .layout import Layout
-    from .score import Score
 
 __all__ = [
     "LARGEST_HEAD_DIM",
@@ -56,8 +55,8 @@ class Call:
         Precision of the matrix products; None means the precision of `dtype`.
     return_lse : bool
         Whether lse is required.
-    score : Score or None
-        Score function; None means the identity.
+    score : ScoreOperands or None
+        Score function and sinks; None means the identity without sinks.
     """
 
     q: Any = field(repr=False)
@@ -77,7 +76,7 @@ class Call:
     scale: float
     precision: str | None = None
     return_lse: bool = True
-    score: Score | None = None
+    score: Any = None
 
     @classmethod
     def of(
