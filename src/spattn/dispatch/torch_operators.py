@@ -307,11 +307,14 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 # -- in a layer --------------------------------------------------------------------------------------------------------
 
 
-def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern) -> Any:
+def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `text` is the serialized pattern, which lets torch.compile guard on the pattern's value and not on its identity.
+    `modified` has a score function and sinks, or nothing. `text` is the serialized pattern, which lets torch.compile
+    guard on the pattern's value and not on its identity.
     """
+    if modified:
+        return _with_score(_attend_padded, q, k, v, valid, pattern, **modified)
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]
     if valid is None:
@@ -319,5 +322,5 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
     return _without_text_or_tensors(_attend_padded, q, k, v, valid, pattern)
 
 
-def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern) -> Any:
-    return _eager(q, k, v, pattern & _padding(valid))
+def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
+    return _eager(q, k, v, pattern if valid is None else pattern & _padding(valid), **modified)
