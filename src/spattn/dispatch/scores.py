@@ -14,7 +14,7 @@ from ..request.call import Call, check_gradients
 from ..request.score import ScoreOperands, TableType
 from ..score.graph import Graph
 from ..score.program import Program, program_of
-from ..score.tracing import trace
+from ..score.tracing import Traced, trace
 
 __all__ = ["Given", "gradients_of", "read"]
 
@@ -61,7 +61,7 @@ def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backwa
 
     Parameters
     ----------
-    score : callable or None
+    score : callable, Traced or None
     sinks : array or None
     q, k, v : array
         Operands of the call.
@@ -83,9 +83,8 @@ def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backwa
     parameters: tuple[float, ...] = ()
     tables: tuple[Any, ...] = ()
     if score is not None:
-        traced = trace(score)
-        tables = traced.tables
-        graph = traced.graph
+        traced = score if isinstance(score, Traced) else trace(score)
+        graph, tables = traced.graph, traced.tables
         if [graph.operations[at].name for at in graph.results] != ["score"]:
             program, parameters = _program_of(graph), traced.parameters
     if program is None and sinks is None:
