@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Price of score functions and sinks on a GPU, against the plain kernel and against FlexAttention.
+"""Price of score functions and sinks on a GPU, and in FlexAttention.
 
     python benchmarks/kernels/scores_cuda.py                  # needs torch; minutes for FlexAttention's compilation
     python benchmarks/kernels/scores_cuda.py --without-flex --only "window ±256"
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
@@ -30,9 +30,9 @@ from peers_cuda_backward import recorded
 TOKENS, HEAD_DIM, REACH, CAP = 16384, 128, 512, 30.0
 TOLERANCE = 1.6e-2  # relative error of a bfloat16 result or gradient
 NOTES = (
-    "bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128; medians of CUDA events, contenders in turns. Backwards are "
-    "torch.autograd.grad of a retained graph. times_plain: ratio to spattn without a score function; times_spattn: ratio "
-    "to spattn with the same function. The table's gradient is part of its backward."
+    "bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128; medians of CUDA events, contenders in turns. Backwards "
+    "are torch.autograd.grad of a retained graph. times_plain: ratio to spattn without a score function; times_spattn: "
+    "ratio to spattn with the same function. The table's gradient is part of its backward."
 )
 
 
