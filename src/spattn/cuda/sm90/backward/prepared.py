@@ -148,7 +148,7 @@ class BackwardPlan:
         slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
         if self.one_pass is None:
             found = find_sum_reductions(slot, made.work_indptr, made.merges, _ROWS, length)
-        else:  # fused dK/dV tasks wait for each other, so all are in one launch; the dQ kernel rarely runs
+        else:  # fused dK/dV tasks wait for earlier ones, so all are in one launch; the dQ kernel rarely runs
             found = no_sum_reductions(slot, made.merges)
         reduces, merges = found.slots < -1, found.merges
         phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~reduces, reduces)]
