@@ -220,8 +220,8 @@ struct Consumer {
   }
 
   // Runs an iteration; returns true if this warpgroup has a pair in the next one. Products are asynchronous and
-  // complete in order. With kBehind, the product dS C1 (top of this file) is left to the next iteration, whose softmax it
-  // overlaps. kFirst: no product of an earlier iteration is pending.
+  // complete in order. With kBehind, the product dS C1 (top of this file) is left to the next iteration, whose softmax
+  // it overlaps. kFirst: no product of an earlier iteration is pending.
   template <bool kFirst>
   __device__ __forceinline__ bool step(float (&scores)[kScoreSums], float (&values)[kValueSums], Carried& carried) {
     constexpr int kBefore = kBehind && !kFirst;  // pending products of the previous iteration
