@@ -28,7 +28,7 @@ class Overlap(NamedTuple):
         return grid_of(self.queries, sides)
 
     def keys_along(self, sides: tuple[int, ...]) -> list[int]:
-        """Return the sum of the boxes' key ranges along each axis; the product over axes is their total size."""
+        """Return the total of the boxes' key ranges along each axis; its product over axes counts all boxes' keys."""
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
@@ -60,7 +60,7 @@ def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, .
 
 
 def overlap_of_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Overlap | None:
-    """Return the key ranges of boxes in the pattern's largest part; None if no part has spans."""
+    """Return the key ranges of query boxes in the pattern's largest part with spans; None if no part has spans."""
     variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
     bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
     parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]

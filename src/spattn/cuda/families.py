@@ -59,8 +59,8 @@ def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
 
 
 def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
-    """True if the call's family executes the plan, or for a forward the portable one. For a backward the portable
-    kernels do not count: a new plan is faster."""
+    """True if the call's family executes the plan; in the forward, also if only the portable family does. In the
+    backward, a new plan for the call's family is faster than the portable kernels."""
     family = of_call(call, gpu)
     return family.accepts(plan, backward) or (not backward and PORTABLE.accepts(plan))
 

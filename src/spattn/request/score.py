@@ -1,4 +1,4 @@
-"""What a call's score function and sinks are, for kernels."""
+"""The score function and the sinks of a call, as kernels take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("identity", "softcap", "alibi")  # files in scores/; kernels use the in
 
 
 class TableType(NamedTuple):
-    """What kernels are compiled for of a captured array.
+    """The type of a captured array; kernels are compiled for it.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ScoreOperands(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What cached dispatches depend on: no values."""
+        """The part that a cached dispatch depends on, without values."""
         return self.program, self.types, self.sinks is not None, self.wanted
 
 

@@ -32,7 +32,7 @@ UNIT = np.dtype(
 and dV of the keys [begin, end) in a shared workspace, in the rows from `offset` on.
 """
 
-_PARALLEL_UNITS = 8  # of a call, whatever the thread count: each further unit of a head needs another copy of dK and dV
+_PARALLEL_UNITS = 8  # minimum number of units of a call; every further unit of a head needs another copy of dK and dV
 
 
 @dataclass(frozen=True)

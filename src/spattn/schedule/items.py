@@ -167,9 +167,10 @@ def _where(
 def cut_lists(
     lists: Lists, tiles: int, q_len: int, block_q: int, sharing: Sharing, least: np.ndarray | None = None
 ) -> Share:
-    """Split lists with `tiles` tiles in total into items; list i gets at least ``least[i]`` of them.
+    """Split lists into items; list i gets at least ``least[i]`` items, if it has that many tiles.
 
-    An item that has a whole list, and whose rows no other list shares, writes the output. Others write partials.
+    `tiles` is the number of tiles of all lists. An item that has a whole list, and whose rows no other list shares,
+    writes the output. Others write partials.
     """
     longest = sharing.longest(tiles)
     where = None if lists.alone else lists.places()

@@ -27,7 +27,7 @@ class Writers(NamedTuple):
     """The work items and combines that write the rows of each variant; fields are in the order of `find_fault`."""
 
     views: np.ndarray
-    query_view: np.ndarray  # (owners,) int32: the view that has the rows of each owner of work items
+    query_view: np.ndarray  # (owners,) int32: each owner's view of rows; an owner is a component or, for dK/dV, a view
     owner: np.ndarray  # (items,) int32
     tile: np.ndarray  # (items,) int32: the first tile of each work item
     slot: np.ndarray  # (items,) int64

@@ -165,8 +165,8 @@ def by_keys(
     """Return the lists of the dK/dV kernel: for each `together` key tiles, the query sub-tiles that attend to them.
 
     An item processes the heads of a group one after the other, so that sums have a fixed order. The lists of all
-    components with the same key view are joined. Long lists are split for the `workers` that share a key-value head. If
-    `rounds` workers share the items of all heads, more items are split so that these workers finish together.
+    components with the same key view are joined. Long lists are split for the `workers` that share a key-value head.
+    With `rounds`, that many workers share the items of all heads; further lists are split so that they finish together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())

@@ -117,7 +117,7 @@ Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # tensor maps, and the device r
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
-    """Return the number of tensor maps of each batch entry in the layout that :func:`make_layout` would make."""
+    """Return the number of tensor maps that a batch entry needs. `moves`: the plan is length-polymorphic."""
     (query_specs, _), (key_specs, _) = mapped(plan, moves)
     return 2 * (len(query_specs) + len(key_specs))
 

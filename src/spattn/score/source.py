@@ -15,11 +15,12 @@ _INFIX |= {"and": "&&", "or": "||"}
 
 
 def statements(graph: Graph, tables: Sequence[int] = ()) -> list[str]:
-    """Statements that compute a graph, one a line; operation ``n`` is the variable ``xn``.
+    """Return the C++ statements that compute a graph, one per operation; operation ``n`` defines the variable ``xn``.
 
-    The surrounding function has the variables ``score`` (of type ``T``), ``b``, ``h``, ``q`` and ``k`` (int),
-    ``parameters`` with ``real(n)`` and ``whole(n)``, and ``tables`` with ``real(n, ...)`` and so on. ``T`` has the
-    functions ``score_exp``, ``score_tanh`` and so on.
+    The surrounding C++ function must define ``score`` (of type ``T``), the ints ``b``, ``h``, ``q`` and ``k``,
+    ``parameters`` with the methods ``real(n)`` and ``whole(n)``, and ``tables`` with ``real(n, index...)``,
+    ``whole(n, index...)`` and ``truth(n, index...)``. ``score_exp(T)``, ``score_tanh(T)`` etc. must exist, one function
+    for each operation that C++ has no operator for.
     """
     return [
         f"const {_TYPES[operation.dtype]} x{number} = {_expression(graph, operation)};"

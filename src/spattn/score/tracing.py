@@ -380,7 +380,7 @@ def take(table: Any, *indices: Any) -> Any:
 
 
 class _Table:
-    """A captured array: an index with symbols is recorded; everything else is the array's."""
+    """A captured array during tracing: records an index with symbols, and forwards all else to the array."""
 
     __slots__ = ("array",)
 

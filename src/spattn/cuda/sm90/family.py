@@ -65,7 +65,7 @@ class Hopper:
         return executes(*plan.tile)
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        """Plan a forward with the lowest predicted time, a backward tile by tile."""
+        """Choose the plan of a forward by predicted time; a backward always has tiles of TILE."""
         each = workers_of(call.batch, call.heads_q, device.sm_count)
         if backward:
             return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)

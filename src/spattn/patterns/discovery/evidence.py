@@ -161,7 +161,7 @@ class Counts:
     all_runs: KeyRuns
     diagonals: np.ndarray  # by distance q - k, in ascending order
     keys: dict[int | None, np.ndarray]  # by key; [None] counts all pairs, [0] the causal ones
-    rows: dict[int | None, np.ndarray]  # by row; the same
+    rows: dict[int | None, np.ndarray]  # by row, with the same two keys
 
     @classmethod
     def of(cls, runs: KeyRuns, pairs: Pairs) -> Counts:

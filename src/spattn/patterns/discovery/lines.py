@@ -29,7 +29,7 @@ __all__ = [
     "windows",
 ]
 
-TILE = 128, 64  # tile for which views are compared with token order; other sizes give similar ratios
+TILE = 128, 64  # tile size with which candidates' tiles are counted; other sizes give similar ratios
 _MOST_TOKENS = 1 << 12
 _SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
 _LEAST_RUN = 16  # minimum keys per run; shorter runs are listed as pairs

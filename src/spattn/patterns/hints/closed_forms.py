@@ -148,7 +148,7 @@ NO_KEY_AHEAD = nearby([0, REACH])
 
 
 def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES) -> Bands:
-    """Return the conjunct of key runs that all queries share, united with intervals of distances."""
+    """Return a conjunct with one band: any query attends to the keys in the runs, and to distances in `near`."""
     return Bands(_EVERYWHERE, np.array([0, len(first)]), first, stop, near)
 
 

@@ -188,7 +188,7 @@ def _count(
 ) -> int:
     """Return the number of pairs in these runs, without padding rows."""
     bits, (padding, real) = masks.array(), padding_kinds(query, query_tile)
-    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # of each bitmask, and in the last column of a full tile
+    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # pairs of each bitmask; last column: a full tile
     for own, rows in zip(pairs, real, strict=True):
         of_rows = np.bitwise_count(bits if rows.all() else bits[:, rows])
         own[:-1] = of_rows.sum(axis=(1, 2), dtype=np.int64)

@@ -33,7 +33,7 @@ struct Column {
 struct Writers {
   const View* views;
   int64_t views_count;
-  const int32_t* query_view;  // one for each owner
+  const int32_t* query_view;  // one for each owner: a component or, for dK/dV, a view
   int64_t owners;
   Column<int32_t> owner, tile;  // one for each item
   Column<int64_t> slot;
@@ -78,9 +78,9 @@ class RowProof {
     int64_t real[3];
   };
 
-  // One tile of a partial. If its cells lie on one axis, there are `real` of them, and cell c is at position base + c *
-  // step; else real < 0, and `base` is the tile's index in boxes_. If real is 0, no item has this partial. The sources from this tile's cells on
-  // have rows one step apart, up to source `end` (exclusive).
+  // One tile of a partial. If its cells lie on one axis, there are `real` of them, and cell c is at position
+  // base + c * step; else real < 0, and `base` is the tile's index in boxes_. If real is 0, no item has this partial.
+  // The sources from this tile's cells on have rows one step apart, up to source `end` (exclusive).
   struct Partial {
     int32_t base, step, real, end;
   };

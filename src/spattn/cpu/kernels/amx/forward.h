@@ -97,7 +97,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
   }
 }
 
-// Sends the queries that may attend to a key with a failed check to the float64 fallback.
+// Sends the queries that may attend to a key that fails Path::Check to the float64 fallback.
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_fallback(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;

@@ -33,7 +33,7 @@ template <class Path> void pack_column(char* out, typename Path::Check& check, f
   }
 }
 
-// Packs Q' of the cells [0, cells). Queries that fail the check take the float64 fallback.
+// Packs Q' of the cells [0, cells). Queries that fail Path::Check take the float64 fallback.
 template <class Path> void pack_queries(const Item& item, int64_t cells, float sign, AmxScratch<Path>& s) {
   const int64_t ld = s.counts.key_width(), width = item.call.head_dim;
   for (int64_t first = 0; first < cells; first += kTileColumns) {
@@ -49,7 +49,7 @@ template <class Path> void pack_queries(const Item& item, int64_t cells, float s
   }
 }
 
-// Packs `rows` rows of K, a multiple of kTileTerms, to `out`. Returns whether they pass the check.
+// Packs `rows` rows of K, a multiple of kTileTerms, to `out`. Returns whether they pass Path::Check.
 template <class Path>
 bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
   typename Path::Check check;
@@ -84,7 +84,7 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, cons
   }
 }
 
-// Packs K and V of a tile into entry `index` of the cache. Returns whether its keys pass the check.
+// Packs K and V of a tile into entry `index` of the cache. Returns whether its keys pass Path::Check (parts.h).
 template <class Path>
 bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int index,
                AmxScratch<Path>& s) {

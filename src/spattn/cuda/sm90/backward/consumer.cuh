@@ -88,11 +88,12 @@ struct Consumer {
     return any;
   }
 
-  // Statistics (lse or delta) are read in kParts parts. Accumulator i of a part uses statistic of(i): that of one of
-  // the thread's two rows, or of one of its columns.
+  // Statistics (lse or delta) are read in kParts parts, kStatistics at a time: one for each query among the thread's
+  // accumulators. Queries are the columns in the dK/dV kernel, else the two rows.
   static constexpr int kParts = kByKeys ? 2 : 1, kPart = kProducts / kParts;
   static constexpr int kStatistics = kByKeys ? kPart / 2 : 2;
 
+  // Returns the index of the statistic that belongs to accumulator i of a part.
   __device__ __forceinline__ static constexpr int of(int i) { return kByKeys ? i / 4 * 2 + i % 2 : i / 2 % 2; }
 
   // Reads the statistics of one part, with all loads in flight together; registers do not suffice for more.
@@ -219,8 +220,8 @@ struct Consumer {
   }
 
   // Runs an iteration; returns true if this warpgroup has a pair in the next one. Products are asynchronous and
-  // complete in order. With kBehind, dS C1 overlaps the next softmax. kFirst: no product of an earlier iteration is
-  // pending.
+  // complete in order. With kBehind, the product dS C1 (top of this file) is left to the next iteration, whose softmax
+  // it overlaps. kFirst: no product of an earlier iteration is pending.
   template <bool kFirst>
   __device__ __forceinline__ bool step(float (&scores)[kScoreSums], float (&values)[kValueSums], Carried& carried) {
     constexpr int kBefore = kBehind && !kFirst;  // pending products of the previous iteration

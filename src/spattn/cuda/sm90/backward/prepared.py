@@ -80,7 +80,7 @@ class Launched(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` after the target."""
+    """A launch of sum.cu; `target` indexes (dq, dk, dv), and `tail` has the fields of the struct ``SUM`` after gate."""
 
     target: int
     of: DevicePlan
@@ -148,7 +148,7 @@ class BackwardPlan:
         slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
         if self.one_pass is None:
             found = find_sum_reductions(slot, made.work_indptr, made.merges, _ROWS, length)
-        else:  # tasks wait for earlier ones, and the dQ kernel rarely runs
+        else:  # fused dK/dV tasks wait for earlier ones, so all are in one launch; the dQ kernel rarely runs
             found = no_sum_reductions(slot, made.merges)
         reduces, merges = found.slots < -1, found.merges
         phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~reduces, reduces)]
@@ -216,7 +216,7 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._subtiles = len(subtiles.coordinates)
             self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
-        # In fused mode the dK/dV kernel sets a flag that tells the dQ kernel whether to run.
+        # The fused dK/dV kernel sets a flag that tells the dQ kernel whether to run, so these two never overlap.
         beside = [subtiles is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
         waits = [not runs for runs in (False, *beside)]
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]

@@ -53,7 +53,7 @@ struct Allowed {
 
   __device__ __forceinline__ static bool is_document(int number) { return number >= 0 && number != kNowhere; }
 
-  // Sets `any` if any, and clears `every` unless all, of the bits [first, last] of a row are set.
+  // Tests the bits [first, last] of a row: sets `any` if one of them is set, clears `every` if one of them is not.
   __device__ void test_bits(int row, int first, int last, bool& any, bool& every) const {
     for (int word = first / 32; word <= last / 32; ++word) {
       const int low = max(first - word * 32, 0), high = min(last - word * 32, 31);

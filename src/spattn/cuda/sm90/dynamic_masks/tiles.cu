@@ -14,7 +14,7 @@ namespace spattn::sm90 {
 constexpr int kSelectThreads = 128;
 constexpr int kSelectWarps = kSelectThreads / 32;
 
-// How many threads of the CTA before this one, and how many in all, satisfy a predicate.
+// Number of threads of the CTA that satisfy a predicate: those before this one, and all.
 struct Rank {
   int before, all;
 };

@@ -84,10 +84,11 @@ class Sweep {
     int64_t band = 0;  // the first band that ends after the query tile's first row
     std::vector<Rows> rows{};
     StretchList across{};  // runs of these rows' bands
-    std::vector<int32_t>
-        mask_classes_of_choices{};  // classes of tiles in which each band has all keys or none; kWhole: unknown
-    std::vector<Along> along{};     // one for each offset of a query tile from a key tile boundary
-    StretchList joined{};           // union of the runs of bands and ranges
+    // Caches the class of a tile in which each band has all keys or none; bit n of the index says which, for the n-th
+    // band from the last. kWhole: not cached yet.
+    std::vector<int32_t> mask_classes_of_choices{};
+    std::vector<Along> along{};  // one for each offset of a query tile from a key tile boundary
+    StretchList joined{};        // union of the runs of bands and ranges
     const StretchList& list() const { return conjunct->ranges.empty() ? across : joined; }
   };
 
@@ -350,7 +351,8 @@ class Sweep {
 
   void look_at(int32_t look) {
     uint64_t* const mask = masks_.next();
-    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // padding rows of known bitmasks may differ
+    // Known bitmasks may have other padding rows, so a tile with padding is drawn from the descriptors alone.
+    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {
       const bool drawn = seen_[known].mask >= 0 && rows_ == queries_.block;
       return drawn ? masks_.of(seen_[known].mask) : nullptr;
     });
