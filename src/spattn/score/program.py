@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from .gradient import Captured, derivatives
-from .graph import FLOAT, Graph
+from .graph import COMPARISONS, FLOAT, Graph
 
 __all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "program_of", "scopes"]
 
@@ -40,6 +41,7 @@ class Program(NamedTuple):
         return self.graph.only(self.graph.results[:2])
 
 
+@functools.lru_cache(1024)
 def program_of(graph: Graph) -> Program:
     """Differentiate a traced graph."""
     found = derivatives(graph)
@@ -60,11 +62,13 @@ def scopes(graph: Graph) -> tuple[str, ...]:
     slopes: list[tuple[int, int] | None] = []  # (of q, of k) of integers that are affine in both; None for others
     for name, operands, dtype, _ in graph.operations:
         slope = None if dtype == FLOAT else _slope(name, operands, slopes, graph)
+        # Comparisons depend on the difference of their operands.
+        relation = _slope("sub", operands, slopes, graph) if name in COMPARISONS else slope
         scope = _OF_INPUT.get(name, CALL)
         for operand in operands:
             scope = _joined(scope, found[operand])
-        if slope is not None and slope[0] == -slope[1] and scope == PAIR:
-            scope = DIAGONAL if slope[0] else HEAD
+        if relation is not None and relation[0] == -relation[1] and scope == PAIR:
+            scope = DIAGONAL if relation[0] else HEAD
         found.append(scope)
         slopes.append(slope)
     return tuple(found)
