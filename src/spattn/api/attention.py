@@ -198,8 +198,7 @@ def attention_backward(
     dq, dk, dv : array
         Gradients with the shapes and dtype of q, k and v.
     dcaptured : tuple of arrays, only with `score`
-        Gradients of the arrays that the function captures, in the order of ``spattn.score.captured(score)``; None for
-        arrays of integers and bools.
+        Gradients of the arrays of floats that the function captures, in the order of ``spattn.score.captured(score)``.
     dsinks : (heads_q,) array, only with `sinks`
         Gradient of the sinks.
 

@@ -50,7 +50,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
-    given = _read(score, sinks, q, k, v, backend)
+    given = _read(score, sinks, q, k, v, backend, layout)
     if given is not None:
         key = *key, given.key
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
@@ -115,13 +115,14 @@ def attention_backward(
     }
     if score is None and sinks is None:
         return _backward(*arrays, given=None, **options)
-    given = _read(score, sinks, q, k, v, backend, backward=True)
+    given = _read(score, sinks, q, k, v, backend, layout, backward=True)
     found = _backward(*arrays, given=given, **options)
     if found is NotImplemented:
         return found
     dtables: tuple[Any, ...] = ()
     if given is not None:
-        *found, dtables, dsinks = found
+        *found, of_tables, dsinks = found
+        dtables = tuple(x for x in of_tables if x is not None)
     return *found, *(() if score is None else (dtables,)), *(() if sinks is None else (dsinks,))
 
 

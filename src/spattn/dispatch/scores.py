@@ -11,9 +11,11 @@ import numpy as np
 from ..arrays import NUMPY, ArrayNamespace, check_plain, dtype_name, namespace_of, recorder
 from ..arrays.namespace import numpy_dtype
 from ..request.call import Call, check_gradients
+from ..request.layout import Layout
 from ..request.score import ScoreOperands, TableType
 from ..score.graph import Graph
 from ..score.program import Program, program_of
+from ..score.recorder import Sizes
 from ..score.tracing import Traced, trace
 
 __all__ = ["Given", "gradients_of", "read"]
@@ -56,7 +58,9 @@ class Given(NamedTuple):
             raise ValueError(f"sinks: expected shape ({call.heads_q},), got {tuple(self.sinks.shape)}")
 
 
-def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backward: bool = False) -> Given | None:
+def read(
+    score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, layout: str, *, backward: bool = False
+) -> Given | None:
     """Trace the score function of a call and move its arrays to where the call's kernels read them.
 
     Parameters
@@ -65,7 +69,7 @@ def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backwa
     sinks : array or None
     q, k, v : array
         Operands of the call.
-    backend : str
+    backend, layout : str
         As in :func:`spattn.attention`.
     backward : bool
         Whether the call computes the gradients, those of all captured arrays of floats included.
@@ -83,7 +87,7 @@ def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backwa
     parameters: tuple[float, ...] = ()
     tables: tuple[Any, ...] = ()
     if score is not None:
-        traced = score if isinstance(score, Traced) else trace(score)
+        traced = score if isinstance(score, Traced) else trace(score, _sizes(layout, q, k, v))
         graph, tables = traced.graph, traced.tables
         if [graph.operations[at].name for at in graph.results] != ["score"]:
             program, parameters = _program_of(graph), traced.parameters
@@ -103,6 +107,12 @@ def read(score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, *, backwa
     wanted = tuple(backward and x.dtype in _FLOATS for x in types)
     operands = ScoreOperands(program, parameters, tuple(moved.values()), types, own, wanted)
     return Given(operands, sinks, tables, recorded)
+
+
+def _sizes(layout: str, q: Any, k: Any, v: Any) -> Sizes:
+    given = Layout.of(layout, q, k, v)
+    (batch, heads, q_len, _), (_, _, kv_len, _) = (map(int, given.sizes(x.shape)) for x in (q, k))
+    return Sizes(batch, heads, q_len, kv_len)
 
 
 def gradients_of(given: Given, found: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -91,7 +91,7 @@ def _attention_backward(options: Options, *operands: Any, **same: Any) -> Any:
     if options.score is None:
         return *found, last
     dcaptured, dsinks = (found.pop(), (last,)) if options.sinks else (last, ())
-    return *found, *(x for x in dcaptured if x is not None), *dsinks
+    return *found, *dcaptured, *dsinks
 
 
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:
