@@ -24,7 +24,7 @@ MaskFunction = Callable[..., Any]
 
 
 class NoWindow(ValueError):
-    """Error for an empty sliding window, with which eager attention returns the mean of all values."""
+    """Error for an empty sliding window; eager attention returns the mean of all values instead."""
 
 
 _CAUSAL = SlidingWindow(-1, 0)
