@@ -65,7 +65,7 @@ class Drawing {
     }
   }
 
-  // Writes the last row from the diagonals; each other row is the row below, shifted up by one bit.
+  // Writes the last row from the diagonals; each other row is the row below, shifted right by one bit.
   void draw_diagonals(const uint64_t* diagonals, uint64_t* mask) const {
     const int64_t block = block_q_, words = words_;
     for (int64_t word = 0; word < words; ++word) {
