@@ -203,7 +203,7 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
 def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that no item writes alone, the number of sources of each, and the sources in workspace order."""
+    """Return the rows that no item writes alone, the number of sources of each, and all sources, row by row."""
     some = shared.any()
     # Every row has exactly one writer.
     if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:
