@@ -1,8 +1,8 @@
 """Features of the GPU cost model: the work of persistent blocks, which take tasks until none is left.
 
 A time is a sum over features, each multiplied by a coefficient of the device. A launch takes as long as its last
-worker. How much longer this is than the mean follows from a simulation of the task order
-(``schedule/tasks.py::order_tasks``), in which a task costs its iterations.
+worker. The ratio of this time to the workers' mean comes from a simulation of the task order
+(``schedule/tasks.py::order_tasks``), in which a task's cost is counted in iterations.
 """
 
 from __future__ import annotations
