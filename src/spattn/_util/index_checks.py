@@ -98,7 +98,7 @@ def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: i
 
 
 def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
-    """Raise ValueError if two runs of a row (or row class) share a key; its runs must be sorted by start."""
+    """Raise ValueError if two runs of a row (or row class) share a key; the runs of a row must be sorted."""
     last = start + step * (count - 1)
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     a, lag = np.arange(len(start)), 0
