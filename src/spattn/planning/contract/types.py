@@ -67,7 +67,7 @@ AXES = 3
 LARGEST = 2**31 - 1  # int32 limit on lengths, tiles of a view and runs
 LARGEST_SIDE = 1 << 15  # largest block_q and block_kv
 TILE = (128, 64)  # default tile of a plan that is made for no backend
-SCATTERED_TILE = (64, 64)  # likewise, for a pattern that gives nearly every non-empty tile a bitmask of its own
+SCATTERED_TILE = (64, 64)  # likewise, for scattered pairs, where nearly every non-empty tile has a separate bitmask
 
 VIEW = np.dtype(
     [

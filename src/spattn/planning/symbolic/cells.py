@@ -207,7 +207,7 @@ def _joined(sides: list[Cells]) -> np.ndarray:
 
 
 def _aligned(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return table rows of x and y, one per distinct pair of kinds or one that broadcasts, and each box's row index."""
+    """Return table rows of x and of y, for each distinct pair of kinds (or one that broadcasts), and each box's row."""
     if len(x.table) == 1 or len(y.table) == 1:
         return x.table, y.table, y.kind if len(x.table) == 1 else x.kind
     sample, kind = distinct(_joined([x, y]))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...patterns.hints.table import BlockTable
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-_TRIED = 64  # queries, and keys, on which a failing predicate is retried
+_TRIED = 64  # number of queries and of keys on which a failing predicate is retried
 
 
 class NoRule(TypeError):
@@ -157,7 +157,7 @@ class OneSide(Symbolic):
         return self.map(lambda x: np.isin(x, table))
 
     def rank(self, table: np.ndarray) -> OneSide | Pair:
-        """Return ``np.searchsorted(table, self, side="right")``; without keys, only for the ends of the intervals."""
+        """Return ``np.searchsorted(table, self, side="right")``; without `with_keys`, only for the intervals' ends."""
         if self.pairs.with_keys:
             return OneSide(self.pairs, self.box, self.integers.rank(table))
         return as_pair(self.pairs, self).rank(table)

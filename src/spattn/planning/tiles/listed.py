@@ -104,7 +104,10 @@ def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, 
 
 
 def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Append the tiles of a strip; return its number of pairs. The caller keeps no reference, which frees it early."""
+    """Append the tiles of a strip; return its number of pairs.
+
+    The caller keeps no reference to the strip, so that its memory is free before the next strip is made.
+    """
     budget.need_runs(len(own.full))
     mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
     runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)

@@ -63,7 +63,7 @@ def tiles_of_spans(
 
 
 def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:
-    """Append the queries of a one-axis piece, with the keys of runs(); return False if the keys of any are no span."""
+    """Append the queries of a one-axis piece with their runs(); return False if any query's keys are not a span."""
     start, count = 0, box  # the first chunk is small: runs() of patterns that are not spans may be large
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])

@@ -123,7 +123,7 @@ class Bitmasks {
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;
-  // Bitmasks that agree in parts_ form a class; first_ has the first one of each. The first compared_ have a class.
+  // Bitmasks that agree in parts_ form a class; first_ has the first one of each. [0, compared_) are classified.
   std::vector<Part> parts_;
   std::vector<int32_t> first_;
   HashedNumbers alike_;

@@ -70,9 +70,9 @@ class Sweep {
   static constexpr int64_t kNoBand = -1;
   static constexpr int32_t kNoKeys = -1;  // the class of a band that has no keys in a tile
 
-  // The runs of a conjunct's ranges, for query tiles with one offset from a key tile boundary. Key tiles count from the
-  // one with the diagonal of the tile's first query. Runs [begin, end) overlap the sequence; both indices decrease with
-  // each query tile.
+  // The runs of a conjunct's ranges, for query tiles with one offset from a key tile boundary. Key tile numbers are
+  // relative to the tile that contains the first query's diagonal. Runs [begin, end) overlap the sequence; both indices
+  // decrease with each query tile.
   struct Along {
     bool known = false;
     std::vector<Stretch> stretches;
