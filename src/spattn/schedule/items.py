@@ -19,7 +19,7 @@ from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
 
-_SHORTEST_PIECE = 16  # tiles: with shorter items, combining partials costs more than balance gains
+_SHORTEST_PIECE = 16  # in tiles; shorter items improve the balance less than combining their partials costs
 _PIECES_PER_WORKER = 4
 _NOTHING = np.zeros(0, np.int32)
 

@@ -17,7 +17,7 @@ from ..planning.contract.types import Plan
 __all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
 
 _WORTH = 4  # fix-up items need a launch of some microseconds, so they must write at least 1/_WORTH of all rows
-_SHARED = -2  # marks a row whose item cannot fix it up: it has more than two sources, or this partial is the earlier
+_SHARED = -2  # marks a partial's row that its item cannot fix up: more than two sources, or it is the earlier one
 
 
 class Merges(NamedTuple):

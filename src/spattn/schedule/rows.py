@@ -57,7 +57,7 @@ class Place(NamedTuple):
         return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
-        """Return the elements of these rows, each once, as a strided view, (*axes), of an array with one per row."""
+        """Return the elements of `of_row` for these rows, each once, as a strided view, (*axes)."""
         strides = tuple(stride * of_row.itemsize for stride, *_ in self.axes)
         return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self.axes], strides)
 

@@ -1,7 +1,7 @@
 """Sub-tile lists of the GPU backward, for the dQ kernel and the dK/dV kernel.
 
 A query sub-tile has `side` cells of a query tile, chosen by a :class:`Cut`; a key sub-tile has 64 consecutive cells of
-a key tile. A group of threads multiplies one by the other at once. An item multiplies a few sub-tiles, its rows, by a
+a key tile. A group of threads multiplies a pair of them at once. An item multiplies a few sub-tiles, its rows, by a
 list of sub-tiles of the other side, its columns. In the dQ kernel, rows are queries. In the dK/dV kernel, rows are
 keys, and the lists are the transpose of the plan's.
 """
