@@ -184,7 +184,7 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Count score vectors, weight vectors, and output row blocks times keys, without those of padding queries."""
+    """Count score vectors, weight vectors, and (output row block, key) pairs, without padding queries."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -205,7 +205,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """Count score vectors, weight vectors, and output row blocks times keys, of full tiles and then of each bitmask."""
+    """Count score vectors, weight vectors, and (output row block, key) pairs: of a full tile, then of each bitmask."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)

@@ -134,7 +134,7 @@ class Processor:
         elif first.pattern is not None and first.pattern.grids():
             yield from self.in_boxes(first, sizes, how.workers)
         plan = tried.plans[tried.best()]
-        # A short q_len lowers the efficiency, but its padding costs nothing.
+        # If q_len is less than block_q, padding lowers the efficiency but costs nothing.
         if plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1:
             if self._of_pairs_ms(plan, sizes) < tried.ms(tried.best()):
                 yield How((1, plan.block_kv), workers=how.workers)

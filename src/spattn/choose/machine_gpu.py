@@ -82,7 +82,7 @@ def specialization_of(plan: Plan, head_dim: int) -> Specialization:
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
-    """Return what the cost model needs to know of a specialization on `sms` SMs."""
+    """Return the shape of a specialization's kernel on `sms` SMs, for the cost model."""
     return KernelShape(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
@@ -148,7 +148,7 @@ class Gpu:
 
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """Return the plan with the lowest predicted time, or if the model does not cover the call, the common tile."""
+    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with TILE."""
     lengths = call.q_len, call.kv_len
     if _is_known(call):
         return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)

@@ -110,7 +110,10 @@ def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathe
 
 
 def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
-    """Return the keys per work item for `build`; inf for permuted or gathered plans: copies of rows need registers."""
+    """Return the keys per work item for `build`; inf for permuted and gathered plans.
+
+    Copying rows takes registers that some specializations for short items lack.
+    """
     work = plan.work if work is None else work
     return math.inf if plan.ordered else keys_of(work["end"] - work["begin"], plan.block_q)
 
