@@ -104,7 +104,7 @@ class Trace:
         return tuple(reversed(steps))
 
     def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
-        """Evaluate `wanted` elementwise over arrays of one shape, given by argument number."""
+        """Evaluate `wanted` elementwise over `arguments`, arrays of one shape by argument number."""
         shape = next(iter(arguments.values())).shape
         if 0 in shape:
             return np.empty(shape, wanted.dtype)  # torch.vmap refuses an empty batch

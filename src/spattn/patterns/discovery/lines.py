@@ -31,7 +31,7 @@ __all__ = [
 
 TILE = 128, 64  # tile size with which candidates' tiles are counted; other sizes give similar ratios
 _MOST_TOKENS = 1 << 12
-_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
+_SHORT = 8  # columns and rows shorter than the longest by this factor are ignored: any window fills them
 _LEAST_RUN = 16  # minimum keys per run; shorter runs are listed as pairs
 _LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
 _SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be distinguished from noise

@@ -118,10 +118,10 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
 
     Notes
     -----
-    PyTorch evaluates terms that depend on only the query or only the key, once per position. The planner evaluates
-    terms that depend on both on whole tiles if they consist of sums, differences, comparisons, minima, maxima, absolute
-    values, ``//`` and ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for
-    every pair that the rest of the mask leaves undecided.
+    PyTorch evaluates terms of the query alone or of the key alone, once per position. The planner evaluates terms of
+    both on whole tiles, if they consist of sums, differences, comparisons, minima, maxima, absolute values, ``//`` and
+    ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for every pair that the
+    rest of the mask leaves undecided.
 
     References
     ----------
