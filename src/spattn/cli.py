@@ -1,6 +1,6 @@
 """The command ``spattn``: info and draw; ``python -m spattn`` is the same.
 
-Exit codes: 0 success; 1 a missing package or an unwritable file; 2 wrong usage.
+Exit codes: 0 success; 1 failure, such as a missing package or an unwritable file; 2 wrong usage; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .patterns.registry import make, parse, signature
 __all__ = ["main"]
 
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-_LONGEST_PICTURE = 8192  # maximum number of queries and of keys; a pair is one pixel
+_LONGEST_PICTURE = 8192  # maximum number of queries and of keys
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -52,7 +52,7 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is read only on demand because package metadata is slow to read."""
+    """Print the version; it is read only on demand, because package metadata is slow to read."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version()}")

@@ -78,7 +78,7 @@ class Runs:
             If a value does not fit int64.
         """
         start = integer_array("start", start)
-        # Clipping comes before the subtraction, which could overflow.
+        # Clip `stop` before the subtraction, which could overflow otherwise.
         end: np.ndarray = np.minimum(np.maximum(integer_array("stop", stop), 0), kv_len)
         if step == 1:  # avoids slow integer division
             first = np.maximum(start, 0)
@@ -124,8 +124,8 @@ class AffineRows:
     """An index set of ``q_len × kv_len`` pairs, in affine-compressed rows.
 
     A row has a base (its first key) and a class (runs relative to the base). Rows that differ only in their base share
-    a class: a sliding window of any length has one class for all interior rows. Memory is O(q_len) for a regular
-    pattern, and O(nnz) only for an irregular one.
+    a class, as all interior rows of a sliding window do. Memory is O(q_len) for a regular pattern, and O(nnz) only for
+    an irregular one.
 
     Parameters
     ----------
@@ -375,7 +375,7 @@ class AffineRows:
         return mask
 
     def _check_memory(self, needed: int) -> None:
-        """Raise MemoryError in advance: with overcommit, the kernel would kill the process instead."""
+        """Raise MemoryError before the allocation: Linux overcommits memory, and would kill the process later."""
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
         if needed > available:
             raise MemoryError(f"{self!r} needs {needed} bytes as an array, but this machine has {available}")
@@ -416,8 +416,8 @@ def _join_singles(
     r, s = row[single], start[single]
     same_row = np.diff(r) == 0
     distance = np.where(same_row, np.diff(s), -1)
-    # A key extends the run of its predecessor if its last two distances are equal, and else starts a new run, so that
-    # runs never share a key.
+    # A key joins the run of the previous key if it is the second of its row, or if the last two distances are equal.
+    # Otherwise it starts a run, so that each key is in exactly one.
     new = np.concatenate([[True], ~same_row])
     new[2:] |= same_row[1:] & (distance[1:] != distance[:-1]) & same_row[:-1]
     first = np.nonzero(new)[0]

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class cached_property(Generic[T]):
     """A property that is computed at its first use and stored in the instance's ``__dict__``.
 
-    Up to Python 3.11, :class:`functools.cached_property` has a lock for each class: a child that is forked while
-    another thread holds it deadlocks. Without the lock, two threads may both compute the value; the first is kept.
+    Up to Python 3.11, :class:`functools.cached_property` takes a lock: a child that is forked while another thread
+    holds the lock deadlocks. Without a lock, two threads may both compute the value; the first one is kept.
     """
 
     def __init__(self, function: Callable[[Any], T]):
@@ -35,7 +35,7 @@ class cached_property(Generic[T]):
 
 
 class BoundedCache(dict[Any, Any]):
-    """A bounded cache of recomputable values, which clears itself when it has `most` keys."""
+    """A cache of recomputable values: :meth:`keep` first empties it if it has `most` keys."""
 
     def __init__(self, most: int):
         super().__init__()

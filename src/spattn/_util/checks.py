@@ -15,7 +15,7 @@ __all__ = ["MOST_CELLS", "observers", "show"]
 
 MOST_CELLS = 1 << 18  # largest number of (query, key) pairs for a pair-by-pair comparison
 
-observers: list[Callable[..., None]] = []  # called with the table's name, and as keywords its sources
+observers: list[Callable[..., None]] = []  # called with a table's name; keywords: the table and its sources
 
 
 def show(table: str, **of: Any) -> None:

@@ -38,7 +38,7 @@ def frozen_part(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
 
 
 def frozen_whole(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate 1-D arrays of one dtype, without inspecting a structured dtype field by field as np.concatenate."""
+    """Concatenate 1-D arrays of one dtype, faster than np.concatenate, which inspects a structured dtype's fields."""
     dtype = arrays[0].dtype
     whole = content(arrays[0]) if len(arrays) == 1 else b"".join(map(content, arrays))
     return np.ndarray(len(whole) // dtype.itemsize, dtype, whole)

@@ -98,11 +98,11 @@ def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: i
 
 
 def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
-    """Raise ValueError if two runs of a row (or equivalence class of rows) share a key; runs are sorted by start."""
+    """Raise ValueError if two runs of a row (or row class) share a key; the runs of a row must be sorted."""
     last = start + step * (count - 1)
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     a, lag = np.arange(len(start)), 0
-    # Starts are sorted, so a run that ends before the n-th run after it starts cannot intersect any later run.
+    # Runs are sorted by start: a run that ends before run a + lag starts cannot share a key with any later run.
     while len(a):
         lag += 1
         a = a[a + lag < len(start)]

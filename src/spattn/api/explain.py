@@ -30,12 +30,12 @@ class Explanation:
     plan : Plan
         The explained plan.
     predicted_ms : float
-        Predicted time of a forward pass in milliseconds, on one CPU thread or on a GPU. Gathered KV runs on GPUs only;
-        for a gathered plan on the CPU, the prediction is for the same pattern and tile size without gathering.
+        Predicted time of a forward pass in milliseconds, on one CPU thread or on an H200. Gathered KV runs on GPUs
+        only; for a gathered plan on the CPU, the prediction is for the same pattern and tile size without gathering.
     dense_ms : float
         Predicted time of dense attention in milliseconds.
     cheaper : Plan or None
-        A plan of the same pattern with a lower predicted time.
+        A plan of the same pattern with a lower predicted time, if one was found.
     cheaper_ms : float or None
         Predicted time of `cheaper` in milliseconds.
     device : str
@@ -119,7 +119,7 @@ class Explanation:
 def explain(
     plan: Plan, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
 ) -> Explanation:
-    """Explain a plan: its tiling, its efficiency, and its predicted time on this machine's CPU or on a GPU.
+    """Explain a plan: its tiling, its efficiency, and its predicted time on a CPU or a GPU.
 
     Parameters
     ----------
@@ -129,8 +129,9 @@ def explain(
     dtype : {"float32", "float64", "float16", "bfloat16"}, optional
         Dtype of the arrays; on a GPU, float16 or bfloat16.
     device : {"cpu", "cuda"}, optional
-        Device of the prediction: one thread of this machine's CPU, or an H200, which need not be present. GPU
-        predictions support tiles of 128 or at most 64 queries, and `head_dim` up to 128.
+        Device of the prediction: one CPU thread of the benchmark machine with this machine's instruction set, or an
+        H200; no GPU needs to be present. GPU predictions support tiles of 64 keys and of 128 or at most 64 queries, and
+        `head_dim` up to 128.
 
     Returns
     -------
@@ -186,7 +187,7 @@ def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """Return (keys, queries) of all pairs that a work item computes, at the centers of their pixels."""
+    """Return the picture coordinates (key, query) of all pairs that a work item computes, at the centers of cells."""
     component = plan.components[item["component"]]
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])

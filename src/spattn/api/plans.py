@@ -25,12 +25,12 @@ class Tiling:
     ----------
     tile : (int, int), optional
         Queries and keys per tile, each at most 32768; the number of keys must be a multiple of 64. The default is
-        128 × 64. It is 64 × 64 for a pattern that lists its pairs if sampled non-empty tiles hold fewer than 8 of them
-        on average, because few tiles then share a bitmask.
+        128 × 64. It is 64 × 64 for a pattern that lists its pairs, such as CSR, if sampled non-empty tiles hold fewer
+        than 8 pairs on average: nearly every tile then has a bitmask of its own, and smaller tiles have smaller ones.
     box : tuple of int, optional
-        Queries of a tile along each axis of a grid; the product must equal the queries of `tile`. Each such query box
-        gets a separate view of the keys that its queries need. Parts of a pattern without spans, or with spans along
-        another number of axes, ignore it.
+        Queries of a tile along each axis of a grid; the product must equal the queries of `tile`. Each box of queries
+        gets a separate view of the keys that it needs. Only parts of the pattern that have a
+        :class:`~spattn.patterns.authoring.Span` along each of these axes are divided into boxes.
     workers : int, optional
         Number of workers (CPU cores or SMs) for each head, at least 1. Long key lists are split so that each worker
         gets about four work items.
@@ -79,8 +79,8 @@ def plan(
     Returns
     -------
     Plan
-        The last 256 plans, up to 256 MiB including their patterns, are cached. A larger plan is not cached: keep it and
-        pass it to :func:`spattn.attention`. See :func:`spattn.plan_cache_info`.
+        The 256 most recently used plans, up to 256 MiB with their patterns, are cached. A larger plan is not cached:
+        keep it and pass it to :func:`spattn.attention`. See :func:`spattn.plan_cache_info`.
 
     Raises
     ------
@@ -89,16 +89,17 @@ def plan(
         integer.
     ValueError
         If the pattern does not match the lengths, the batch size or the heads; if a number is out of range; if the plan
-        would have 2³¹ or more runs of tiles (on a GPU: tiles), or would need more than `max_bytes` of memory (the
-        message states the amount); if a lattice in ``pattern.parts()`` leaves the sequence or repeats a position.
+        would have 2³¹ or more runs of tiles (tiles, for :func:`plan_for` on a GPU), or would need more than `max_bytes`
+        of memory (the message states the amount); if a lattice in ``pattern.parts()`` leaves the sequence or repeats a
+        position.
 
     Notes
     -----
     The cost is O(q_len + kv_len + tiles) if the planner can evaluate ``allows`` symbolically on whole tiles. Integer
     expressions of the query alone or the key alone always qualify. Expressions of both qualify if they consist of sums,
     differences, products, comparisons, minima, maxima, absolute values, and ``//`` and ``%`` by constants. Any other
-    expression is evaluated cell by cell, once per equivalence class of the tiles that the rest of the predicate does
-    not decide; a warning gives their number. A plan over a limit is rejected before its tiles are listed.
+    expression is evaluated cell by cell, on one tile of each equivalence class that the rest of the predicate does not
+    decide; a warning gives the number of these tiles. A plan over a limit is rejected before its tiles are listed.
 
     Examples
     --------

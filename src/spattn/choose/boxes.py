@@ -28,7 +28,7 @@ class Overlap(NamedTuple):
         return grid_of(self.queries, sides)
 
     def keys_along(self, sides: tuple[int, ...]) -> list[int]:
-        """Return the total of the boxes' key ranges along each axis; its product over axes counts all boxes' keys."""
+        """Return the sum of the boxes' key ranges along each axis; the product of the sums is the keys of all boxes."""
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
@@ -43,7 +43,7 @@ class Overlap(NamedTuple):
             yield keys, math.prod(counts)
 
     def candidates(self, cells: range, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield (box, number of boxes) for all boxes with a size in `cells`, unless the number exceeds `most`."""
+        """Yield (shape, number of boxes) for each box shape with a cell count in `cells` and at most `most` boxes."""
         for box in _boxes(self.along, max(cells, default=0)):
             if math.prod(box) in cells and (boxes := math.prod(self.boxes(box))) <= most:
                 yield box, boxes

@@ -51,7 +51,7 @@ class Machine(Protocol):
         """Return the predicted milliseconds of a forward pass."""
 
     def scattered(self, how: How) -> How:
-        """Return the planning options for a pattern whose pairs are scattered; see are_scattered."""
+        """Return the planning options for scattered pairs; see :func:`~spattn.schedule.compiler.are_scattered`."""
 
     def settled(self, first: Plan) -> bool:
         """Return whether no candidate can be faster than a plan."""
@@ -102,7 +102,7 @@ def planned(first: Plan, sizes: Sizes, how: How, **options: Any) -> Plan | None:
 def cheapest(
     pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, how: How, machine: Machine, max_bytes: int | None = None
 ) -> Plan:
-    """Return the plan with the lowest predicted time that `max_bytes` allows: `how`, or one of the candidates."""
+    """Return the plan with the lowest predicted time that `max_bytes` allows, with options `how` or a candidate's."""
     batch, heads = sizes.batch, sizes.heads_q
     limits: dict[str, Any] = {"max_bytes": max_bytes, "tile_by_tile": machine.expands}
     scattered = compiler.are_scattered(pattern, q_len, kv_len, batch, heads, how.tile)

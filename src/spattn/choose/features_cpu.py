@@ -93,8 +93,8 @@ def count_dense(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, ke
 def _with_head_dim(own: Counts, uneven: float, apart: float, keys: float, sizes: Sizes, kernels: Kernels) -> Counts:
     """Multiply counts of queries, vectors and row blocks by head dimensions, and count the copied keys and values.
 
-    Of `keys` keys, `uneven` are not evenly spaced and `apart` are not adjacent. The kernels read keys in place if these
-    are evenly spaced, and values if these are adjacent and whole vectors.
+    Of `keys` keys, `uneven` are not evenly spaced and `apart` are not adjacent. The kernels read keys in place if they
+    are evenly spaced, and values in place if they are adjacent and head_dim_v fills whole vectors.
     """
     copied = keys if kernels.copies else uneven
     copied_values = keys if kernels.copies or sizes.head_dim_v % kernels.lanes else apart
@@ -184,7 +184,7 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Count score vectors, weight vectors, and output row blocks times keys, without those of padding queries."""
+    """Count score vectors, weight vectors, and (output row block, key) pairs, without padding queries."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -205,7 +205,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """Count score vectors, weight vectors, and output row blocks times keys, of full tiles and then of each bitmask."""
+    """Count score vectors, weight vectors, and (output row block, key) pairs: of a full tile, then of each bitmask."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)
@@ -241,6 +241,6 @@ def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np
 
 
 def _reach(found: np.ndarray) -> np.ndarray:
-    """Return how many elements of the last axis the range from the first to the last true one has; 0 if none is."""
+    """Return the length of the range from the first to the last true element of the last axis; 0 if none is true."""
     reach = found.shape[-1] - found.argmax(axis=-1) - found[..., ::-1].argmax(axis=-1)
     return np.where(found.any(axis=-1), reach, 0)

@@ -1,8 +1,8 @@
 """Features of the GPU cost model: the work of persistent blocks, which take tasks until none is left.
 
-A time is a sum over features, each multiplied by a coefficient of the device. A launch takes as long as its last
-worker. How much longer this is than the mean follows from a simulation of the task order
-(``schedule/tasks.py::order_tasks``), in which a task costs its iterations.
+The predicted time is a sum over features, each multiplied by a coefficient of the device. A launch takes as long as
+its last worker. The ratio of this time to the workers' mean comes from a simulation of the task order
+(``schedule/tasks.py::order_tasks``), in which a task's cost is counted in iterations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GpuCounts", "KernelShape", "count_on_gpu", "last_done"]
 
 _ITEM, _PARTIAL = 0.75, 0.25  # fixed cost of an item, and cost of an iteration's bitmasks, in iterations
 _BINS = 32  # bins of the simulation's histogram of items, by cost
-_DEALT = 64  # last (group, bin) pairs, simulated one by one; tasks before them load all workers equally
+_DEALT = 64  # number of last (group, bin) pairs to simulate; earlier tasks are assumed to load all workers equally
 
 
 class KernelShape(NamedTuple):

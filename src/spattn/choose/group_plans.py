@@ -88,7 +88,7 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 
 
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
-    """Return the duration of the group in ms, whose other calls take `others` ms and fill the gaps of this call."""
+    """Return the milliseconds of the group, if its other calls take `others` ms and fill the gaps of this call."""
     reduces, length = find_reductions(plan).reduces, plan.work["end"] - plan.work["begin"]
     blocks = _blocks(plan, call, sms)
     # For each phase: the tiles of all items, and the tiles that all CTAs compute while one computes the longest item.

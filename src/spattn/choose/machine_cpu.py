@@ -36,7 +36,7 @@ _EFFICIENT = 0.6  # no candidate is tried from this efficiency on
 _SPARSE = 1 / 16  # tiles of one query are tried below this efficiency
 _CELLS = range(17, 97)  # cells of a box; with more cells, the weights would exceed the L1 cache
 _MOST_KEYS = 128  # maximum number of keys of a box with more rows than ROWS_AT_ONCE, which must fit one tile
-_MANY = 4  # the unordered plan is also tried if there are at most _MANY dense tiles per tile of an ordered plan
+_MANY = 4  # the token order is also tried if dense attention has at most _MANY times the tiles of the ordered plan
 _MOST_SMALL_BOXES = 1 << 14  # maximum number of boxes of few rows, which gain the most
 _MOST_BOXES = 2560  # maximum number of other boxes; each has its own views
 _TRIED, _ROWS_TRIED = 2, 1  # number of query-vectorized candidates, and of candidates with few-query tiles
@@ -134,7 +134,7 @@ class Processor:
         elif first.pattern is not None and first.pattern.grids():
             yield from self.in_boxes(first, sizes, how.workers)
         plan = tried.plans[tried.best()]
-        # A short q_len lowers the efficiency, but its padding costs nothing.
+        # If q_len is less than block_q, padding lowers the efficiency but costs nothing.
         if plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1:
             if self._of_pairs_ms(plan, sizes) < tried.ms(tried.best()):
                 yield How((1, plan.block_kv), workers=how.workers)

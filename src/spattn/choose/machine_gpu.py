@@ -1,7 +1,8 @@
-"""Compute capability 9.0 as a machine of the chooser. Candidates are splits, boxes, permuted and gathered tokens.
+"""Compute capability 9.0 as a machine of the chooser.
 
-A coefficient is the time of one unit of a feature in nanoseconds. ``benchmarks/costs/price_cuda.py`` measures them and
-prints these lines.
+Candidates are whole lists, smaller tiles, query boxes, and permuted or gathered tokens. A coefficient is the time of
+one unit of a feature in nanoseconds. ``benchmarks/costs/price_cuda.py`` measures coefficients and prints the lines of
+``_COEFFICIENTS``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ BLOCKS = 2  # resident CTAs per SM
 _FEWEST_QUERIES = 256  # smallest q_len that was measured
 _LONG = 1024  # assumed tiles of a list, for calls with few queries
 _EFFICIENT = 0.7  # no boxes are tried from this efficiency on
-_HARDLY = 1.25  # lists stay whole if the longest needs at most this multiple of an SM's mean work
+_HARDLY = 1.25  # whole lists are tried if the longest has at most this multiple of an SM's mean work
 _HALVES = 0.875  # smaller tiles are not tried if at least this share of half tiles has a pair
 _MOST_MASKS = 4096  # maximum number of masks to inspect, evenly spaced
 _SCATTERED = 0.4  # tokens are neither permuted nor gathered from this efficiency on
@@ -81,7 +82,7 @@ def specialization_of(plan: Plan, head_dim: int) -> Specialization:
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
-    """Return what the cost model needs to know of a specialization on `sms` SMs."""
+    """Return the shape of a specialization's kernel on `sms` SMs, for the cost model."""
     return KernelShape(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
@@ -147,7 +148,7 @@ class Gpu:
 
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """Return the plan with the lowest predicted time, or the common tile shape if the cost model does not apply."""
+    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with TILE."""
     lengths = call.q_len, call.kv_len
     if _is_known(call):
         return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)
@@ -218,7 +219,7 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
 
 
 def _halves(plan: Plan) -> float:
-    """Return the approximate share of half tiles (ROWS queries) with a pair; halves without queries may count twice."""
+    """Return the share of half tiles (ROWS queries) with a pair; halves without queries may count as empty twice."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
     of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # mask -1 selects the last: full tiles
@@ -249,7 +250,7 @@ def _promising(overlap: Overlap, sizes: Sizes, copies: int) -> list[tuple[int, .
     fitting = [
         (max(boxes, math.prod(overlap.keys_along(box)) / TILE[1]), box)
         for box, boxes in overlap.candidates(_CELLS, _MOST_BOXES)
-        # Views at constant offsets share a tensor map, unless they use all of its axes.
+        # Views at evenly spaced offsets share a tensor map, unless they use all of its axes.
         if copies * 4 * (boxes if len(box) == 3 else boxes // max(overlap.boxes(box))) <= MAPS[-1]
     ]
     found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])

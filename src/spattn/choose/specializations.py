@@ -29,7 +29,7 @@ KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 4
 
 
 class Specialization(NamedTuple):
-    """A kernel specialization. The first row of TABLE with a sufficient head_dim and most_keys applies."""
+    """A kernel specialization. The first row of TABLE with these rows and sufficient head_dim and most_keys applies."""
 
     rows: int  # rows of a query tile
     head_dim: int
@@ -110,13 +110,16 @@ def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathe
 
 
 def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
-    """Return the keys per work item for `build`, or inf for gathered plans, whose row copies need more registers."""
+    """Return the keys per work item for `build`; inf for permuted and gathered plans.
+
+    Copying rows takes registers that some specializations for short items lack.
+    """
     work = plan.work if work is None else work
     return math.inf if plan.ordered else keys_of(work["end"] - work["begin"], plan.block_q)
 
 
 def keys_of(length: np.ndarray, block_q: int) -> float:
-    """Return the keys of the longest work item for small tiles, whose duration it determines; else their mean."""
+    """Return the mean keys of a work item; for small tiles those of the longest item, which determines the duration."""
     if not len(length):
         return math.inf
     return TILE[1] * float(length.max() if block_q <= ROWS else length.mean())

@@ -1,6 +1,6 @@
 """Delay interpreter exit until XLA's host executions end.
 
-An XLA thread that enters Python during finalization never returns, and its waiters hang.
+An XLA thread that enters Python during finalization never returns, and threads that wait for it hang.
 """
 
 from __future__ import annotations

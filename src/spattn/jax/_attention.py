@@ -160,8 +160,8 @@ def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
 def _attend(options: Options, *operands: Any) -> tuple[Any, Any]:
     """Make the operands vary over the same mesh axes, and compute attention.
 
-    Adding an empty sum does not change values, and XLA removes it, but it broadcasts the varying mesh axes; JAX then
-    sums the gradients of operands that did not vary over the devices.
+    Adding an empty sum changes no value, and XLA removes it. But each operand then varies over all mesh axes over which
+    any operand varies, and JAX sums its gradient over the axes that were added.
     """
     nothing = jax.lax.stop_gradient(_nothing(operands))
     own = len(operands) - options.captured

@@ -108,12 +108,13 @@ def fixed(
     block : int, optional
         Tokens per block.
     num_local_blocks, num_global_blocks : int, optional
-        Blocks per local window, and how many of them are global; the first must be a multiple of the second.
+        Blocks per local window, and how many of them are global; `num_global_blocks` must divide `num_local_blocks`.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block; bidirectional only.
     num_different_global_patterns : int, optional
-        Head h uses group ``h % num_different_global_patterns`` of global blocks, counted from the end of the window.
+        Head h uses the ``h % num_different_global_patterns``-th group of `num_global_blocks` blocks as global blocks,
+        counted from 0 at the end of the window.
     head : int or None, optional
         Use the global blocks of this head for all heads.
 
@@ -229,7 +230,7 @@ def bigbird(
     block : int, optional
         Tokens per block.
     num_random_blocks : int, optional
-        Random blocks per block row, drawn from all blocks or, if unidirectional, from its own and earlier ones.
+        Random blocks per block row, drawn from all blocks or, if unidirectional, from the row's own and earlier blocks.
     num_sliding_window_blocks : int, optional
         Blocks of the window, including the query's own.
     num_global_blocks : int, optional

@@ -86,7 +86,7 @@ class DynamicMask(_HostOnly):
         Raises
         ------
         ValueError
-            If it does not.
+            If the mask does not support them.
         """
 
     def to_host(self, kv_len: int) -> Pattern:
@@ -174,7 +174,7 @@ def selected(pattern: Any) -> MaskedPattern | None:
 
 
 def _class(name: str) -> Callable[..., Pattern]:
-    return pattern_class(name)  # by name, because the modules of these classes import this module lazily
+    return pattern_class(name)  # by name: an import would be circular, since base.content imports this module
 
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:

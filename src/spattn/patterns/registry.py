@@ -37,7 +37,7 @@ def get(name: str, **params: Any) -> Pattern:
     ValueError
         If the name is unknown or a parameter is out of range.
     TypeError
-        If a parameter is missing or unknown.
+        If a parameter is missing, unknown or of a wrong type.
     """
     found: Pattern = pattern_class(name)(**params)
     return found
@@ -80,7 +80,7 @@ def from_json(text: str) -> Pattern:
     TypeError
         If `text` is not a string.
     ValueError
-        If it is not JSON, or does not describe a pattern.
+        If `text` is not JSON, or does not describe a pattern.
     """
     if not isinstance(text, str):
         raise TypeError(f"text: expected a string of JSON, got {type(text).__name__}")

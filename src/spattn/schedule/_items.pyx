@@ -128,7 +128,7 @@ cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogi
     cdef int shift = 0
     while most >> shift:
         before.assign(items, items + count)
-        place.assign(min(most >> shift, DIGIT) + 2, 0)  # index of each digit's next item, then of the next digit's
+        place.assign(min(most >> shift, DIGIT) + 2, 0)  # counts by digit, then the index of each digit's next item
         for n in range(count):
             key = most - (before[n].end - before[n].begin)
             place[(key >> shift & DIGIT) + 1] += 1

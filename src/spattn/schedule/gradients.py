@@ -28,8 +28,8 @@ UNIT = np.dtype(
         ("offset", "i8"),
     ]
 )
-"""A unit runs the work items [first, last) of all query heads of one key-value head, head by head. It accumulates dK
-and dV of the keys [begin, end) in a shared workspace, in the rows from `offset` on.
+"""A unit runs the items [first, last) of a list: the work items of all query heads of one key-value head, head by head.
+It accumulates dK and dV of the keys [begin, end) in a shared workspace, in the rows from `offset` on.
 """
 
 _PARALLEL_UNITS = 8  # minimum number of units of a call; every further unit of a head needs another copy of dK and dV
@@ -126,7 +126,11 @@ def _boxes(
 def _box(
     grid: np.ndarray, axis: int, row: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (first, last) coordinates of boxes that have index `row` before `axis`, [start, stop] on it, all after."""
+    """Return the (first, last) coordinates of boxes.
+
+    `row` is the row-major index of a box on the axes before `axis`, [start, stop] its range along `axis`. It covers all
+    later axes.
+    """
     low, high = np.zeros_like(grid), grid - 1
     low[:, axis], high[:, axis] = start, stop
     for before in reversed(range(axis)):

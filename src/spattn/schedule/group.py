@@ -30,7 +30,7 @@ def workers(blocks: int, heads: int) -> int:
 
 
 def pieces(blocks: int, lists: int, tiles: int) -> int:
-    """Return the number of items to split equal lists into, so that the launch finishes soonest.
+    """Return the number of items to split each of several equal lists into, so that the launch finishes soonest.
 
     `blocks` blocks run concurrently and take an item in each round. The heads of all batch entries have `lists` lists
     in total, each with `tiles` tiles.

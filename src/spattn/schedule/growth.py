@@ -19,7 +19,7 @@ from .items import Sharing, share_out
 
 __all__ = ["Growth"]
 
-_MAX_LISTS = 8  # maximum number of cached lists: one for each number of tiles, which serves block_kv lengths
+_MAX_LISTS = 8  # maximum number of cached lists: one for each number of tiles; each serves block_kv lengths
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
 
-_SHORTEST_PIECE = 16  # tiles: with shorter items, combining partials costs more than balance gains
+_SHORTEST_PIECE = 16  # in tiles; shorter items improve the balance less than combining their partials costs
 _PIECES_PER_WORKER = 4
 _NOTHING = np.zeros(0, np.int32)
 
@@ -203,7 +203,7 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
 def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that no item writes alone, the number of sources of each, and the sources in workspace order."""
+    """Return the rows that no item writes alone, the number of sources of each, and all sources, row by row."""
     some = shared.any()
     # Every row has exactly one writer.
     if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:

@@ -1,7 +1,7 @@
 """In-kernel reduction (fix-up): a work item combines the partials of its rows itself.
 
-Its own partial then needs no round trip through memory. In the forward kernel the later of two sources combines a row.
-Gradient rows are sums: their first source adds any number of others, in order.
+The item's own partial then needs no round trip through memory. In the forward kernel the later of two sources combines
+a row. Gradient rows are sums: the item that is a row's first source adds any number of others, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..planning.contract.types import Plan
 __all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
 
 _WORTH = 4  # fix-up items need a launch of some microseconds, so they must write at least 1/_WORTH of all rows
-_SHARED = -2  # marks a row that this partial cannot fix up: it has more than two sources, or this is the earlier one
+_SHARED = -2  # marks a partial's row that its item cannot fix up: more than two sources, or it is the earlier one
 
 
 class Merges(NamedTuple):

@@ -10,7 +10,7 @@ __all__ = ["cut_for_rounds"]
 
 _ROUNDS = 40  # with more rounds, an incomplete last round hardly matters
 _PIECES = 2, 3, 4, 5, 6, 8
-_WORTH = 0.01, 8  # accept this share of the time plus this number of iterations: split lists need a reduction
+_WORTH = 0.01, 8  # saving at most this share of the ideal time plus 8 iterations is not worth a reduction
 
 
 def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:

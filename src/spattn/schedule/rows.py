@@ -25,6 +25,7 @@ class Place(NamedTuple):
     number : (tiles,) int array
         The list of each tile of the first copy, -1 for none; in copy c the index is ``lists * c`` larger.
     lists : int
+        Number of lists of a copy.
     cell : (tiles,) int array
         Index of each tile's first cell among the cells of its list.
     axes : list of (int, int, int, int)
@@ -56,7 +57,7 @@ class Place(NamedTuple):
         return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
-        """Return a strided view, (*axes), of an array with one element for each row; it has each row at most once."""
+        """Return the elements of `of_row` for these rows, each once, as a strided view, (*axes)."""
         strides = tuple(stride * of_row.itemsize for stride, *_ in self.axes)
         return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self.axes], strides)
 
@@ -100,8 +101,10 @@ class Place(NamedTuple):
 
 
 def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
-    """Yield the rows of views that differ only in their offset; `number` has the list of each tile, or -1, and lists
-    are numbered from `first` on, view by view."""
+    """Yield the rows that the lists of views write; the views differ only in their offset.
+
+    `number` has the list of each tile, or -1, counted within a view. Over all views, lists are numbered from `first`.
+    """
     lists, cell = int((number >= 0).sum()), np.zeros(len(number), np.int64)
     start = 0
     for count in _evenly(views["offset"]):

@@ -1,9 +1,9 @@
 """Sub-tile lists of the GPU backward, for the dQ kernel and the dK/dV kernel.
 
 A query sub-tile has `side` cells of a query tile, chosen by a :class:`Cut`; a key sub-tile has 64 consecutive cells of
-a key tile. A group of threads multiplies one by the other at once. An item multiplies a few sub-tiles, its rows, by a
-list of sub-tiles of the other side, its columns. In the dQ kernel the rows are queries, in the dK/dV kernel, whose
-lists are the transpose of the plan, they are keys.
+a key tile. A group of threads multiplies a pair of them at once. An item multiplies a few sub-tiles, its rows, by a
+list of sub-tiles of the other side, its columns. In the dQ kernel, rows are queries. In the dK/dV kernel, rows are
+keys, and the lists are the transpose of the plan's.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def by_keys(
     workers: int,
     rounds: int | None = None,
 ) -> Pass:
-    """Return the lists of the dK/dV kernel: for each `together` key tiles, the query sub-tiles that attend to them.
+    """Return the lists of the dK/dV kernel: the query sub-tiles that attend to each group of `together` key tiles.
 
     An item processes the heads of a group one after the other, so that sums have a fixed order. The lists of all
     components with the same key view are joined. Long lists are split for the `workers` that share a key-value head.
@@ -243,8 +243,8 @@ def _transpose(
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, subtile = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
-    # Key tiles descend: if every item visits the queries near its keys in ascending order, earlier items have added to
-    # the same sums already, so that later items (turns.py) need not wait.
+    # Key tiles descend: if every item visits the queries near its keys in ascending order, earlier items have already
+    # added to the sums that a later item adds to, so that the later item need not wait (turns.py).
     column = (view[pair], -row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
     order = np.lexsort((subtile, *column[::-1]))
     sorted_columns = np.stack(column)[:, order].astype(np.int64)
@@ -280,7 +280,7 @@ def _share(
     workers: int,
     least: np.ndarray | None,
 ) -> Share:
-    """Return the items of lists, which have a view and an index of `together` key tiles each."""
+    """Return the items of lists; list n's rows are the ``lists[1, n]``-th group of tiles of view ``lists[0, n]``."""
     end, number = np.append(begin, entries)[1:], np.arange(len(begin))
     where = []
     for view in np.unique(lists[0]):

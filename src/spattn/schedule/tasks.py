@@ -51,7 +51,7 @@ def order_tasks(
         tasks["item"] = np.repeat(first, last - first) + rank
         tasks["batch"], tasks["head_q"] = place // heads_q, place % heads_q
         tasks["head_kv"] = tasks["head_q"] // group
-        # Interleave the heads item by item, so that equal items of adjacent tiles run concurrently.
+        # Of items of equal length, list each for all heads before the next, so that adjacent tiles run concurrently.
         tasks = tasks[np.lexsort((place, rank, -length[tasks["item"]]))]
         pieces.append(tasks[chosen[tasks["item"]]])
     tasks = np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)

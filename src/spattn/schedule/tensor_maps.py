@@ -33,7 +33,7 @@ VIEW = np.dtype(
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A tensor map that one or several views use, in tokens; the innermost axis (2) comes first, as in TMA."""
+    """A tensor map of one or several views; `offset` and `strides` count tokens. Axis 2 comes first, as in TMA."""
 
     offset: int
     extents: tuple[int, ...]
@@ -117,7 +117,7 @@ Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # tensor maps, and the device r
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
-    """Return the number of tensor maps that a batch entry needs. `moves`: the plan is length-polymorphic."""
+    """Return the number of tensor maps that a batch entry needs. `moves`: offsets of key views depend on kv_len."""
     (query_specs, _), (key_specs, _) = mapped(plan, moves)
     return 2 * (len(query_specs) + len(key_specs))
 

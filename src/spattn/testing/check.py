@@ -73,8 +73,11 @@ def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len
 
 
 def check_ends(pattern: Pattern, q_len: int, further: tuple[int, int] = (1, 66)) -> None:
-    """Check the ends of one head's pattern at two lengths, `further` tokens beyond the ends: their masks are equal, and
-    pairs between the ends are all allowed or all masked. Ends of more than 10,000 tokens are skipped."""
+    """Check the ends of one head's pattern at two lengths, which exceed both ends by `further` tokens.
+
+    The masks of the ends are equal, and pairs between the ends are all allowed or all masked. Ends of more than 10,000
+    tokens are skipped.
+    """
     ends = pattern.ends(q_len)
     if ends is None or sum(ends[:2]) > _MOST_TOKENS_OF_ENDS:
         return

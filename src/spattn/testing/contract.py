@@ -80,7 +80,7 @@ def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: floa
     ----------
     plan : Plan
     q, k, v, scale
-        As for a backend's ``forward``.
+        As for ``backends.PreparedForward``.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def _query_cells(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at(order: np.ndarray, component: np.void, place: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Map permuted indices to positions, which are arbitrary at padding cells; see *order* in the contract."""
+    """Map indices of a permutation to rows or keys, arbitrary at padding cells; see *permutation* in the contract."""
     return order[component["variant"]][np.where(real, place, 0)] if order.size else place
 
 

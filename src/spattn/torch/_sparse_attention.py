@@ -18,7 +18,7 @@ from ..patterns.base.check import integer
 
 __all__ = ["SparseAttention"]
 
-# Arguments that PyTorch's encoder layers pass, with their defaults: the only supported values.
+# Arguments of nn.MultiheadAttention.forward, with the only supported values: the defaults, but need_weights=False.
 _USUAL = {name: one.default for name, one in inspect.signature(nn.MultiheadAttention.forward).parameters.items()}
 _USUAL["need_weights"] = False
 # Other constructor arguments of nn.MultiheadAttention, with the only supported values.

@@ -52,7 +52,7 @@ class _Recorder:
 
 
 class Traced(torch.Tensor):  # type: ignore[misc]
-    """A tracer tensor for one value per pair; `sample` is the value at the first pair, with its dtype and shape."""
+    """A tracer tensor: a value for every pair. `sample` is the value if all arguments are 0, with dtype and shape."""
 
     recorder: _Recorder
     ref: Ref
@@ -80,9 +80,9 @@ class Traced(torch.Tensor):  # type: ignore[misc]
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
-    """Mode that records ``table[i]`` as an operation on `i`; PyTorch would convert a 0-d index to a Python int.
+    """Mode that records ``table[i]`` as ``aten.index``, because PyTorch would convert the 0-d tracer to a Python int.
 
-    It also rejects random numbers in calls without tracers, which do not reach :class:`Traced`.
+    It also rejects random numbers in calls without a tracer argument, which :class:`Traced` does not intercept.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,8 +138,8 @@ def _check_random(func: Any) -> None:
 def trace(function: Callable[..., Any], arguments: int) -> Trace:
     """Trace a function of `arguments` integers.
 
-    Raises TypeError if it branches on values, mutates a tensor, draws random numbers, refers to a tensor that is not
-    plain, or does not return a 0-d bool tensor.
+    Raises TypeError if it branches on values, mutates a tensor, draws random numbers, does not return a 0-d bool
+    tensor, or refers to a tensor that is sparse, nested, quantized or without data.
     """
     # torch.compile must not trace into the tracers.
     compiler = "torch._dynamo" in sys.modules

@@ -1,7 +1,8 @@
 """Map PyTorch operations on integers and booleans to NumPy operators.
 
-A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that work on
-whole tiles: sums, differences, minima, maxima, comparisons, ``//`` and ``%`` by constants, ``& | ~``.
+A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that the
+planner evaluates on whole tiles: sums, differences, minima, maxima, absolute values, comparisons, ``//`` and ``%`` by
+constants, ``& | ~``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Immutable traces of PyTorch functions of integers: their operations and copies of their tensors.
+"""Immutable traces of PyTorch functions of integers: the operations, and copies of the captured tensors.
 
 Traces of equal operations on equal tensors compare equal.
 """
@@ -22,11 +22,11 @@ from ..arrays.torch import Torch
 __all__ = ["PART", "Constant", "Ref", "Step", "Trace", "mapped"]
 
 TORCH = Torch()
-PART = "part"  # pseudo-operation: select one of several results
+PART = "part"  # pseudo-operation: select one result of an operation that has several
 
 
 class Ref(NamedTuple):
-    """A function argument or the result of a step, numbered consecutively from the arguments."""
+    """A function argument or the result of a step; the numbers are consecutive, arguments first."""
 
     number: int
     dtype: str
@@ -40,7 +40,7 @@ class Constant:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Constant:
-        """Copy a tensor; raise TypeError if it is not plain."""
+        """Copy a tensor; raise TypeError if it is more than the values in its memory (``ArrayNamespace.oddity``)."""
         oddity = TORCH.oddity(tensor)
         if oddity is not None:
             raise TypeError(f"mask_mod: expected references to plain tensors, got {oddity}")
@@ -104,7 +104,7 @@ class Trace:
         return tuple(reversed(steps))
 
     def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
-        """Evaluate `wanted` elementwise over arrays of one shape, given by argument number."""
+        """Evaluate `wanted` elementwise over `arguments`, arrays of one shape by argument number."""
         shape = next(iter(arguments.values())).shape
         if 0 in shape:
             return np.empty(shape, wanted.dtype)  # torch.vmap refuses an empty batch

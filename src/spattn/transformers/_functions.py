@@ -24,7 +24,7 @@ MaskFunction = Callable[..., Any]
 
 
 class NoWindow(ValueError):
-    """Error for an empty sliding window, with which eager attention returns the mean of all values."""
+    """Error for an empty sliding window; eager attention returns the mean of all values instead."""
 
 
 _CAUSAL = SlidingWindow(-1, 0)
@@ -34,7 +34,7 @@ _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
 def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
     """Return the pattern of a mask function of Transformers, or of an and/or composition of them, else None.
 
-    Key and query positions count from sequence index `kv_offset`. Raises NoWindow if one of the functions is an empty
+    Position 0 of the pattern is sequence index `kv_offset`. Raises NoWindow if one of the functions is an empty
     window.
     """
     rule = _RULES.get(_code(mask_function))

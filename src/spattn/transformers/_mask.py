@@ -106,7 +106,7 @@ def pattern_mask(
     """Return the mask for "spattn"; has the signature of Transformers' AttentionMaskInterface.
 
     Query i is at index ``q_offset + i`` and key j at ``kv_offset + j`` of the sequence that `mask_function` describes;
-    `attention_mask` (batch, tokens so far) is False at padding. `others`, which permit skipping masks, are ignored.
+    `attention_mask` (batch, tokens so far) is False at padding. `others`, e.g. flags to skip the mask, are ignored.
     """
     q_offset = int(q_offset)  # may be a device tensor (static caches)
     first, shape = q_offset - kv_offset, (batch_size, 1, q_length, kv_length)

@@ -34,14 +34,14 @@ __all__ = [
     "reach",
 ]
 
-MOST_RUNS = 1 << 23  # limit per array; larger index sets are evaluated from the predicate, in strips of rows
+MOST_RUNS = 1 << 23  # limit on rows × runs of a Runs; beyond it, the predicate is evaluated in strips of rows
 REACH = 1 << 40  # exceeds any distance between positions; arithmetic on it stays far below 2**63
 Check = Callable[[str, Any], Any]
 _USUAL = 4  # example value of an integer parameter, clipped to its range
 
 
 def reach(tokens: int) -> int:
-    """Clip `tokens` to REACH, so that NumPy arithmetic does not overflow; fields keep the original value.
+    """Clip `tokens` to REACH, so that NumPy arithmetic does not overflow; fields of patterns are not clipped.
 
     Multiply parameters as Python integers, then clip the product.
     """
@@ -65,7 +65,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def listed(value: Any) -> Any:
-    """Convert an array of any library to nested lists, whose elements are Python's."""
+    """Convert an array of any library to nested lists of Python scalars; return other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -147,7 +147,10 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def check_parameters(pattern: object) -> None:
-    """Check and convert each field by its annotation. Other fields must be hashable: patterns are keys of caches."""
+    """Check and convert each field by its annotation; if that declares no check, the field must be hashable.
+
+    Patterns are cache keys.
+    """
     cls: type = type(pattern)
     for name, check in _checks(cls):
         value = getattr(pattern, name)
@@ -196,7 +199,11 @@ def _check(annotation: Any) -> Check | None:
 
 
 def _check_union(members: tuple[Any, ...]) -> Check | None:
-    """Return a check that tests None, literals and sequences by type, other values by the first remaining member."""
+    """Return the check of a union, or None if a member has no check.
+
+    It accepts None and the literals of the union. It passes a sequence to the check of the first tuple member, and any
+    other value to that of the first remaining member.
+    """
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     several: list[Any] = [_check(member) for member in members if get_origin(member) is tuple]
     others = (m for m in members if get_origin(m) not in (Literal, tuple) and m is not types.NoneType)

@@ -1,4 +1,4 @@
-"""Registry of pattern classes by name and operators by symbol, and example instances."""
+"""Registries of pattern classes by name and of operators by symbol; example instances of patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composit
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice
-_LATER = {  # module → names that it registers; imported on the first use of one of them
+_LATER = {  # module → the names that it registers; the first use of a name imports the module
     "base.per_head": ("per_batch", "per_head"),
     "grids.neighborhood": ("neighborhood",),
     "grids.per_axis": ("axial", "per_axis", "windowed"),
@@ -62,6 +62,8 @@ def register(
 
     Raises
     ------
+    TypeError
+        If `name` is not a non-empty string.
     ValueError
         From the decorator, if another class has the name.
     """
@@ -139,7 +141,7 @@ class Registered:
         """Return a small instance for tests, benchmarks and pictures, and a length that suits it.
 
         The default implementation returns the instance passed to :func:`~spattn.patterns.authoring.register`, or else
-        one with default parameters and, for required ones, values in the annotated ranges.
+        an instance with defaults, whose required parameters are in their annotated ranges.
 
         Returns
         -------

@@ -17,7 +17,7 @@ __all__ = ["Serializable", "decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-_DEEPEST_DATA = 2 * DEEPEST  # each tuple of patterns adds one level
+_DEEPEST_DATA = 2 * DEEPEST  # a pattern in a tuple of patterns adds two levels
 
 
 def encode(value: Any) -> Any:
@@ -100,7 +100,7 @@ class Serializable:
     name: ClassVar[str]
 
     def to_json(self) -> str:
-        """Serialize this pattern as JSON for :func:`spattn.patterns.from_json`, in any process.
+        """Serialize this pattern as JSON, which :func:`spattn.patterns.from_json` reads in any process.
 
         Returns
         -------

@@ -20,7 +20,7 @@ from .predicate import allowed, pair_count
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
-_MOST_TERMS = 1 << 16  # counts repeated operands, because each `p = p & q | p` doubles the work
+_MOST_TERMS = 1 << 16  # repeated operands count again: each `p = p & q | p` doubles the work
 _MOST_PARTS = 32  # each part of a union excludes all earlier operands, so many parts cost more than their views save
 
 
@@ -35,7 +35,7 @@ def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
 
 
 def _joint_size(sizes: Iterable[int]) -> int:
-    """Broadcast operand sizes: 1 and other divisors repeat to the largest size; 0 accepts any size."""
+    """Broadcast the operands' numbers of heads or batch entries: divisors repeat to the largest, 0 accepts any."""
     different = set(sizes)
     largest = max(different)
     if 0 in different and largest <= 1:
@@ -61,7 +61,7 @@ def per_entry(entries: list[list[Pattern]]) -> Pattern:
 
 @dataclass(frozen=True, repr=False)
 class Composite(Pattern):
-    """Base class of And, Or and Not; forwards every method except the predicate to the operands."""
+    """Base class of And, Or and Not, with the methods that combine operands in the same way for every operator."""
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
@@ -69,7 +69,7 @@ class Composite(Pattern):
     _hash: ClassVar[int]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
-        # Cached: every call and every enclosing composition hashes the pattern.
+        # The hash is cached, because every call and every enclosing composition hashes the pattern.
         assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
 
     @classmethod

@@ -135,7 +135,10 @@ def _same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Bound(Pattern):
-    """Base class of bound patterns with one row of data per query; row 0 has position `first`."""
+    """Base class of bound patterns with one row of data per query.
+
+    `given` is the unbound pattern, `first` the position of row 0.
+    """
 
     given: Any
     first: int
@@ -157,7 +160,7 @@ class Bound(Pattern):
 
 
 class ArrayPattern(ByContent, Pattern):
-    """Base class of patterns whose array fields have shape ``([[batch,] heads,] *own)``."""
+    """Base class of patterns with array fields ``([[batch,] heads,] ...)``, where `own_axes` axes follow the heads."""
 
     own_axes: ClassVar[int] = 2
 

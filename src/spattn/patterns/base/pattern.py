@@ -34,7 +34,7 @@ class Part(NamedTuple):
     query, key : Lattice or None
         Absolute positions of the queries and of the keys; None means all positions.
     shifts : tuple of (int, int)
-        (query, key) offsets at which the part repeats. At every shift, the same lattice coordinates must be allowed.
+        (query, key) offsets at which the part repeats. Every shift must allow the same pairs of lattice coordinates.
     spans : tuple of Span or None
         Interval of keys per query along each axis, if the keys of every query form a box of the key lattice. Plans may
         then use one key view per box of queries.
@@ -53,7 +53,7 @@ def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
 
 
 class Ordered(NamedTuple):
-    """A bound pattern over permuted tokens: its query i is row ``q_order[i]``, its key j is ``kv_order[j]``.
+    """A bound pattern over permuted tokens: query i is row ``q_order[i]`` of q, key j is row ``kv_order[j]`` of k.
 
     Query i has position ``i + kv_len - q_len``.
     """
@@ -66,10 +66,11 @@ class Ordered(NamedTuple):
 class Pattern(Registered, Serializable):
     """A set of allowed (query, key) position pairs.
 
-    Subclasses are frozen dataclasses that define :meth:`allows`; every other method is a hint that must agree with it.
-    A subclass that overrides the predicate of another pattern inherits none of its hints. Annotations declare valid
-    parameters: ``Annotated[int, Range(0)]``, ``bool``, ``Literal["one", "two"]``, tuples and unions of these. Classes
-    with array fields derive from :class:`ByContent` first.
+    Subclasses are frozen dataclasses that define :meth:`allows`. They may define hints, which must agree with it:
+    :meth:`runs`, :meth:`parts` and :meth:`ends`. A subclass that overrides the predicate of another pattern inherits
+    none of its hints. Annotations declare valid parameters: ``Annotated[int, Range(0)]``, ``bool``,
+    ``Literal["one", "two"]``, tuples and unions of these. Classes with array fields derive from :class:`ByContent`
+    first.
 
     Raises
     ------
@@ -118,8 +119,8 @@ class Pattern(Registered, Serializable):
         Returns
         -------
         bool or bool array
-            Broadcastable to the common shape of `q` and `k`. Integers raise TypeError in index sets, plans and
-            compositions.
+            Broadcastable to the common shape of `q` and `k`. If the result is not boolean, index sets, plans and
+            compositions raise TypeError.
 
         Raises
         ------
@@ -268,7 +269,10 @@ class Pattern(Registered, Serializable):
         return list(number), index
 
     def _for_heads(self, heads: int) -> Pattern:
-        """Expand operands from one pattern per group of heads to one per head, if another operand needs that."""
+        """Expand operands that accept any number of heads to one pattern per head, for a call of `heads` heads.
+
+        This is needed if another operand has fewer patterns than `heads`, each for a group of heads.
+        """
         changed: dict[str, Any] = {}
         for name in getattr(self, "__dataclass_fields__", ()):  # a user's class may not be a dataclass
             value = getattr(self, name)

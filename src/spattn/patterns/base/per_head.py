@@ -106,8 +106,8 @@ class PerHead(Chosen):
     Parameters
     ----------
     patterns : tuple of Pattern
-        One per query head, or one per group of consecutive heads if their number divides the number of heads. All must
-        support the same number of batch entries.
+        One per query head; or fewer, each for a group of consecutive heads, if their number divides the number of
+        heads. All must support the same number of batch entries.
     """
 
     axis = 1

@@ -30,7 +30,7 @@ NO_TRUTH_VALUE = (
     "allows(): expected &, |, ~, np.minimum and np.maximum on arrays of positions, got 'and', 'or', 'not', 'if', "
     "min() or max(), which need the truth value of a whole array"
 )
-_NO_TRUTH = "truth value of an array"  # part of NumPy's message
+_NO_TRUTH = "truth value of an array"  # part of NumPy's error message
 _NEAR = 1024  # rows of the gcd table; larger distances use np.gcd
 
 
@@ -43,7 +43,8 @@ class Predicate(Protocol):
 def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
     """Evaluate ``pattern.allows(q, k)`` and check the result. Call this instead of ``allows``.
 
-    If a predicate does not support the planner's symbolic positions, it leaves all tiles undecided, even as an operand.
+    If the predicate does not support the planner's symbolic positions, it decides no tile. Other operands of a
+    composition may still decide tiles.
     """
     leave_open = getattr(q, "leave_open", None)
     if leave_open is None:
@@ -181,9 +182,9 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
 class Positions(np.ndarray[Any, Any]):
     """Query or key positions of tiles, (tiles, rows, 1) or (tiles, 1, columns), with a fast ``np.gcd``.
 
-    All operations return plain arrays. Euclid's algorithm costs twenty times any other operation per cell. Consecutive
-    queries and keys have few distances d, so a small table holds gcd(q, k) = gcd(d, q mod d). Along a diagonal, q and
-    the table column advance together, so a cell costs one addition and one lookup.
+    All operations return plain arrays. NumPy's gcd takes twenty times as long per cell as any other operation.
+    Consecutive queries and keys have few distances d, so a small table holds gcd(q, k) = gcd(d, q mod d). Along a
+    diagonal, q and the table column advance together, so a cell costs one addition and one lookup.
     """
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

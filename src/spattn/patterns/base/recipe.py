@@ -136,7 +136,7 @@ def recipe(
             default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             fields.append((parameter.name, parameter.annotation, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(function.__name__, fields, bases=(Recipe,), namespace=body, frozen=True)
-        made.__module__ = function.__module__  # in which annotations are evaluated
+        made.__module__ = function.__module__  # annotations are evaluated in this module
         cls: type[Recipe] = register(name, example, typical)(made)
         return make
 

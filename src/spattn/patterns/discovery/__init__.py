@@ -41,7 +41,7 @@ _COST_OF_MISSING = 4  # covered pairs that outweigh one missing pair, which must
 
 
 def discover(mask: Any, grid: Any = None) -> Pattern:
-    """Decompose a mask into regular patterns. The result is always exact; leftover pairs are listed.
+    """Decompose a mask into regular patterns, and list the pairs that these do not cover; the result is always exact.
 
     The planner tiles a plain mask in token order; if pairs are strided, dilated or local on a grid, most tiles are
     nearly empty. Discovered patterns have denser views.
@@ -57,7 +57,7 @@ def discover(mask: Any, grid: Any = None) -> Pattern:
     Returns
     -------
     Pattern
-        A union of registered patterns, minus a :class:`CSR` of pairs that the mask lacks, plus a CSR of the leftover
+        A union of registered patterns, minus a :class:`CSR` of pairs that the mask lacks, plus a CSR of the uncovered
         pairs. A result with a CSR is valid only for the lengths of `mask`. Heads and batch entries that differ have
         separate patterns.
 
@@ -70,11 +70,11 @@ def discover(mask: Any, grid: Any = None) -> Pattern:
 
     Notes
     -----
-    Searches for windows, dilated windows, strides, other diagonals, periodic columns, global tokens and sinks, rows,
-    documents and blocks of equal length, layouts of square blocks, boxes on a grid, and one interval of keys per row.
-    The search is greedy: it accepts the candidate that covers the most pairs until the rest is small or irregular. Up
-    to 5 % of a pattern's pairs may be missing (noise). Each accepted pattern costs O(nnz) time and memory; an array is
-    read once.
+    The function searches for windows, dilated windows, strides, other diagonals, periodic columns, global tokens and
+    sinks, rows, documents and blocks of equal length, layouts of square blocks, boxes on a grid, and one interval of
+    keys per row. The search is greedy: it accepts the candidate that covers the most pairs until the rest is small or
+    irregular. Up to 5 % of a pattern's pairs may be missing (noise). Each accepted pattern costs O(nnz) time and
+    memory; an array is read once.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def _discovered(pairs: Pairs, grid: Any) -> Pattern:
 
 
 def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
-    """Return the union of the accepted candidates, minus the missing pairs, plus the leftover pairs."""
+    """Return the union of the accepted candidates, minus the missing pairs, plus the uncovered pairs."""
     taken = _taken(pairs, grid)
     # Drop earlier candidates that later ones cover entirely.
     needed = [each for each in taken[:-1] if not pairs.uncover(each.pattern)] + taken[-1:]
@@ -162,7 +162,7 @@ class _Taken(NamedTuple):
 
 
 def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
-    """Accept candidates until the rest is irregular."""
+    """Accept candidates until none covers enough of the remaining pairs."""
     total = left = Counts.of(pairs.runs_left(), pairs)
     taken: list[_Taken] = []
     for fill, proposers in _PASSES:
@@ -178,7 +178,7 @@ def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
 
 
 def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
-    """Return the candidate with the highest gain; later groups run only if earlier ones cannot cover all pairs."""
+    """Return the candidate with the highest gain; skip later groups of proposers if it covers all uncovered pairs."""
     best, most = None, (evidence.pairs.q_len + evidence.pairs.kv_len) // 4
     for some in proposers:
         if evidence.left.nnz <= (most if best is None else best.new):
@@ -191,7 +191,10 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
 
 
 def _joined(taken: list[Candidate], pairs: Pairs) -> Pattern:
-    """Unite the candidates, with a common band factored out. Those without views come first, as they share a part."""
+    """Unite the candidates, and factor out a band that all share.
+
+    Candidates without views come first, because they form one part of the union.
+    """
 
     def has_views(candidate: Candidate) -> bool:
         parts = candidate.pattern().bind(pairs.q_len, pairs.kv_len).parts(pairs.q_len, pairs.kv_len)

@@ -21,11 +21,11 @@ from .lines import TILE, Candidate
 
 __all__ = ["boxes", "documents", "layouts", "scattered_layouts"]
 
-_SIDE = 64  # tokens before and after a possible document boundary that are tested
+_SIDE = 64  # number of tokens that are tested on either side of a possible document boundary
 _BLOCKS = range(8, 1025)  # possible block sizes
 _NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20
-_NOISY_SHARE = 0.5  # in noisy masks, coordinates with a lower count, relative to the maximum, are noise
+_NOISY_SHARE = 0.5  # in noisy masks, coordinates with at most this fraction of the maximum count are noise
 _LONGEST_AXIS = 1 << 11
 _MOST_RUNS = 1 << 22  # maximum runs of a candidate of boxes
 _MOST_AXES = 3  # maximum axes of a Neighborhood
@@ -71,7 +71,7 @@ def _boundaries(evidence: Evidence) -> np.ndarray:
 
 
 def _in_squares(runs: KeyRuns, kv_len: int) -> np.ndarray:
-    """Count, for each position, the pairs of the _SIDE queries from it on with the _SIDE keys before it."""
+    """Count, for each position t, the pairs of queries in ``[t, t + _SIDE)`` with keys in ``[t - _SIDE, t)``."""
     near = runs.cut(runs.q - 2 * _SIDE + 1, runs.q)
     count = near.stop - near.start
     q, k = np.repeat(near.q, count), np.repeat(near.start, count) + ramp(count)
@@ -134,7 +134,7 @@ def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:
 
 
 def _capacity(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndarray:
-    """Return the maximum number of pairs per block, all or only causal ones, for queries at positions >= 0."""
+    """Return the possible number of pairs per block, or of causal pairs if `low` is 0, for positions q >= 0."""
     first = max(pairs.first, 0)
     edges = np.minimum(block * np.arange(blocks + 1), pairs.kv_len)
     queries, keys = np.diff(np.maximum(edges, first)), np.diff(edges)
@@ -148,7 +148,7 @@ def _capacity(pairs: Pairs, block: int, blocks: int, low: int | None) -> np.ndar
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
-    """Propose, for each subset of axes, a box of keys along these axes at the query's other coordinates."""
+    """Propose, for each subset of axes, boxes of keys along these axes that share the query's other coordinates."""
     grid, pairs = evidence.grid, evidence.pairs
     if grid is None or max(grid) > _LONGEST_AXIS or pairs.first < 0:  # negative positions are outside the grid
         return
@@ -194,8 +194,11 @@ def _sharing(runs: KeyRuns, grid: tuple[int, ...], axes: list[int]) -> KeyRuns:
 
 
 def _table(total: KeyRuns, left: KeyRuns, grid: tuple[int, ...], axis: int, fill: float) -> np.ndarray:
-    """Return which (query, key) coordinates along an axis belong to the box: their count among uncovered pairs exceeds
-    noise, or their count among all pairs reaches the maximum count among uncovered pairs."""
+    """Return a boolean (query, key) table of the coordinates along an axis that belong to the box.
+
+    A cell of the table is True if its uncovered pairs exceed the noise, or if all its pairs reach a fraction `fill` of
+    the largest uncovered count.
+    """
     times, times_left = (_times(runs, grid, axis) for runs in (total, left))
     most = times_left.max(initial=0)
     return (times_left > (0 if fill == 1 else _NOISY_SHARE * most)) | (times >= max(fill * most, 1))

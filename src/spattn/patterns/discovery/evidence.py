@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class KeyRuns(NamedTuple):
-    """Sorted runs of consecutive keys: the query at `q` has the keys ``start <= k < stop`` (int32 arrays)."""
+    """Sorted runs of consecutive keys: the query at position `q` has the keys ``start <= k < stop`` (int32 arrays)."""
 
     q: np.ndarray
     start: np.ndarray
@@ -115,7 +115,7 @@ class Pairs:
         return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
 
     def uncover(self, pattern: Pattern) -> bool:
-        """Undo cover() and return True if other patterns cover all pairs of `pattern`; else return False."""
+        """Undo cover() if other patterns cover all pairs of `pattern`; return whether they do."""
         if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
             return False
         for some, here in self._allowed(pattern):
@@ -161,7 +161,7 @@ class Counts:
     all_runs: KeyRuns
     diagonals: np.ndarray  # by distance q - k, in ascending order
     keys: dict[int | None, np.ndarray]  # by key; [None] counts all pairs, [0] the causal ones
-    rows: dict[int | None, np.ndarray]  # by row, with the same two keys
+    rows: dict[int | None, np.ndarray]  # by row; [None] and [0] as in `keys`
 
     @classmethod
     def of(cls, runs: KeyRuns, pairs: Pairs) -> Counts:
@@ -215,7 +215,7 @@ class Evidence:
         return total, total if self.left is self.total else measure(self.left)
 
     def filled(self, capacity: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
-        """Return True for each line that has at least a fraction `fill` of its pairs, or of its uncovered pairs."""
+        """Return True for each line that has a fraction `fill` of its possible pairs, or of those not covered yet."""
         return (total >= self.fill * capacity) | (left >= self.fill * (capacity - (total - left)))
 
 

@@ -31,11 +31,11 @@ __all__ = [
 
 TILE = 128, 64  # tile size with which candidates' tiles are counted; other sizes give similar ratios
 _MOST_TOKENS = 1 << 12
-_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
+_SHORT = 8  # columns and rows shorter than the longest by this factor are ignored: any window fills them
 _LEAST_RUN = 16  # minimum keys per run; shorter runs are listed as pairs
 _LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
 _SHORT_DIAGONAL = 8  # diagonals shorter than the longest by this factor cannot be distinguished from noise
-_AS_GOOD = 1.15  # views may need this factor more tiles, because fewer pairs are listed
+_AS_GOOD = 1.15  # residue classes may need up to this factor more tiles, because fewer pairs are then listed
 _FEW = 4  # if there are more groups of diagonals than this, groups of at most this width are ignored
 
 
@@ -106,7 +106,7 @@ class _Lines:
         return Candidate(base, self.low, None, new, missing, cost)
 
     def members(self) -> np.ndarray:
-        """Return all lines of those groups of adjacent filled lines that contain an uncovered pair."""
+        """Return the lines of every group of adjacent filled lines that contains an uncovered pair."""
         starts, stops = intervals(self.chosen)
         sums = np.append(0, np.cumsum(self.left))
         some_left = np.flatnonzero(sums[stops] > sums[starts])
@@ -171,7 +171,7 @@ class _Diagonals:
         self.missing = capacity - total
         self.filled = evidence.filled(capacity, total, self.left)
         long = np.flatnonzero(_SHORT_DIAGONAL * capacity >= capacity.max(initial=0))
-        if evidence.fill < 1 and len(long):  # short diagonals copy the nearest long one
+        if evidence.fill < 1 and len(long):  # short diagonals get the flag of the nearest long one
             self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 
     def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
@@ -182,7 +182,7 @@ class _Diagonals:
         return Candidate(base, low, high, int(self.left[numbers].sum()), int(self.missing[numbers].sum()))
 
     def fullest(self, base: Full | Stride, numbers: np.ndarray) -> Candidate | None:
-        """Return the candidate of those consecutive filled diagonals in `numbers` with the most uncovered pairs."""
+        """Return the candidate of the run of filled diagonals in `numbers` that has the most uncovered pairs."""
         starts, stops = intervals(self.filled[numbers])
         if not len(starts):
             return None

@@ -28,7 +28,7 @@ from .grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_majo
 
 __all__ = ["PerAxis", "axial", "windowed"]
 
-_MOST_CELLS = 1 << 24  # limit of the table of one axis
+_MOST_CELLS = 1 << 24  # maximum cells of the table of one axis
 
 
 class _Side(NamedTuple):
@@ -270,7 +270,7 @@ def windowed(
     -------
     Pattern
         ``PerAxis(grid, patterns)`` with ``BlockLocal(window, shift)`` along each axis whose length is a multiple of the
-        window.
+        window; other axes may have :class:`Documents`.
 
     References
     ----------
@@ -288,7 +288,7 @@ def windowed(
 
 
 def _windows(length: int, window: int, shift: int) -> Pattern:
-    """Return the windows along an axis. If they do not fill it, one may end among the tokens that the shift wraps."""
+    """Return the windows along an axis; unless `window` divides `length`, one may end among the wrapped tokens."""
     cut = (shift - length) % window
     if not 0 < cut < shift:
         return BlockLocal(window, shift)

@@ -140,7 +140,7 @@ _AT_ZERO = np.zeros(1, np.int64)
 
 
 def nearby(ranges: npt.ArrayLike) -> Bands:
-    """Return the conjunct of pairs whose distance ``q - k`` is in one of ``(n, 2)`` half-open intervals."""
+    """Return the conjunct of pairs whose distance ``q - k`` is in one of `ranges`, (n, 2) half-open intervals."""
     return Bands(_AT_ZERO, _AT_ZERO, _NOTHING, _NOTHING, np.ascontiguousarray(ranges, np.int64).reshape(-1, 2))
 
 
@@ -148,7 +148,7 @@ NO_KEY_AHEAD = nearby([0, REACH])
 
 
 def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES) -> Bands:
-    """Return a conjunct with one band: any query attends to the keys in the runs, and to distances in `near`."""
+    """Return a conjunct with one band: every query attends to the keys in the runs and at the distances in `near`."""
     return Bands(_EVERYWHERE, np.array([0, len(first)]), first, stop, near)
 
 

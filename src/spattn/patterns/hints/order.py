@@ -14,10 +14,10 @@ from ..base.predicate import allowed, apply
 
 __all__ = ["InOrder", "cluster_pairs", "inverse"]
 
-_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; minimum fraction with the same minhashes as another query
+_SAMPLE, _LEAST_ALIKE = 512, 0.1  # sampled queries; minimum fraction of them that repeat another one's minhashes
 _VOTES = 32  # maximum pairs sampled per query
 _BLOCK = 64  # side of a block of pairs
-_GAIN = 0.5  # maximum fraction of the non-empty blocks that remain
+_GAIN = 0.5  # a permutation must reduce the non-empty blocks to at most this fraction
 _FULL = 0.3  # if non-empty blocks are denser on average, no permutation is tried
 _TABLE = 1 << 24  # maximum blocks that are counted in a table
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)  # odd multipliers of the hash
@@ -68,10 +68,10 @@ class InOrder(Pattern):
 def cluster_pairs(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Find permutations of rows and keys of a CSR pattern that at least halve the number of non-empty 64 × 64 blocks.
 
-    Returns None if a sample of rows, or the count of blocks, shows no such permutation. Minhashes label queries that
-    have many common keys: the minhashes of two rows agree with a probability equal to their Jaccard similarity (Broder
-    1997, On the resemblance and containment of documents). Then each key takes the most frequent label of its queries,
-    and each query that of its keys.
+    Returns None if a sample of rows, or the count of blocks, shows no such permutation. The label of a query is a pair
+    of minhashes. A minhash is equal for two queries with a probability equal to the Jaccard similarity of their keys
+    (Broder 1997, On the resemblance and containment of documents). Then each key takes the most frequent label of its
+    queries, each query that of its keys, and each key again that of its queries.
     """
     count = np.diff(indptr)
     rows = np.flatnonzero(count)

@@ -21,7 +21,7 @@ _MOST_BITS = (1 << 27) - 39  # a prime, modulo which larger bitmaps wrap around
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockTable(ByContent):
-    """A read-only boolean table with queries for cells and rectangles; False out of range."""
+    """A read-only boolean table with lookups of cells and rectangles; False out of range."""
 
     cells: np.ndarray
 

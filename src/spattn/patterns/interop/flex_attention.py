@@ -98,7 +98,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
         Maps scalar integer tensors (batch entry, query head, query row, key) to a scalar bool tensor. May index other
         tensors, ``document[q_idx] == document[kv_idx]``.
     batch, heads : int, optional
-        Required batch entries and query heads; any by default.
+        Numbers of batch entries and query heads; any by default.
 
     Returns
     -------
@@ -111,17 +111,17 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
         If PyTorch is not installed.
     TypeError
         If `mask_mod` does not return a scalar bool tensor, uses the value of an index (``if``, ``int()``), mutates a
-        tensor, draws random numbers with PyTorch, refers to a tensor without data, or uses an operation that
-        :func:`torch.vmap` does not support.
+        tensor, draws random numbers with PyTorch, refers to a tensor that is sparse, nested, quantized or without data,
+        or uses an operation that :func:`torch.vmap` does not support.
     ValueError
         During planning, if an index into a tensor is out of range.
 
     Notes
     -----
-    PyTorch evaluates terms that depend on only the query or only the key, once per position. The planner evaluates
-    terms that depend on both on whole tiles if they consist of sums, differences, comparisons, minima, maxima, absolute
-    values, ``//`` and ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for
-    every pair that the rest of the mask leaves undecided.
+    PyTorch evaluates terms of the query alone or of the key alone, once per position. The planner evaluates terms of
+    both on whole tiles, if they consist of sums, differences, comparisons, minima, maxima, absolute values, ``//`` and
+    ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for every pair that the
+    rest of the mask leaves undecided.
 
     References
     ----------

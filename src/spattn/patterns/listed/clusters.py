@@ -39,9 +39,10 @@ class Clusters(ArrayPattern):
 
     Notes
     -----
-    The CPU backend permutes tokens by cluster, so that tiles are dense and the cost of the forward pass is proportional
-    to the number of pairs. It also does so for intersections with patterns that have one key interval per query, such
-    as :class:`Causal`, :class:`SlidingWindow` and :class:`Documents`.
+    The CPU backend and the 16-bit forward kernels for Hopper can permute tokens by cluster: tiles are then dense, and
+    the cost of the forward pass is proportional to the number of pairs. They can also do so for intersections with
+    patterns that have one key interval per query, such as :class:`Causal`, :class:`SlidingWindow` and
+    :class:`Documents`.
 
     References
     ----------

@@ -21,7 +21,7 @@ from ..hints.table import BlockTable, SortedCells
 
 __all__ = ["CSR", "RowRuns"]
 
-_COARSE_CELLS = 1 << 22  # maximum size of the tables for rectangle queries
+_COARSE_CELLS = 1 << 22  # maximum cells of the tables in which rectangles are looked up
 
 
 def _scattered(tokens: int, modulus: int) -> tuple[tuple[Any, ...], int]:
@@ -52,8 +52,9 @@ class CSR(ByContent, Pattern):
 
     Notes
     -----
-    Plans and index sets cost O(nnz); a plan has a bitmask for each tile with several pairs. The planner treats
-    complements, and CSR patterns inside :class:`QueriesAt`, as general predicates.
+    Plans and index sets take O(nnz) time and memory. A plan has a bitmask for each partial tile with several pairs;
+    tiles with one pair share bitmasks. The planner treats complements, and CSR patterns inside :class:`QueriesAt`, as
+    general predicates.
 
     Examples
     --------

@@ -47,7 +47,7 @@ def strided(stride: Positive) -> Pattern:
     ----------
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
-    # The window needs no Causal(): an enclosing union flattens this union, and plans both operands as separate parts.
+    # A union rather than Causal() & (...): an enclosing union can flatten it, and plan both operands as separate parts.
     return SlidingWindow(stride - 1, 0) | (Causal() & Stride(stride))
 
 

@@ -162,7 +162,10 @@ class Stride(Pattern):
         integer("offset", self.offset, 0, self.stride - 1)
 
     def _within_reach(self) -> tuple[int, int]:
-        """Return stride and offset, clipped for int64 arithmetic; a clipped stride leaves only the nearest keys."""
+        """Return stride and offset, clipped for int64 arithmetic.
+
+        With a clipped stride, only the nearest key before a query and the nearest key after it can be in the sequence.
+        """
         stride, far = reach(self.stride), REACH // 2
         return stride, self.offset if self.offset < far else max(self.offset - self.stride + stride, far)
 
@@ -231,7 +234,10 @@ class Columns(Pattern):
 
 
 def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:
-    """Return the keys ``start <= j % period < stop`` below each `end` as runs, per column or, if fewer, per period."""
+    """Return the keys ``start <= j % period < stop`` below each `end`.
+
+    The runs are columns or periods, whichever are fewer.
+    """
     periods = -(-kv_len // period)
     if stop - start <= periods:
         first, step = np.arange(start, stop), period

@@ -35,7 +35,7 @@ def check_document_lengths(lengths: Any) -> tuple[int, ...]:
     lengths = integers("lengths", lengths, 0)
     if sum(lengths) > LONGEST:
         raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
-    # (0, n) is one document of n tokens in both readings, and occurs in left-padded batches.
+    # (0, n) is one document of n tokens as lengths and as cumulative lengths, and occurs in left-padded batches.
     if len(lengths) > 2 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
         raise ValueError(
             f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "

@@ -193,7 +193,10 @@ class PeriodicWindow(_Window):
         return tuple(Part(self, query, key) for query in queries for key in keys)
 
     def _lattices(self, first: int, end: int) -> tuple[Lattice, ...]:
-        """Cover the positions ``[first, end)``: whole periods, transposed, and the positions before and after them."""
+        """Cover the positions ``[first, end)``: whole periods, transposed, and the positions before and after them.
+
+        Transposed means that tokens with the same index in their periods are adjacent.
+        """
         start = min(first + -(first - self.offset) % self.period, end)
         periods = (end - start) // self.period
         stop = start + periods * self.period
@@ -223,8 +226,9 @@ class VerticalSlash(Pattern):
     columns : tuple of int
         Key positions.
     diagonals : tuple of int
-        Distances ``p - j >= 0`` in tokens. GPU arrays of shape ``([[batch,] heads,] n)`` give a
-        :class:`~spattn.patterns.dynamic.DynamicVerticalSlash`, which each call reads on the device.
+        Distances ``p - j >= 0`` in tokens. If `columns` and `diagonals` are GPU arrays of shape
+        ``([[batch,] heads,] n)``, the result is a :class:`~spattn.patterns.dynamic.DynamicVerticalSlash`, which each
+        call reads on the device.
 
     References
     ----------

@@ -51,7 +51,7 @@ _counts = {"hits": 0, "misses": 0}
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Kept:
-    """A cached plan. `needed` is the peak memory of planning, `moved` the same plan at other lengths."""
+    """A cached plan. `needed` is the smallest `max_bytes` that allows it; `moved` caches the plan at other kv_len."""
 
     plan: Plan
     validated: Validated

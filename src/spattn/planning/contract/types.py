@@ -20,14 +20,14 @@ component
     ``indptr``, concatenated. The tiles of run ``r`` belong to view ``component.key_view + key_view[r]`` and have
     bitmask ``mask[r]``; -1 means a full tile (every pair is allowed and no key is padding). Key tiles are numbered
     consecutively over all lists; run r starts at ``tile_indptr[r]``.
-    Components of one family share their CSR rows and differ only in the offsets of their views. The rows of the
-    families are consecutive. Components of a variant allow disjoint sets of pairs; hand-made plans must ensure this,
-    because it is too expensive to validate.
+    Components of one family share their CSR rows and differ only in the offsets of their views. Each family's rows
+    follow those of the family before. Components of a variant allow disjoint sets of pairs; hand-made plans must ensure
+    this, because it is too expensive to validate.
 permutation (order)
-    Views are lattices of *indices* into a permutation. Index p of variant v is query row ``q_order[v, p]``, each row
-    once, or key ``kv_order[v, p]``. If a key occurs several times, or never, the plan is *gathered*. No pair is allowed
-    at two indices. Empty `q_order` and `kv_order` are identities; `q_order` may be empty alone. Combines refer to query
-    rows, not to indices.
+    Views are lattices of *indices*: index p of variant v is query row ``q_order[v, p]`` or key ``kv_order[v, p]``.
+    `q_order` has each row once. If `kv_order` repeats or omits a key, the plan is *gathered*; a pair is then allowed at
+    one index of its key only. An empty array is the identity; `kv_order` may be empty only if `q_order` is. Combines
+    refer to query rows, not to indices.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set if query cell ``r`` may attend to key cell ``64 * w + b``. In rows
     that are not padding, bits of padding keys are zero; padding rows are undefined.
@@ -67,7 +67,7 @@ AXES = 3
 LARGEST = 2**31 - 1  # int32 limit on lengths, tiles of a view and runs
 LARGEST_SIDE = 1 << 15  # largest block_q and block_kv
 TILE = (128, 64)  # default tile of a plan that is made for no backend
-SCATTERED_TILE = (64, 64)  # likewise, for a pattern that gives nearly every non-empty tile a bitmask of its own
+SCATTERED_TILE = (64, 64)  # likewise, for scattered pairs, where nearly every non-empty tile has a separate bitmask
 
 VIEW = np.dtype(
     [
@@ -111,7 +111,10 @@ def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 
 
 def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the padding class of each tile, (n,) int64, 0 if it has none, and each class's real cells as bools."""
+    """Return the padding class of each tile, (n,) int64, and the real cells of each class, (classes, block) bool.
+
+    Class 0 has no padding.
+    """
     axes = list(zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True))
     kind, below = np.zeros(len(tiles), np.int64), int(view["tiles"])
     if not any(extent % box for box, extent, _ in axes):
@@ -155,10 +158,10 @@ def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pattern compiled for given lengths, as :func:`spattn.plan` returns it; the module defines the fields.
+    """A pattern compiled for given lengths, as :func:`spattn.plan` returns it.
 
-    A plan is immutable, also after copying or unpickling. Before they first execute a plan that :func:`spattn.plan` did
-    not make, backends validate it.
+    :mod:`spattn.planning.contract.types` defines the fields. A plan is immutable, also after copying or unpickling.
+    Backends validate a plan that :func:`spattn.plan` did not make before they first execute it.
 
     Parameters
     ----------
@@ -241,7 +244,7 @@ class Plan:
                 object.__setattr__(self, name, int(value))
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        """Copy and unpickle through the constructor, so that the result has arrays of its own and is not validated."""
+        """Copy and unpickle through the constructor: the result has its own arrays and does not count as validated."""
         return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
 
     @property

@@ -1,7 +1,7 @@
 """Validation of a plan's arrays before a kernel reads them.
 
-The checks cannot overflow: they compute with int32 entries in int64, and with products or sums that could exceed int64
-in float64. Rounding is harmless there, because valid values are far smaller.
+The checks cannot overflow: they convert int32 entries to int64, and compute products and sums that could exceed int64
+in float64. Rounding is harmless, because valid values are far below 2^53.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PLACES_AT_ONCE = 1 << 18  # gathered keys are compared in chunks of about this 
 
 
 class Family(NamedTuple):
-    """Components that share CSR rows and differ in the offsets of their views; checks read the first component."""
+    """Components that share CSR rows and differ in the offsets of their views; many checks read only the first one."""
 
     components: np.ndarray  # indices into Plan.components
     lists: np.ndarray  # (query tiles + 1,) first run of each list

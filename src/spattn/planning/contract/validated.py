@@ -52,7 +52,7 @@ class Validated(Plan):
 
     @property
     def slides(self) -> bool:
-        """Whether the offsets of the views of the last keys are all that depends on kv_len."""
+        """Whether kv_len is variable and changes only the offsets of the views of the last keys."""
         return self.least is not None and self.growth is None
 
 
@@ -106,7 +106,7 @@ def moved(plan: Validated, kv_len: int) -> Validated:
         goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
         raise ValueError(f"plan: expected {goes}, got {kv_len}")
     made = object.__new__(Validated)
-    # The plans may share arrays: users hold no validated plan.
+    # The two plans may share array objects, because only backends hold a validated plan.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
     vars(made).pop("tiles", None)  # a cached property that depends on kv_len
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
@@ -115,7 +115,7 @@ def moved(plan: Validated, kv_len: int) -> Validated:
 
 
 def _changed(plan: Validated, kv_len: int) -> dict[str, Any]:
-    """Return the fields that depend on kv_len. Only views of the last keys have an offset."""
+    """Return the fields that depend on kv_len. Of a plan without growth, only views of the last keys have an offset."""
     if plan.growth is not None:
         return plan.growth(kv_len)
     views = plan.views.copy()

@@ -84,7 +84,7 @@ class Cells:
 
     @cached_property
     def step(self) -> int:
-        """Modulus in which all values of a box are congruent (0: they are equal)."""
+        """The largest modulus for which the values of each box are congruent; 0 if they are equal."""
         return int(np.gcd.reduce(np.diff(self.table, axis=1), axis=None)) if self.table.shape[1] > 1 else 0
 
     @cached_property
@@ -199,7 +199,7 @@ def _pairs(kind: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _joined(sides: list[Cells]) -> np.ndarray:
-    """Return a code for each box that identifies its kinds on all sides."""
+    """Return a code for each box that identifies its kinds in all of `sides`."""
     code = sides[0].kind
     for side in sides[1:]:
         code = code * len(side.table) + side.kind
@@ -207,7 +207,7 @@ def _joined(sides: list[Cells]) -> np.ndarray:
 
 
 def _aligned(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return table rows of x and y, one per distinct pair of kinds or one that broadcasts, and each box's row index."""
+    """Return table rows of x and of y, for each distinct pair of kinds (or one that broadcasts), and each box's row."""
     if len(x.table) == 1 or len(y.table) == 1:
         return x.table, y.table, y.kind if len(x.table) == 1 else x.kind
     sample, kind = distinct(_joined([x, y]))

@@ -42,7 +42,7 @@ def interval(pairs: TilePairs, x: Any) -> Interval:
 
 
 def between(pairs: TilePairs, lo: Any, hi: Any, known: Any, operands: tuple[Any, ...]) -> Pair:
-    """Return the value with this interval, which has NumPy's result dtype; it is unbounded where not `known`."""
+    """Return a value with the interval [lo, hi], unbounded where not `known`. lo has NumPy's result dtype."""
     lo, hi, known = np.broadcast_arrays(lo, hi, known)
     key = functools.reduce(combine, (cell_key(x) for x in operands if isinstance(x, Symbolic)))
     key = key if pairs.with_keys else None
@@ -64,7 +64,7 @@ def _everywhere(*operands: Interval) -> Any:
 
 
 def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: int = 0) -> Rule:
-    """Return the rule of a function that is monotone in each operand, up to `ulps` ULP, for operands with `where`."""
+    """Return the rule of a function that, where `where` is true, is monotone in each operand up to `ulps` ULP."""
 
     def rule(pairs: TilePairs, *operands: Any) -> Pair:
         ends = [interval(pairs, x) for x in operands]
@@ -80,7 +80,7 @@ def _monotone(ufunc: np.ufunc, where: Callable[..., Any] = _everywhere, ulps: in
 
 
 def _even(rule: Rule) -> Rule:
-    """Return the rule of a function that decreases to 0 at 0 and increases from there."""
+    """Extend a rule for monotone functions to a function with its minimum 0 at 0, monotone on either side."""
 
     def turned(pairs: TilePairs, a: Any, *more: Any) -> Pair:
         found, (lo, hi) = rule(pairs, a, *more), interval(pairs, a)

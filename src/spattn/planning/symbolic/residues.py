@@ -17,7 +17,7 @@ _OF_LOW_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}  # only modulo po
 
 
 def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
-    """Return a key: on tile pairs with equal keys, `x` is congruent modulo `modulus` in every cell."""
+    """Return a key: tile pairs with equal keys have values of `x` congruent modulo `modulus` in every cell."""
     if not pairs.with_keys:
         return None
     if not isinstance(x, Symbolic):

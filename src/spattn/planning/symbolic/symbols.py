@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...patterns.hints.table import BlockTable
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-_TRIED = 64  # queries, and keys, on which a failing predicate is retried
+_TRIED = 64  # number of queries and of keys on which a failing predicate is retried
 
 
 class NoRule(TypeError):
@@ -105,7 +105,7 @@ class Symbolic(NDArrayOperatorsMixin):
     def leave_open(self, pattern: Pattern, k: Any, error: Exception) -> Pair:
         """Treat `pattern`, whose predicate raised `error` for the symbols `self` and `k`, as undecided on every tile.
 
-        Call it with a few concrete positions first, so that errors of the predicate itself propagate.
+        First evaluate the predicate at a few concrete positions, so that its own errors propagate.
         """
         if not isinstance(self, OneSide) or not isinstance(k, OneSide):
             raise error
@@ -157,7 +157,7 @@ class OneSide(Symbolic):
         return self.map(lambda x: np.isin(x, table))
 
     def rank(self, table: np.ndarray) -> OneSide | Pair:
-        """Return ``np.searchsorted(table, self, side="right")``; without keys, only for the ends of the intervals."""
+        """Return ``np.searchsorted(table, self, side="right")``; without `with_keys`, only for the intervals' ends."""
         if self.pairs.with_keys:
             return OneSide(self.pairs, self.box, self.integers.rank(table))
         return as_pair(self.pairs, self).rank(table)
@@ -181,7 +181,7 @@ class Pair(Symbolic):
     """A value that depends on query and key, with an interval and a key for each tile pair."""
 
     pairs: TilePairs
-    lo: np.ndarray  # int8 for booleans, int64, or float64 for floating-point values, non-finite if unknown
+    lo: np.ndarray  # int8 for booleans, int64 for integers, float64 for floats (non-finite if unknown)
     hi: np.ndarray
     step: int
     key: np.ndarray | None
@@ -195,7 +195,7 @@ class Pair(Symbolic):
     def member(self, table: np.ndarray) -> Pair:
         """Return ``np.isin(self, table)`` for a sorted `table`, decided by the number of members in the interval."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
-        if self.dtype.kind == "f":  # may lie between any two members
+        if self.dtype.kind == "f":  # a float may lie between any two members
             return boolean(self.pairs, np.zeros(len(inside)), inside > 0, self.key)
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
@@ -241,7 +241,7 @@ def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 
 
 def _width(key: np.ndarray) -> int:
-    """Return the size of the range of a key's values and 0, as a Python int, which cannot overflow."""
+    """Return the width of the range of 0 and a key's values, as a Python int, which cannot overflow."""
     return int(key.max(initial=0)) - int(key.min(initial=0)) + 1
 
 
@@ -275,7 +275,7 @@ def _operand(pairs: TilePairs, x: Any) -> Pair:
 
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
-    """Return a boolean; tiles on which it is decided have one of two keys."""
+    """Return a boolean with the interval [`always`, `never_not`]; on tiles that decide it, its key is 0 or 1."""
     lo, hi = always.astype(np.int8, copy=False), never_not.astype(np.int8, copy=False)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)

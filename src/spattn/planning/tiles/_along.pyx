@@ -20,7 +20,7 @@ cdef int64_t FAR = 1 << 40  # exceeds any sequence length
 
 cdef struct MaskClass:
     # First and last key of the first query, relative to the tile. `first` is INT64_MIN if the keys of all queries start
-    # at or before the tile, `last` is INT64_MAX if they all reach its end.
+    # at or before the tile's first key; `last` is INT64_MAX if the keys of all queries reach its last key.
     int64_t first, last
     # Kind of the tile, and number of consecutive tiles of this kind.
     int64_t kind, length
@@ -29,8 +29,8 @@ cdef struct MaskClass:
 cdef class TilesAlong:
     """The tiles along an axis that intersect the key intervals of the queries.
 
-    Two tiles are of one *kind* if each query has the same keys in both, relative to the tile. Tiles of kind 0 have all
-    their keys for every query. `pairs` is the number of keys, summed over all queries.
+    Two tiles are of one *kind* if each query has the same keys in both, relative to the tile. In tiles of kind 0 every
+    query has all keys. `pairs` is the number of keys, summed over all queries.
     """
 
     cdef int64_t box_q, box_k, query_box
@@ -85,7 +85,7 @@ cdef class TilesAlong:
     cdef int add_box(
         self, const int64_t* first, const int64_t* last, int64_t count, bint moved
     ) except -1 nogil:
-        """Find the tiles of the next query box; if `moved`, its intervals are the previous ones plus a constant."""
+        """Find the tiles of the next query box; if `moved`, its intervals are the previous box's plus a constant."""
         cdef int64_t low = INT64_MAX, high = -1, begin = 0, end = INT64_MAX, i, at
         cdef MaskClass look
         for i in range(count):
@@ -132,7 +132,7 @@ cdef class TilesAlong:
     cdef void cut(
         self, MaskClass* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
     ) noexcept nogil:
-        """Set the bounds of a tile, whether it is empty, and how many equal tiles reach the next interval boundary."""
+        """Set a tile's bounds (`own`), its kind if it is empty (NOTHING), and the number of equal tiles from it on."""
         cdef int64_t i, begin = 0, end = 0, following = FAR
         cdef bint some = False, within = False
         for i in range(self.box_q):

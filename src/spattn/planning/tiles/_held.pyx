@@ -19,8 +19,8 @@ cdef extern from "Python.h":
     void Py_DECREF(PyObject* own)
 
 
-# Recent final sizes by purpose. Reserving this much at once avoids copies while a buffer grows, and lets the C library
-# reuse the memory of earlier plans: faulting in new pages takes a third of the time of a large plan.
+# Recent final sizes of buffers, by purpose. Reserving this much at once avoids copies while a buffer grows, and lets
+# the C library reuse the memory of earlier plans: faulting in new pages takes a third of the time of a large plan.
 cdef dict _usual = {}
 
 cdef enum:

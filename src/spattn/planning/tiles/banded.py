@@ -1,4 +1,4 @@
-"""Tiles of bands and ranges of distances, which compares partial tiles by compact descriptors and not by cells."""
+"""Tiles of bands and ranges of distances; partial tiles are compared by descriptors, not by cells."""
 
 from __future__ import annotations
 

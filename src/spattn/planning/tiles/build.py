@@ -35,8 +35,8 @@ class Tiled:
     """The tiles of a pattern: the fields of :class:`~spattn.Plan` that define *what* is computed.
 
     `variant_components` is the start of each variant's components. `least` is the smallest kv_len that the tiles
-    support, or None if kv_len is fixed. If kv_len grows, so do the first key views of the components `growing`, and the
-    runs `rests` are the last runs of these views (:mod:`spattn.schedule.growth`).
+    support, or None if kv_len is fixed. If kv_len grows, the first key view of each component in `growing` grows too;
+    `rests` has the index of the last run in this view, for each of their lists (:mod:`spattn.schedule.growth`).
     """
 
     kv_len: int
@@ -73,10 +73,10 @@ def tile_pattern(
 ) -> Tiled:
     """Find all non-empty tiles of a pattern; raise ValueError if they exceed `budget`.
 
-    If the pattern is length-polymorphic and allows all middle keys, its tiles are those of the smallest kv_len with a
-    full tile in the middle. If `box` is given, parts with spans are split into query boxes (:mod:`.query_boxes`). If
-    `ordered`, the pattern's permutation is applied. If `gathered` and the pattern lists its pairs, the keys of each
-    query tile are gathered. If `tile` is None, the function chooses one for the pattern.
+    If the pattern is length-polymorphic and allows all keys between its ends, its tiles are those of the smallest
+    kv_len with a full tile between the ends. If `box` is given, split parts with spans into query boxes
+    (:mod:`.query_boxes`). If `ordered`, apply the pattern's permutation. If `gathered` and the pattern lists its pairs,
+    gather the keys of each query tile. If `tile` is None, choose a tile for the pattern.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -129,7 +129,10 @@ def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, bud
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
-    """Return the ends between which the pattern allows all keys or none; None if unknown, or if ends overlap."""
+    """Return the ends between which the pattern allows all keys or none; None if unknown or useless.
+
+    Ends are useless if the pattern allows no key between them and they are empty or cover the sequence.
+    """
     found = pattern.ends(q_len)
     if found is None:
         return None

@@ -27,7 +27,7 @@ _FEW = 8  # mean pairs per non-empty tile below which a pattern counts as scatte
 
 
 class _Strip(NamedTuple):
-    """Sorted tiles of consecutive query tiles; tile t has the row-major cells ``cell[first[t]:first[t + 1]]``."""
+    """Sorted tiles of consecutive query tiles; tile t allows the cells ``cell[first[t]:first[t + 1]]`` (row-major)."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray
@@ -104,7 +104,10 @@ def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, 
 
 
 def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
-    """Append the tiles of a strip and return its number of pairs. The caller holds no reference, which saves memory."""
+    """Append the tiles of a strip; return its number of pairs.
+
+    The caller keeps no reference to the strip, so that its memory is free before the next strip is made.
+    """
     budget.need_runs(len(own.full))
     mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
     runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)

@@ -25,8 +25,8 @@ def packed(allowed: np.ndarray) -> np.ndarray:
 class Masks:
     """A table of distinct bitmasks, indexed in order of insertion; it raises ValueError beyond the memory budget.
 
-    Bitmasks are found by hash and compared word by word. Their storage becomes the plan's array without a copy. Native
-    code may add bitmasks to `compiled` itself and then call :meth:`need`.
+    Bitmasks are found by hash and compared word by word. Their storage becomes the plan's array without a copy. After
+    native code has added bitmasks to `compiled`, call :meth:`need`.
     """
 
     def __init__(self, block_q: int, block_kv: int, budget: Budget):

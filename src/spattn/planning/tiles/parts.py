@@ -1,4 +1,4 @@
-"""Validate the parts() of a pattern and split them into query boxes; Python integers cannot overflow."""
+"""Validate the parts() of a pattern, with Python integers, which cannot overflow, and split them into query boxes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parts_of(
 
 def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
     """Return the pattern at both ends of the sequence."""
-    # planning.contract.validated.moved relies on it that only the lattice of the last keys has an offset.
+    # planning.contract.validated.moved requires that only the lattice of the last keys has an offset.
     first = kv_len - ends.last if ends.between else ends.first
     lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
     return tuple(Part(pattern, None, lattice) for lattice in lattices)

@@ -1,7 +1,7 @@
-"""Split parts with spans into query boxes, each with a key view of its own.
+"""Split parts with spans into query boxes, each with a separate key view.
 
-The tiles of a shared key view start at its first key, so a query tile also computes keys around those that it needs. A
-key view of its own starts at the first key that the query box needs and contains no others.
+The key tiles of a shared key view lie on one grid, so a query tile also computes keys around those that it needs. A
+separate key view starts at the first key that the query box needs, and contains only the keys that the box needs.
 """
 
 from __future__ import annotations

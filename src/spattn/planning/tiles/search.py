@@ -95,7 +95,7 @@ class _Open(NamedTuple):
         return cls(pairs, pairs, np.arange(pairs.shape[1]))
 
     def refined(self, children: _Children, in_query: np.ndarray, in_key: np.ndarray) -> _Open:
-        """Replace every pair by its children at the positions of `children` in its representative."""
+        """Replace each pair by those of its children that `children` has for its representative."""
         if self.pairs is self.samples:
             return _Open.each(children.pairs)
         starts = offsets(np.bincount(children.owner, minlength=self.samples.shape[1]))
@@ -108,7 +108,7 @@ class _Open(NamedTuple):
 
 
 def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _Open) -> _Open:
-    """Deduplicate representatives if that removes a quarter of them, first of a sample and then of all."""
+    """Deduplicate the representatives if that removes a quarter of them; try a sample first, to save time."""
     count = open_.samples.shape[1]
     if count < _COMPARED_FROM:
         return open_

@@ -63,7 +63,7 @@ def tiles_of_spans(
 
 
 def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:
-    """Append the queries of a one-axis piece, with the pattern's runs(); return False if any is not a span."""
+    """Append the queries of a one-axis piece with their runs(); return False if any query's keys are not a span."""
     start, count = 0, box  # the first chunk is small: runs() of patterns that are not spans may be large
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])
@@ -103,7 +103,7 @@ def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np
         return None
     start, count = runs.start[:, 0], runs.count[:, 0]
     end = start + step * (count - 1)
-    # As uint64, negative values are large. Only an empty run may start anywhere.
+    # As uint64, negative values exceed kv_len. check_runs then raises, unless only empty runs start outside.
     if max(start.view(np.uint64).max(), count.view(np.uint64).max(), end.max() + 1) > kv_len:
         check_runs(runs.start, runs.step, runs.count, kv_len)
     first, last = start - key.offset, end - key.offset

@@ -34,9 +34,9 @@ def make_view(lattice: Lattice, block: int) -> np.void:
 
 @functools.lru_cache(maxsize=2048)
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """Return the most cubic box of `block` cells, among the boxes that nearly minimize the number of boxes.
+    """Return the most cubic box of `block` cells that covers the lattice with at most 10 % more boxes than necessary.
 
-    If one box covers the lattice, return the box that gives the lattice's last cell the smallest row-major index. On
+    If one box covers the lattice, return the box in which the lattice's last cell has the smallest row-major index. On
     ties, prefer a long last axis.
     """
 

@@ -80,7 +80,7 @@ class RowProof {
 
   // One tile of a partial. If its cells lie on one axis, there are `real` of them, and cell c is at position
   // base + c * step; else real < 0, and `base` is the tile's index in boxes_. If real is 0, no item has this partial.
-  // The sources from this tile's cells on have rows one step apart, up to source `end` (exclusive).
+  // From this tile's first source up to source `end` (exclusive), which may be in a later tile, rows are `step` apart.
   struct Partial {
     int32_t base, step, real, end;
   };
@@ -417,7 +417,7 @@ class RowProof {
   }
 
   // Checks combined rows from row m on, source by source, and returns how many it checked, 0 for a fault. Sets period_
-  // to this number if it is a common multiple of the steps of the rows' partials, or to 0 if a limit came first.
+  // to this number if it is a common multiple of the steps of the rows' partials, else to 0.
   int64_t check_period(int64_t m, int64_t last) {
     const int32_t *indptr = w_.indptr, *sources = w_.sources;
     const uint32_t count = uint32_t(partials_.size()), block = uint32_t(w_.block);
@@ -454,8 +454,8 @@ class RowProof {
     return n - m;
   }
 
-  // Returns how many combined rows from row m on repeat the period_ rows before them: each row is period_ larger than
-  // its counterpart, and each source is the cell of the same partial that has this row.
+  // Combined rows [m, m + period_) were checked. Returns how many rows after them repeat them: each row is period_
+  // larger than its counterpart, and each source is the cell that has this row.
   int64_t repeated(int64_t m, int64_t last) {
     const int64_t period = period_;
     if (!period || m + 2 * period > last) return 0;

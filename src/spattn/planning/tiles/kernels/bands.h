@@ -1,4 +1,4 @@
-// Conjuncts of a pattern of bands and ranges of distances, relative to the first query and the first key.
+// Conjuncts of a pattern: bands and ranges of distances, relative to the first query and the first key.
 #pragma once
 
 #include <algorithm>
@@ -111,8 +111,8 @@ class Conjunct {
 
   std::vector<int64_t> starts;  // first query of each band, and the end of the last band
   std::vector<size_t> ends;     // offset in `stretches` at which each band's runs end
-  // A tile has class kWhole if the band has all its keys, else the class of a partial tile. The sentinel kLastStretch
-  // ends the runs of each band.
+  // A run has class kWhole if the band has all keys of its tiles, else a class whose keys divided() returns. A
+  // kLastStretch ends the runs of each band.
   std::unique_ptr<Stretch[]> stretches;
   std::vector<Interval> ranges;  // disjoint
 

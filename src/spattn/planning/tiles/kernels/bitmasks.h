@@ -79,7 +79,7 @@ class Bitmasks {
     return number;
   }
 
-  // Returns the index of the first bitmask that equals the one in next() in `parts`; inserts it if there is none.
+  // Returns the index of the first bitmask that agrees in `parts` with the one in next(), or inserts that one.
   int32_t number_alike(const std::vector<Part>& parts) {
     if (!std::equal(parts.begin(), parts.end(), parts_.begin(), parts_.end(), same_part)) {
       parts_ = parts, first_.clear(), alike_ = HashedNumbers();
@@ -110,7 +110,7 @@ class Bitmasks {
  private:
   static bool same_part(const Part& a, const Part& b) { return a.first == b.first && a.stop == b.stop; }
 
-  // Returns the index of the first bitmask that equals this one in parts_.
+  // Returns the index of the first bitmask that agrees in parts_ with bitmask `number`.
   int32_t compare(int64_t number) {
     const uint64_t* const mask = of(int32_t(number));
     const int32_t kind =
@@ -123,7 +123,7 @@ class Bitmasks {
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;
-  // Bitmasks that agree in parts_ form a class. first_ has the first bitmask of each class; compared_ of them have one.
+  // Bitmasks that agree in parts_ form a class; first_ has the first one of each. [0, compared_) are classified.
   std::vector<Part> parts_;
   std::vector<int32_t> first_;
   HashedNumbers alike_;

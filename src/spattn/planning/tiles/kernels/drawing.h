@@ -65,11 +65,11 @@ class Drawing {
     }
   }
 
-  // Writes the last row from the diagonals; each other row is the row below, shifted up by one bit.
+  // Writes the last row from the diagonals; each other row is the row below, shifted right by one bit.
   void draw_diagonals(const uint64_t* diagonals, uint64_t* mask) const {
     const int64_t block = block_q_, words = words_;
     for (int64_t word = 0; word < words; ++word) {
-      for (int64_t stop = block; stop > 0; stop -= 64) {  // 64 rows, whose first bits are in one word
+      for (int64_t stop = block; stop > 0; stop -= 64) {  // 64 rows; `low` has their first cells in the word
         const int64_t begin = (block - stop) / 64 + word;
         const uint64_t low = diagonals[begin], high = diagonals[begin + 1] << 1;
         for (int64_t n = std::max<int64_t>(64 - stop, 0); n < 64; ++n) {

@@ -1,8 +1,8 @@
 // Finds the tiles of bands (consecutive queries with equal runs of keys) and of ranges of query-key distances.
 //
 // A conjunct allows a pair whose key lies in a run of the query's band, or whose distance lies in a range. The pattern
-// allows a pair if all conjuncts do. For each query tile a conjunct has two lists of key tile runs: its bands' runs,
-// which query tiles with the same bands share, and its ranges' runs, which are equal up to a shift for query tiles with
+// allows a pair if all conjuncts do. For each query tile a conjunct has two lists of key tile runs. Query tiles with
+// the same bands share the list of the bands. The list of the ranges is the same, up to a shift, for query tiles with
 // the same offset from a key tile boundary. The sweep merges the two lists, then intersects the results of all
 // conjuncts. Tiles of one class (looks.h) share one bitmask, which is expanded once.
 #pragma once
@@ -70,8 +70,9 @@ class Sweep {
   static constexpr int64_t kNoBand = -1;
   static constexpr int32_t kNoKeys = -1;  // the class of a band that has no keys in a tile
 
-  // The runs of a conjunct's ranges, for query tiles with one offset from a key tile boundary. Key tile 0 contains the
-  // first query's diagonal. The runs [begin, end) overlap the sequence; both indices decrease with each query tile.
+  // The runs of a conjunct's ranges, for query tiles with one offset from a key tile boundary. Key tile numbers are
+  // relative to the tile that contains the first query's diagonal. Runs [begin, end) overlap the sequence; both indices
+  // decrease with each query tile.
   struct Along {
     bool known = false;
     std::vector<Stretch> stretches;
