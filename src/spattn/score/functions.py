@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .captures import CapturedArray
+from .captures import CapturedArray, look_up
 from .operations import FUNCTIONS
 from .recorder import Recorded, is_array
-from .symbol import Symbol, record
+from .symbol import record
 
 __all__ = ["clip", "exp", "log", "maximum", "minimum", "sigmoid", "sqrt", "take", "tanh", "where"]
 
@@ -100,9 +100,8 @@ def take(table: Any, *indices: Any) -> Any:
     """
     if isinstance(table, CapturedArray):
         return table[indices]
-    known = next((x for x in indices if isinstance(x, Recorded)), None)
-    if known is not None and is_array(table):
-        return Symbol(known.recorder, known.recorder.look_up(table, indices))
     if not is_array(table):
         raise TypeError(f"take: table: expected an array, got {type(table).__name__}")
-    return table[indices]
+    if len(indices) != table.ndim:
+        raise TypeError(f"take: expected one index for each of {table.ndim} axes, got {len(indices)}")
+    return look_up(table, indices)

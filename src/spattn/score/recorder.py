@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from ..arrays import dtype_name, namespace_of
 from .graph import BOOL, FLOAT, INT, Builder
 
-__all__ = ["Constant", "Recorded", "Recorder", "Sizes", "is_array", "line"]
+__all__ = ["CURRENT", "Constant", "Recorded", "Recorder", "Sizes", "is_array", "is_float", "line"]
 
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "invert": "not"}
@@ -195,6 +196,9 @@ _DERIVED: dict[str, Any] = {
 }
 
 
+CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)  # set while a function is traced
+
+
 def _small_power(value: Any) -> int | None:
     whole = isinstance(value, (int, float)) and not isinstance(value, (bool, Constant)) and float(value).is_integer()
     return int(value) if whole and abs(value) <= 8 else None
@@ -208,6 +212,11 @@ def _kind(x: Any) -> str | None:
 def is_array(value: Any) -> bool:
     """Whether a value is an array of NumPy, PyTorch, CuPy or JAX, not a NumPy scalar."""
     return not isinstance(value, (Recorded, np.generic)) and namespace_of(value) is not None
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array may have a gradient."""
+    return _kind(array) == FLOAT
 
 
 def line(error: TracebackType | None = None) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from .captures import CapturedArray, look_up, visible
 from .graph import Graph
-from .recorder import Recorded, Recorder, Sizes, is_array, line
+from .recorder import CURRENT, Recorded, Recorder, Sizes, is_array, line
 from .symbol import Symbol, torch_call
 
 __all__ = ["Traced", "call", "trace"]
@@ -54,8 +54,12 @@ def trace(function: Callable[..., Any], sizes: Sizes | None = None) -> Traced:
         raise TypeError(f"score: expected a function of (score, b, h, q, k), got {type(function).__name__}")
     recorder = Recorder(sizes)
     symbols = [Symbol(recorder, recorder.build.input(name)) for name in ("score", "b", "h", "q", "k")]
-    with _lookups()():
-        result = call(function, *symbols)
+    outer = CURRENT.set(recorder)
+    try:
+        with _lookups()():
+            result = call(function, *symbols)
+    finally:
+        CURRENT.reset(outer)
     graph = Graph(tuple(recorder.build.operations), (recorder.build.to_float(result.index),))
     return _used(graph._replace(operations=tuple(recorder.build.operations)), recorder)
 
