@@ -219,7 +219,7 @@ class _Search:
             return function
         if id(function) in self._made:
             return self._made[id(function)]
-        self._made[id(function)] = function  # for functions that call themselves
+        self._made[id(function)] = function  # while it is searched: it may call itself
         code = _read(function.__code__)
         if code.assigned:
             raise TypeError(
@@ -237,6 +237,7 @@ class _Search:
         cells = tuple(self._cell(cell, code.names) for cell in function.__closure__ or ())
         defaults = tuple(self.value(x, code.names) for x in function.__defaults__ or ())
         options = {name: self.value(x, code.names) for name, x in (function.__kwdefaults__ or {}).items()}
+        itself = [name for name in code.names if changed and outer.get(name) is function]
         same = not changed and all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True))
         same = same and all(a is b for a, b in zip(defaults, function.__defaults__ or (), strict=True))
         if same and all(x is function.__kwdefaults__[name] for name, x in options.items()):  # type: ignore[index]
@@ -245,6 +246,7 @@ class _Search:
             function.__code__, outer | changed if changed else outer, function.__name__, defaults or None, cells or None
         )
         made.__kwdefaults__ = options or None
+        made.__globals__.update(dict.fromkeys(itself, made))
         self._made[id(function)] = made
         return made
 

@@ -91,17 +91,15 @@ class Symbol(Recorded):
     def __bool__(self) -> bool:
         raise TypeError(f"score: 'if', 'and', 'or' and 'not' need a number; use where(), & | and ~{line()}")
 
-    def __index__(self) -> int:
-        raise TypeError(
-            "score: an array that spattn cannot see was indexed; refer to it by a variable of the function, or write "
-            f"spattn.score.take(array, index){line()}"
-        )
-
     def _number(self) -> float:
-        raise TypeError(f"score: functions of the module math need a number; use numpy, torch or spattn.score{line()}")
+        raise TypeError(
+            "score: the function has no numbers when it is traced; use functions of numpy, torch or spattn.score, not "
+            f"of math, and arrays, not lists{line()}"
+        )
 
     __float__ = _number
     __int__ = _number
+    __index__ = _number
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"score: a number per pair has no elements{line()}")
