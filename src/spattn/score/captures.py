@@ -92,8 +92,8 @@ class CapturedArray:
 
     def _whole(self) -> Any:
         if self.indices:
-            missing = self.array.ndim - len(self.indices)
-            raise TypeError(f"score: an array of {missing} axes was used as a number; index it{line()}")
+            shape = tuple(self.array.shape[len(self.indices) :])
+            raise TypeError(f"score: an array of shape {shape} was used as a number; index it{line()}")
         return self.array
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,9 +222,16 @@ def is_float(array: Any) -> bool:
 
 def line(error: TracebackType | None = None) -> str:
     """The line of the score function that is being executed, or that raised an error."""
-    frames = traceback.walk_stack(None) if error is None else reversed(list(traceback.walk_tb(error)))
+    frames = _stack() if error is None else reversed(list(traceback.walk_tb(error)))
     for frame, number in frames:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in _FOREIGN:
             return f" ({frame.f_code.co_filename}, line {number})"
     return ""
+
+
+def _stack() -> Iterator[tuple[FrameType, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
