@@ -10,8 +10,7 @@ from spattn.score import captured, show, take
 from spattn.score.tracing import trace
 
 TABLE = np.ones((2, 3))
-HIDDEN = type("Hidden", (), {"__slots__": ("table",)})()
-HIDDEN.table = TABLE
+HIDDEN = type("Hidden", (), {"table": property(lambda self: TABLE)})()
 COUNT = 0
 STORED = []
 
@@ -224,6 +223,11 @@ def test_functions_must_be_functions_of_their_arguments(function, message):
     with pytest.raises(TypeError, match=f"score: .*{message}"):
         trace(function)
     assert COUNT == 0
+
+
+def test_constants_that_overflow():
+    with pytest.raises(ValueError, match="score: integers have 32 bits, got 4294967296"):
+        trace(lambda score, b, h, q, k: score * (q**0 * 2**30 * 4))
 
 
 def test_stored_arguments_are_no_values_of_another_call():

@@ -68,6 +68,18 @@ class Slots:
         return score * 2.0 + take(self.table, h, q)
 
 
+class Slotted(Slots):
+    def __call__(self, score, b, h, q, k):
+        return score * 2.0 + self.table[h, q]
+
+
+class OfClass:
+    table = TABLE
+
+    def __call__(self, score, b, h, q, k):
+        return score * 2.0 + self.table[h, q]
+
+
 def of_closure():
     table, scale = TABLE, 2.0
     return lambda score, b, h, q, k: score * scale + table[h, q]
@@ -122,6 +134,8 @@ def recursive(score, b, h, q, k, depth=3):
         Derived(TABLE),
         Plain(TABLE).bound,
         Slots(TABLE),
+        Slotted(TABLE),
+        OfClass(),
         types.MethodType(lambda self, score, b, h, q, k: score * 2.0 + self.table[h, q], Plain(TABLE)),
     ],
 )
@@ -235,6 +249,18 @@ def test_jax_arrays():
     assert traced.tables[0] is table and traced.graph.operations[-1].name == "add"
 
 
+def test_arrays_that_jax_traces():
+    jax = pytest.importorskip("jax")
+
+    def total(table, scale):
+        traced = trace(lambda score, b, h, q, k: score * scale + table[h][q])
+        assert [x is y for x, y in zip(traced.tables, (scale, table), strict=True)] == [True, True]
+        return traced.tables[1].sum() * scale
+
+    found = jax.jit(jax.grad(total))(jax.numpy.asarray(TABLE), jax.numpy.asarray(2.0))
+    assert found.tolist() == [[2.0] * 3] * 2
+
+
 def test_tensors():
     torch = pytest.importorskip("torch")
     table, scale = torch.tensor(TABLE, requires_grad=True), torch.nn.Parameter(torch.tensor(2.0))
@@ -245,6 +271,22 @@ def test_tensors():
     ):
         found = captured(function)
         assert {id(x) for x in found} == {id(table), id(scale)}
+
+
+def test_modules_of_torch():
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.table = torch.nn.Parameter(torch.tensor(2.0)), TABLE
+
+        def forward(self, score, b, h, q, k):
+            return score * self.scale + self.table[h, q]
+
+    module = Module()
+    assert [x is y for x, y in zip(captured(module), (module.scale, TABLE), strict=True)] == [True, True]
+    assert captured(module.forward)[1] is TABLE
 
 
 def test_methods_of_tensors():

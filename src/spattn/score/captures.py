@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ def _read(code: types.CodeType) -> _Code:
             instruction.opname == "STORE_DEREF" and value in code.co_freevars
         ):
             assigned.append(value)
-        elif instruction.opname.startswith("LOAD_CONST") or instruction.opname == "LOAD_SMALL_INT":
+        elif "CONST" in instruction.opname or instruction.opname == "LOAD_SMALL_INT":
             for number in value if isinstance(value, tuple) else (value,):
                 if type(number) in (int, float):
                     literals.add((INT if type(number) is int else FLOAT, number))
@@ -208,8 +208,9 @@ class _Search:
             if isinstance(value, dict):
                 return {key: _seen(x) for key, x in value.items()}
             return type(value)(map(_seen, value))
-        own = getattr(value, "__dict__", None) if _is_users(type(value).__module__) else None
-        if isinstance(own, dict) and any(map(_holds_table, _some(own, names, isinstance(value, types.ModuleType)))):
+        if isinstance(value, types.ModuleType):
+            return _Attributes(value, self) if any(_is_table(vars(value).get(name)) for name in names) else value
+        if _is_users(type(value).__module__) and any(map(_holds_table, _attributes(value))):
             return _Attributes(value, self)
         return value
 
@@ -264,8 +265,13 @@ def _read_names(function: Any) -> frozenset[str]:
     return _read(code).names if isinstance(code, types.CodeType) else frozenset()
 
 
-def _some(attributes: dict[str, Any], names: frozenset[str], module: bool) -> Any:
-    return (attributes[name] for name in names if name in attributes) if module else attributes.values()
+def _attributes(thing: Any) -> Iterator[Any]:
+    """The values of an object's attributes: its own, those in slots, and those of its classes."""
+    yield from getattr(thing, "__dict__", {}).values()
+    for cls in type(thing).__mro__:
+        if _is_users(cls.__module__) and cls.__module__ != "builtins":
+            for name, value in vars(cls).items():
+                yield getattr(thing, name, None) if isinstance(value, types.MemberDescriptorType) else value
 
 
 def _is_users(module: str | None) -> bool:
