@@ -10,15 +10,21 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..arrays import namespace_of
 from .graph import FLOAT, INT
-from .recorder import Recorded, is_array, line
+from .recorder import CURRENT, Recorded, is_array, is_float, line
 from .symbol import Symbol
 
 __all__ = ["CapturedArray", "look_up", "visible"]
+
+
+_INTEGERS = (int, np.integer)
+_LONGEST = 64  # longer lists are not searched for arrays
 
 
 class _Code(NamedTuple):
@@ -38,7 +44,7 @@ def _read(code: types.CodeType) -> _Code:
             instruction.opname == "STORE_DEREF" and value in code.co_freevars
         ):
             assigned.append(value)
-        elif instruction.opname.startswith("LOAD_CONST") or instruction.opname == "LOAD_SMALL_INT":
+        elif "CONST" in instruction.opname or instruction.opname == "LOAD_SMALL_INT":
             for number in value if isinstance(value, tuple) else (value,):
                 if type(number) in (int, float):
                     literals.add((INT if type(number) is int else FLOAT, number))
@@ -73,7 +79,8 @@ class CapturedArray:
         raise TypeError(f"score: a score function must not change arrays{line()}")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole(), name)
+        value = getattr(self._whole(), name)
+        return _returns_seen(value) if callable(value) and not is_array(value) else _seen(value)
 
     def __len__(self) -> int:
         return len(self._whole())
@@ -85,9 +92,13 @@ class CapturedArray:
 
     def _whole(self) -> Any:
         if self.indices:
-            missing = self.array.ndim - len(self.indices)
-            raise TypeError(f"score: an array of {missing} axes was used as a number; index it{line()}")
+            shape = tuple(self.array.shape[len(self.indices) :])
+            raise TypeError(f"score: an array of shape {shape} was used as a number; index it{line()}")
         return self.array
+
+
+def _returns_seen(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands, **options: _seen(method(*map(_plain, operands), **options))
 
 
 def _plain(value: Any) -> Any:
@@ -111,13 +122,18 @@ for _operation in "neg abs invert eq ne lt le gt ge".split():
 
 
 def look_up(array: Any, indices: tuple[Any, ...]) -> Any:
-    """``array[indices]``, recorded if one of the indices is a symbol."""
-    symbol = next((x for x in indices if isinstance(x, Recorded)), None)
-    if symbol is None:
+    """``array[indices]``, recorded if an index is a symbol, or if the result is an element that may have a gradient."""
+    symbolic = any(isinstance(x, Recorded) for x in indices)
+    if not symbolic and not (
+        CURRENT.get() and _lacks_gradients(array) and all(isinstance(x, _INTEGERS) for x in indices)
+    ):
         return _seen(array[indices])
     if len(indices) < array.ndim and not any(x is None or x is ... or isinstance(x, slice) for x in indices):
-        return CapturedArray(array, indices)
-    return Symbol(symbol.recorder, symbol.recorder.look_up(array, indices))
+        return CapturedArray(array, indices) if symbolic else _seen(array[indices])
+    recorder = CURRENT.get()
+    if recorder is None:
+        raise TypeError("score: a score function must not store its arguments")
+    return Symbol(recorder, recorder.look_up(array, indices))
 
 
 class _Attributes:
@@ -186,8 +202,15 @@ class _Search:
             return functools.partial(
                 self.value(value.func, names), *(self.value(x, names) for x in value.args), **options
             )
-        own = getattr(value, "__dict__", None) if _is_users(type(value).__module__) else None
-        if isinstance(own, dict) and any(map(_is_table, _some(own, names, isinstance(value, types.ModuleType)))):
+        if type(value) in (list, tuple, dict):
+            if not _holds_table(value):
+                return value
+            if isinstance(value, dict):
+                return {key: _seen(x) for key, x in value.items()}
+            return type(value)(map(_seen, value))
+        if isinstance(value, types.ModuleType):
+            return _Attributes(value, self) if any(_is_table(vars(value).get(name)) for name in names) else value
+        if _is_users(type(value).__module__) and any(map(_holds_table, _attributes(value))):
             return _Attributes(value, self)
         return value
 
@@ -197,7 +220,7 @@ class _Search:
             return function
         if id(function) in self._made:
             return self._made[id(function)]
-        self._made[id(function)] = function  # for functions that call themselves
+        self._made[id(function)] = function  # while it is searched: it may call itself
         code = _read(function.__code__)
         if code.assigned:
             raise TypeError(
@@ -215,6 +238,7 @@ class _Search:
         cells = tuple(self._cell(cell, code.names) for cell in function.__closure__ or ())
         defaults = tuple(self.value(x, code.names) for x in function.__defaults__ or ())
         options = {name: self.value(x, code.names) for name, x in (function.__kwdefaults__ or {}).items()}
+        itself = [name for name in code.names if changed and outer.get(name) is function]
         same = not changed and all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True))
         same = same and all(a is b for a, b in zip(defaults, function.__defaults__ or (), strict=True))
         if same and all(x is function.__kwdefaults__[name] for name, x in options.items()):  # type: ignore[index]
@@ -223,6 +247,7 @@ class _Search:
             function.__code__, outer | changed if changed else outer, function.__name__, defaults or None, cells or None
         )
         made.__kwdefaults__ = options or None
+        made.__globals__.update(dict.fromkeys(itself, made))
         self._made[id(function)] = made
         return made
 
@@ -240,8 +265,13 @@ def _read_names(function: Any) -> frozenset[str]:
     return _read(code).names if isinstance(code, types.CodeType) else frozenset()
 
 
-def _some(attributes: dict[str, Any], names: frozenset[str], module: bool) -> Any:
-    return (attributes[name] for name in names if name in attributes) if module else attributes.values()
+def _attributes(thing: Any) -> Iterator[Any]:
+    """The values of an object's attributes: its own, those in slots, and those of its classes."""
+    yield from getattr(thing, "__dict__", {}).values()
+    for cls in type(thing).__mro__:
+        if _is_users(cls.__module__) and cls.__module__ != "builtins":
+            for name, value in vars(cls).items():
+                yield getattr(thing, name, None) if isinstance(value, types.MemberDescriptorType) else value
 
 
 def _is_users(module: str | None) -> bool:
@@ -249,10 +279,29 @@ def _is_users(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in ("numpy", "torch", "jax", "cupy", "spattn")
 
 
+def _lacks_gradients(array: Any) -> bool:
+    """Whether its library has no gradients, which PyTorch and JAX have of what a function computes from the array."""
+    return namespace_of(array).name in ("numpy", "cupy") and is_float(array)  # type: ignore[union-attr]
+
+
 def _is_table(value: Any) -> bool:
     """Whether a variable is an array that symbols may index; torch's own are seen anywhere."""
-    return is_array(value) and value.ndim > 0 and namespace_of(value).name != "torch"  # type: ignore[union-attr]
+    if not is_array(value):
+        return False
+    return namespace_of(value).name != "torch" if value.ndim else _lacks_gradients(value)  # type: ignore[union-attr]
+
+
+def _holds_table(value: Any) -> bool:
+    if type(value) in (list, tuple, dict) and len(value) <= _LONGEST:
+        return any(map(_is_table, value.values() if isinstance(value, dict) else value))
+    return _is_table(value)
 
 
 def _seen(value: Any) -> Any:
-    return CapturedArray(value) if _is_table(value) else value
+    """What a function gets for an array: an object that records look-ups, or the symbol of an array without axes."""
+    if not _is_table(value):
+        return value
+    recorder = CURRENT.get()
+    if value.ndim or recorder is None:
+        return CapturedArray(value)
+    return Symbol(recorder, recorder.look_up(value, ()))

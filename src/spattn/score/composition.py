@@ -39,7 +39,7 @@ class ScoreFunction:
     def __repr__(self) -> str:
         fields: Any = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         given = [(field, getattr(self, field.name)) for field in fields]
-        shown = (f"{field.name}={_short(value)}" for field, value in given if value is not field.default)
+        shown = (f"{field.name}={_short(value)}" for field, value in given if is_array(value) or value != field.default)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .captures import CapturedArray
+from .captures import CapturedArray, look_up
 from .operations import FUNCTIONS
 from .recorder import Recorded, is_array
-from .symbol import Symbol, record
+from .symbol import record
 
 __all__ = ["clip", "exp", "log", "maximum", "minimum", "sigmoid", "sqrt", "take", "tanh", "where"]
 
@@ -19,53 +19,136 @@ def _apply(name: str, *operands: Any) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """`x` where the condition holds, else `y`; the other branch contributes nothing to gradients.
+    """`x` where the condition holds, else `y`; the other one has a gradient of exactly 0.
+
+    Parameters
+    ----------
+    condition : bool or array of bool
+    x, y : number or array
+
+    Returns
+    -------
+    number or array
 
     Examples
     --------
     >>> from spattn.score import where
     >>> function = lambda score, b, h, q, k: where(k > q, score - 100.0, score)
+    >>> function(1.0, 0, 0, q=5, k=6)
+    array(-99.)
     """
     return _apply("where", condition, x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
-    """The smaller of two numbers; both have half of the gradient where they are equal."""
+    """The smaller of two numbers; both have half of the gradient where they are equal.
+
+    Parameters
+    ----------
+    x, y : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("minimum", x, y)
 
 
 def maximum(x: Any, y: Any) -> Any:
-    """The larger of two numbers; both have half of the gradient where they are equal."""
+    """The larger of two numbers; both have half of the gradient where they are equal.
+
+    Parameters
+    ----------
+    x, y : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("maximum", x, y)
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """The number of an interval that is closest to `x`."""
+    """The number between two bounds that is closest to `x`.
+
+    Parameters
+    ----------
+    x, low, high : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return minimum(maximum(x, low), high)
 
 
 def exp(x: Any) -> Any:
-    """Exponential."""
+    """Exponential.
+
+    Parameters
+    ----------
+    x : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("exp", x)
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm."""
+    """Natural logarithm.
+
+    Parameters
+    ----------
+    x : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("log", x)
 
 
 def tanh(x: Any) -> Any:
-    """Hyperbolic tangent."""
+    """Hyperbolic tangent.
+
+    Parameters
+    ----------
+    x : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("tanh", x)
 
 
 def sigmoid(x: Any) -> Any:
-    """Logistic function, ``1 / (1 + exp(-x))``."""
+    """Logistic function, ``1 / (1 + exp(-x))``.
+
+    Parameters
+    ----------
+    x : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("sigmoid", x)
 
 
 def sqrt(x: Any) -> Any:
-    """Square root."""
+    """Square root.
+
+    Parameters
+    ----------
+    x : number or array
+
+    Returns
+    -------
+    number or array
+    """
     return _apply("sqrt", x)
 
 
@@ -100,9 +183,8 @@ def take(table: Any, *indices: Any) -> Any:
     """
     if isinstance(table, CapturedArray):
         return table[indices]
-    known = next((x for x in indices if isinstance(x, Recorded)), None)
-    if known is not None and is_array(table):
-        return Symbol(known.recorder, known.recorder.look_up(table, indices))
     if not is_array(table):
         raise TypeError(f"take: table: expected an array, got {type(table).__name__}")
-    return table[indices]
+    if len(indices) != table.ndim:
+        raise TypeError(f"take: expected one index for each of {table.ndim} axes, got {len(indices)}")
+    return look_up(table, indices)

@@ -121,8 +121,7 @@ def _rules(build: Builder, index: int, own: int) -> list[int | None]:
         a, b = operands if name == "minimum" else operands[::-1]
         half = apply("where", apply("eq", a, b), number(0.5), number(0.0))
         first = apply("where", apply("lt", a, b), number(1.0), half)
-        taken: list[int | None] = [times(first), times(apply("sub", number(1.0), first))]
-        return taken if name == "minimum" else taken[::-1]
+        return [times(first), times(apply("sub", number(1.0), first))]
     if name == "where":
         test = operands[0]
         return [None, apply("where", test, own, number(0.0)), apply("where", test, number(0.0), own)]

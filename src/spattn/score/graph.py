@@ -99,7 +99,9 @@ class Builder:
         return self._append(Operation(name, (), INPUTS[name]))
 
     def constant(self, value: float) -> int:
-        """A number."""
+        """A number; kernels compute with integers of 32 bits."""
+        if isinstance(value, int) and not -(2**31) <= value < 2**31:
+            raise ValueError(f"score: integers have 32 bits, got {value}")
         dtype = BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT
         return self._append(Operation("constant", (), dtype, value))
 

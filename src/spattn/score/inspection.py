@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..arrays import dtype_name
 from .graph import Graph
 from .program import CALL, DIAGONAL, HEAD, KEY, PAIR, QUERY, Program, program_of, scopes
-from .recorder import Sizes
+from .recorder import Sizes, is_float
 from .source import statements
 from .tracing import Traced, trace
 
@@ -35,7 +33,8 @@ def captured(function: Callable[..., Any], sizes: Sequence[int] | None = None) -
     -------
     tuple of arrays
         The arrays themselves, in the order in which the function reads them. Arrays that the result does not depend on
-        are left out, as are integers and bools.
+        are left out, as are integers and bools. Of an array that the function computes from others, ``np.exp(table)``,
+        the computed one is listed.
 
     Raises
     ------
@@ -51,13 +50,7 @@ def captured(function: Callable[..., Any], sizes: Sequence[int] | None = None) -
     [True, True]
     """
     tables = trace(function, None if sizes is None else Sizes(*sizes)).tables
-    return tuple(x for x in tables if _is_float(x))
-
-
-def _is_float(array: Any) -> bool:
-    """Whether an array may have a gradient."""
-    name = dtype_name(array)
-    return name == "bfloat16" or np.dtype(name).kind == "f"
+    return tuple(x for x in tables if is_float(x))
 
 
 def show(function: Callable[..., Any], sizes: Sequence[int] | None = None, file: Any = None) -> None:
@@ -119,7 +112,7 @@ def _lines(traced: Traced, program: Program) -> Iterator[str]:
     for at, number in enumerate(traced.parameters):
         yield f"parameter {at}: {number!r}"
     for at, table in enumerate(traced.tables):
-        yield f"table {at}: {dtype_name(table)}, shape {tuple(table.shape)}{', with gradient' * _is_float(table)}"
+        yield f"table {at}: {dtype_name(table)}, shape {tuple(table.shape)}{', with gradient' * is_float(table)}"
     graph = program.graph
     yield from ("", f"value = {_name(graph, graph.results[0])}")
     yield f"d value / d score = {_name(graph, graph.results[1])}"

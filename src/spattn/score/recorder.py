@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from ..arrays import dtype_name, namespace_of
 from .graph import BOOL, FLOAT, INT, Builder
 
-__all__ = ["Constant", "Recorded", "Recorder", "Sizes", "is_array", "line"]
+__all__ = ["CURRENT", "Constant", "Recorded", "Recorder", "Sizes", "is_array", "is_float", "line"]
 
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "invert": "not"}
@@ -195,6 +197,9 @@ _DERIVED: dict[str, Any] = {
 }
 
 
+CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)  # set while a function is traced
+
+
 def _small_power(value: Any) -> int | None:
     whole = isinstance(value, (int, float)) and not isinstance(value, (bool, Constant)) and float(value).is_integer()
     return int(value) if whole and abs(value) <= 8 else None
@@ -210,11 +215,23 @@ def is_array(value: Any) -> bool:
     return not isinstance(value, (Recorded, np.generic)) and namespace_of(value) is not None
 
 
+def is_float(array: Any) -> bool:
+    """Whether an array may have a gradient."""
+    return _kind(array) == FLOAT
+
+
 def line(error: TracebackType | None = None) -> str:
     """The line of the score function that is being executed, or that raised an error."""
-    frames = traceback.walk_stack(None) if error is None else reversed(list(traceback.walk_tb(error)))
+    frames = _stack() if error is None else reversed(list(traceback.walk_tb(error)))
     for frame, number in frames:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in _FOREIGN:
             return f" ({frame.f_code.co_filename}, line {number})"
     return ""
+
+
+def _stack() -> Iterator[tuple[FrameType, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back

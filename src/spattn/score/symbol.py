@@ -60,6 +60,8 @@ _NAMES = {name: name for name in _SAME.split()} | {  # of functions of NumPy and
     "xor": "bitwise_xor",
 }
 
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
 
 def record(name: str, *operands: Any) -> Symbol:
     """The result of an operation of which at least one operand is a symbol."""
@@ -89,17 +91,15 @@ class Symbol(Recorded):
     def __bool__(self) -> bool:
         raise TypeError(f"score: 'if', 'and', 'or' and 'not' need a number; use where(), & | and ~{line()}")
 
-    def __index__(self) -> int:
-        raise TypeError(
-            "score: an array that spattn cannot see was indexed; refer to it by a variable of the function, or write "
-            f"spattn.score.take(array, index){line()}"
-        )
-
     def _number(self) -> float:
-        raise TypeError(f"score: functions of the module math need a number; use numpy, torch or spattn.score{line()}")
+        raise TypeError(
+            "score: the function has no numbers when it is traced; use functions of numpy, torch or spattn.score, not "
+            f"of math, and arrays, not lists{line()}"
+        )
 
     __float__ = _number
     __int__ = _number
+    __index__ = _number
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"score: a number per pair has no elements{line()}")
@@ -108,6 +108,8 @@ class Symbol(Recorded):
         name = _NAMES.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
             raise TypeError(f"score: numpy.{ufunc.__name__} is not supported{line()}")
+        if name in _COMPARISONS:  # NumPy's scalars compare as arrays; neither has a gradient
+            operands = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in operands)
         return record(name, *operands)
 
     def __array_function__(self, function: Any, types_: Any, operands: Any, options: Any) -> Any:
@@ -173,7 +175,7 @@ def _method(name: str) -> Callable[..., Symbol]:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
     setattr(Symbol, f"__{_name}__", _operator(_NAMES[_name]))
     setattr(Symbol, f"__r{_name}__", _operator(_NAMES[_name], reverse=True))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in _COMPARISONS:
     setattr(Symbol, f"__{_name}__", _operator(_name))
 # The methods of tensors that FlexAttention's functions use.
 for _name in "abs tanh exp log sqrt sigmoid sign square pow minimum maximum relu exp2 rsqrt reciprocal".split():

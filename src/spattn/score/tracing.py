@@ -12,7 +12,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from .captures import CapturedArray, look_up, visible
 from .graph import Graph
-from .recorder import Recorded, Recorder, Sizes, is_array, line
+from .recorder import CURRENT, Recorded, Recorder, Sizes, is_array, line
 from .symbol import Symbol, torch_call
 
 __all__ = ["Traced", "call", "trace"]
@@ -54,8 +54,12 @@ def trace(function: Callable[..., Any], sizes: Sizes | None = None) -> Traced:
         raise TypeError(f"score: expected a function of (score, b, h, q, k), got {type(function).__name__}")
     recorder = Recorder(sizes)
     symbols = [Symbol(recorder, recorder.build.input(name)) for name in ("score", "b", "h", "q", "k")]
-    with _lookups()():
-        result = call(function, *symbols)
+    outer = CURRENT.set(recorder)
+    try:
+        with _lookups()():
+            result = call(function, *symbols)
+    finally:
+        CURRENT.reset(outer)
     graph = Graph(tuple(recorder.build.operations), (recorder.build.to_float(result.index),))
     return _used(graph._replace(operations=tuple(recorder.build.operations)), recorder)
 
@@ -67,6 +71,13 @@ def call(function: Callable[..., Any], score: Any, b: Any, h: Any, q: Any, k: An
     recorder = score.recorder
     try:
         result = visible(function, recorder.literals)(score, b, h, q, k)
+    except IndexError as error:
+        if "only integers" not in str(error):  # NumPy's error for symbols
+            raise
+        raise TypeError(
+            "score: an array that spattn cannot see was indexed; refer to it by a variable of the function, or write "
+            f"spattn.score.take(array, index){line(error.__traceback__)}"
+        ) from error
     except (AttributeError, TypeError) as error:
         text = str(error).partition("\n")[0]
         if text.startswith("score: "):
@@ -96,21 +107,25 @@ def _definition(function: Any) -> str:
 
 
 def _used(graph: Graph, recorder: Recorder) -> Traced:
-    """The operations, parameters and tables that the result depends on."""
+    """The operations, parameters and tables that the result depends on, in the order in which it uses them."""
     graph = graph.only(graph.results)
-    parameters = sorted({int(op.number) for op in graph.operations if op.name == "parameter"})
-    tables = sorted({int(op.number) for op in graph.operations if op.name == "look_up"})
-    new = {
-        "parameter": {old: at for at, old in enumerate(parameters)},
-        "look_up": {old: at for at, old in enumerate(tables)},
-    }
+    first: dict[int, int] = {}  # operation -> the first that uses it
+    for at, operation in enumerate(graph.operations):
+        for operand in operation.operands:
+            first.setdefault(operand, at)
+    used = sorted(range(len(graph.operations)), key=lambda at: (first.get(at, at), at))
+    new: dict[str, dict[int, int]] = {"parameter": {}, "look_up": {}}
+    for operation in map(graph.operations.__getitem__, used):
+        if operation.name in new:
+            numbers = new[operation.name]
+            numbers.setdefault(int(operation.number), len(numbers))
     operations = tuple(
         op._replace(number=new[op.name][int(op.number)]) if op.name in new else op for op in graph.operations
     )
     return Traced(
         Graph(operations, graph.results),
-        tuple(recorder.parameters[x] for x in parameters),
-        tuple(recorder.tables[x] for x in tables),
+        tuple(recorder.parameters[x] for x in new["parameter"]),
+        tuple(recorder.tables[x] for x in new["look_up"]),
     )
 
 
