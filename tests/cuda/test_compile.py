@@ -17,12 +17,13 @@ import pytest
 from spattn.choose import specializations as builds
 from spattn.cuda import prebuild
 from spattn.cuda.driver import compile, structs
-from spattn.cuda.host.score import score_macros
+from spattn.cuda.host.score import generated
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import params, variants
 from spattn.cuda.sm90.forward import params as hopper_params
-from spattn.request.score import KINDS, Score
 from spattn.schedule.tensor_maps import MAPS
+
+from .score_trees import operands
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
@@ -54,9 +55,9 @@ def nvcc(unit, arch, defines, cubin):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def check_registers(source, arch, defines, structs, cubin, most, allowed_spill):
+def check_registers(source, arch, defines, structs, cubin, most, allowed_spill, text=""):
     """Compiles a kernel into `cubin`; at most so many registers a thread and bytes of spills."""
-    done = nvcc(compile.translation_unit(source, structs), arch, defines, cubin)
+    done = nvcc(text + compile.translation_unit(source, structs), arch, defines, cubin)
     report = done.stderr
     assert done.returncode == 0, report
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill", report)) <= allowed_spill, report
@@ -320,21 +321,28 @@ def test_forward_shared_bytes(tmp_path, dims, dtype):
         assert done.returncode == 0, done.stderr
 
 
+OF_HEADS, OF_PAIRS = np.ones(4, np.float32), np.ones((4, 9, 9), np.float32)
+FUNCTIONS = {
+    "softcap": lambda s, b, h, q, k: OF_HEADS[h] * np.tanh(s / OF_HEADS[h]),
+    "alibi": lambda s, b, h, q, k: s + OF_HEADS[h] * (k - q),
+    "bias": lambda s, b, h, q, k: s + OF_PAIRS[h, q, k],
+}
 SCORED = [("bfloat16", None, 128), ("float32", None, 64), ("float32", "tf32", 64), ("float64", None, 64)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS[1:])
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(("dtype", "precision", "head_dim"), SCORED)
 def test_scores(tmp_path, dtype, precision, head_dim, name):
     """Every kernel compiles with each score function and spills at most 256 bytes."""
-    tile, macros = variants.tile_within(ROOMS[1], dtype, head_dim), score_macros(Score(name, ()))
+    tile, score = variants.tile_within(ROOMS[1], dtype, head_dim), operands(FUNCTIONS[name])
+    text, _ = generated(score.program, score.types)
     found = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, True, ROOMS[1])
     for by_keys in (False, True):
         found += variants.backward_variants(dtype, precision, head_dim, head_dim, by_keys, True, ROOMS[1])
     for own in found:
         structs = params.structs_of(own.source)
-        check_registers(own.source, "sm_80", own.macros | macros, structs, tmp_path / "kernel.cubin", 255, 256)
+        check_registers(own.source, "sm_80", own.macros, structs, tmp_path / "kernel.cubin", 255, 256, text)
 
 
 def test_hopper_table():

@@ -14,6 +14,7 @@ from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_
 
 if TYPE_CHECKING:
     from .layout import Layout
+    from .score import ScoreOperands
 
 __all__ = [
     "LARGEST_HEAD_DIM",
@@ -56,7 +57,7 @@ class Call:
     return_lse : bool
         Whether lse is required.
     score : ScoreOperands or None
-        Score function and sinks; None means the identity without sinks.
+        Score function and sinks; None means neither.
     """
 
     q: Any = field(repr=False)
@@ -76,7 +77,7 @@ class Call:
     scale: float
     precision: str | None = None
     return_lse: bool = True
-    score: Any = None
+    score: ScoreOperands | None = None
 
     @classmethod
     def of(

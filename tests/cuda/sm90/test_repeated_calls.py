@@ -74,7 +74,8 @@ class Launches:
 
     def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
-        ((*addresses, scale),) = problems
+        ((*addresses, scale, score),) = problems
+        assert score == 0
         self.written.append(moved)
         params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
         moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address

@@ -58,10 +58,11 @@ class Kernel:
         defines: Mapping[str, object],
         structs: Mapping[str, np.dtype],
         entry: str,
+        text: str = "",
     ):
         from cuda.bindings import driver
 
-        module = device.load(compile.cubin(source, arch, defines, structs))
+        module = device.load(compile.cubin(source, arch, defines, structs, text))
         function = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
@@ -90,13 +91,15 @@ def kernel(
     defines: Mapping[str, object],
     structs: Mapping[str, np.dtype],
     entry: str,
+    text: str = "",
 ) -> Kernel:
-    """Return the kernel, compiled and loaded at first use; the device's context must be current."""
-    key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry
+    """Return the kernel, compiled and loaded at first use; the device's context must be current. `text` is generated
+    C++ that precedes the kernel file."""
+    key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry, text
     found = _kernels.get(key)
     if found is None:
         with _lock:
             found = _kernels.get(key)
             if found is None:
-                found = _kernels[key] = Kernel(device, source, arch, defines, structs, entry)
+                found = _kernels[key] = Kernel(device, source, arch, defines, structs, entry, text)
     return found

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
-from ...request.score import Score
 from ..driver.device import Device
 from .forward_pass import is_aligned
+from .score import IDENTITY, BoundScore
 
 __all__ = ["BackwardPass"]
 
@@ -31,8 +31,8 @@ class BackwardPass:
         Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
-    score : Score or None
-        Score function; None is the identity.
+    score : BoundScore
+        Score function.
     """
 
     device: Device
@@ -52,7 +52,7 @@ class BackwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
-    score: Score | None = None
+    score: BoundScore = IDENTITY
 
     def aligned(self) -> bool:
         """True if every row of the operands is 16-byte aligned."""

@@ -14,12 +14,14 @@ from ...arrays.operand import Operand, memory_order, row_major
 from ...planning.contract.types import Plan
 from ...planning.contract.validated import moved, validated
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import Buffer, keep_if_captured, out_of_memory
 from ..driver.device import Device
 from ..driver.errors import check
 from .backward_pass import BackwardPass
 from .family import Family
 from .forward_pass import ForwardPass
+from .score import IDENTITY, Binder, BoundScore
 
 
 def chosen_kernels() -> str:
@@ -60,19 +62,28 @@ class _Dispatch:
     like = 0
 
     def __init__(self, call: Call, plan: Plan, device: Device, results: list[tuple[Any, str, int | None]]):
-        self.kind, self.dtype, self.precision, self.score = call.kind, call.dtype, call.precision, call.score
+        self.kind, self.dtype, self.precision = call.kind, call.dtype, call.precision
+        self.binder = Binder(call, device)
         self.plan, self.device, self._results = plan, device, results
         self.on_device = call.kind.ordinal(call.q) is not None
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
         """Enqueue the kernels of a call; `operands` are its inputs, then its results."""
         raise NotImplementedError
 
-    def in_place(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
+    def in_place(
+        self, arrays: tuple[Any, ...], plan: Plan, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, ...]:
         """Compute results for device arrays; the device's context is current."""
-        device, kind = self.device, self.kind
+        device, kind, tables = self.device, self.kind, self.binder.check(score)
         arrays = tuple(map(kind.resolve, arrays))
         operands = list(map(kind.operand, arrays))
         q = arrays[self.like]
@@ -85,7 +96,9 @@ class _Dispatch:
             for shape, dtype, of in self._results:
                 results.append(kind.empty(q, shape, dtype, None if of is None else memory_order(operands[of])))
                 operands.append(kind.operand(results[-1]))
-            self.enqueue(device.stream if stream is None else stream, operands, plan, scale, allocate)
+            given = device.stream if stream is None else stream
+            bound = self.binder.bind(given, score, list(map(kind.operand, tables)))
+            self.enqueue(given, operands, plan, scale, allocate, bound)
         except Exception as error:
             if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
                 raise self.out_of_memory() from error
@@ -94,17 +107,21 @@ class _Dispatch:
             _wait(device.stream)
         return tuple(results)
 
-    def copied(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
+    def copied(
+        self, arrays: tuple[Any, ...], plan: Plan, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, ...]:
         """Compute results for host arrays; the device's context is current."""
         device, stream = self.device, self.device.stream
+        captured = [np.ascontiguousarray(self.kind.to_numpy(x)).reshape(x.shape) for x in self.binder.check(score)]
         host = [np.ascontiguousarray(self.kind.to_numpy(x)) for x in arrays]
         results = [np.empty(shape, numpy_dtype(dtype)) for shape, dtype, _ in self._results]
         allocate = Workspace(device)
         try:
             operands = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in (*host, *results)]
-            for x, operand in zip(host, operands, strict=False):
+            tables = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in captured]
+            for x, operand in zip((*host, *captured), (*operands[: len(host)], *tables), strict=True):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-            self.enqueue(stream, operands, plan, scale, allocate)
+            self.enqueue(stream, operands, plan, scale, allocate, self.binder.bind(stream, score, tables))
             for x, operand in zip(results, operands[len(host) :], strict=True):
                 _copy("cuMemcpyDtoHAsync", x.ctypes.data, operand.pointer, x.nbytes, stream)
         finally:
@@ -138,21 +155,27 @@ class Forward(_Dispatch):
         self._forward, self._again, self._kv_len = forward, again, call.kv_len
         self._chosen = environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         kv_len = int(k.shape[2])
         plan = self.plan if kv_len == self._kv_len else moved(validated(self.plan), kv_len)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != self._chosen:
-            return self._again(q, k, v, plan, scale, precision=self.precision, score=self.score)
+            return self._again(q, k, v, plan, scale, precision=self.precision, score=score)
         with self.device:
-            results = (self.in_place if self.on_device else self.copied)((q, k, v), plan, scale)
+            results = (self.in_place if self.on_device else self.copied)((q, k, v), plan, scale, score)
         return results if self._wants_lse else (results[0], None)
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
         q, k, v, out = operands[:4]
         lse, dtype, precision = operands[4].pointer if self._wants_lse else 0, self.dtype, self.precision
-        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, dtype, scale, allocate, precision, self.score)
+        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, dtype, scale, allocate, precision, score)
         self._forward(run)
 
     def partial_bytes(self) -> int:
@@ -173,24 +196,44 @@ class Backward(_Dispatch):
         self.choose = choose
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         with self.device:
-            return (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale)
+            return (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale, score)
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
-        self.choose().backward(self.call_of(stream, operands, scale, allocate))
+        self.choose().backward(self.call_of(stream, operands, scale, allocate, score))
 
     def call_of(
-        self, stream: int, operands: list[Operand], scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> BackwardPass:
         """Return the backward pass of these arrays and results."""
         dout, q, k, v, out, lse, *dlse, dq, dk, dv = operands
         arrays = dout, q, k, v, out, lse, dlse[0] if dlse else None, dq, dk, dv
-        options = self.dtype, scale, allocate, self.precision, self.score
+        options = self.dtype, scale, allocate, self.precision, score
         return BackwardPass(self.device, stream, self.plan, *arrays, *options)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
-from ...request.score import Score
 from ..driver.device import Device
+from .score import IDENTITY, BoundScore
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
@@ -30,8 +30,8 @@ class ForwardPass:
         Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
-    score : Score or None
-        Score function; None is the identity.
+    score : BoundScore
+        Score function.
     """
 
     device: Device
@@ -46,7 +46,7 @@ class ForwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
-    score: Score | None = None
+    score: BoundScore = IDENTITY
 
     def aligned(self, itemsize: int) -> bool:
         """True if every row of every array is 16-byte aligned."""

@@ -22,6 +22,7 @@ from ..driver.launch import Launch, start
 from .execute import Backward, Forward
 from .family import Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
+from .score import Binder, BoundScore
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
@@ -48,7 +49,8 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=call.score)
+    score = BoundScore(Binder(call, device).text)
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=score)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
@@ -109,7 +111,7 @@ class Repeated:
             if launches is None:
                 return None
             keep_if_captured(self.device, stream, launches)
-            written = launches.write([tuple(problem)], workspace, stream, early=launches.computes, moved=moved)
+            written = launches.write([(*problem, 0)], workspace, stream, early=launches.computes, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
@@ -210,8 +212,9 @@ def backward(call: Call, plan: Plan, device: Device, choose: Callable[[], Family
 
 
 def _repeats(call: Call) -> bool:
-    """True if launches are cached for such calls: PyTorch's allocator reuses addresses."""
-    return call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
+    """True if launches are cached for such calls: PyTorch's allocator reuses addresses. Those of captured arrays and
+    their values may change."""
+    return call.score is None and call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
 
 
 def _no_memory(nbytes: int) -> int:

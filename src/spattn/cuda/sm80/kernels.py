@@ -6,23 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ...request.score import Score
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
-from ..host.score import score_macros
 from .params import structs_of
 from .variants import Variant, variant
 
 __all__ = ["load", "load_common"]
 
 
-@functools.lru_cache(1024)  # bounded: parameters of score functions may change from call to call
-def load(
-    device: Device, score: Score | None, find: Callable[..., list[Variant]], *problem: Any
-) -> list[tuple[Kernel, int]]:
-    """Return kernels, with their rows per CTA, for the variants ``find(*problem, device.shared_bytes)``."""
-    found, macros = find(*problem, device.shared_bytes), score_macros(score)
-    return [(_kernel(device, own.source, own.macros | macros), own.rows) for own in found]
+@functools.lru_cache(1024)
+def load(device: Device, text: str, find: Callable[..., list[Variant]], *problem: Any) -> list[tuple[Kernel, int]]:
+    """Return kernels, with their rows per CTA, for the variants ``find(*problem, device.shared_bytes)``; `text` is the
+    C++ of their score function."""
+    found = find(*problem, device.shared_bytes)
+    return [(_kernel(device, own.source, own.macros, text), own.rows) for own in found]
 
 
 @functools.cache
@@ -32,6 +29,6 @@ def load_common(device: Device, source: str, dtype: str) -> Kernel:
     return _kernel(device, own.source, own.macros)
 
 
-def _kernel(device: Device, source: str, macros: dict[str, object]) -> Kernel:
+def _kernel(device: Device, source: str, macros: dict[str, object], text: str = "") -> Kernel:
     entry = source.rpartition("/")[2].removesuffix(".cu").partition("_")[0]  # attention_mma.cu defines attention()
-    return kernel(device, source, device.arch, macros, structs_of(source), entry)
+    return kernel(device, source, device.arch, macros, structs_of(source), entry, text)

@@ -2,6 +2,10 @@
 // assertions check that both agree.
 #pragma once
 
+namespace spattn {
+struct ScoreArgs;  // common/score.cuh
+}
+
 namespace spattn::sm80 {
 
 constexpr int kAxes = 3;
@@ -34,9 +38,9 @@ struct Array {
 
 // Score function of a call (common/score.cuh).
 struct ScoreParams {
-  const float* values;  // (heads_q,): parameter per query head; null for the identity, which reads none of these fields
-  double scale;         // factor on q · k
-  int query_offset;     // position of query row 0: kv_len - q_len
+  const ScoreArgs* args;  // null for the identity, which reads none of these fields
+  double scale;           // factor on q · k
+  int query_offset;       // position of query row 0: kv_len - q_len
 };
 
 // Tasks (work items or combines) per variant, for all (batch, head) pairs that use the variant. The tasks of a head are

@@ -19,7 +19,6 @@ from ..driver.launch import Kernel
 from ..driver.structs import packer
 from ..host.backward_pass import BackwardPass
 from ..host.forward_pass import ForwardPass, fold_scale
-from ..host.score import score_macros, score_values
 
 __all__ = [
     "PassOnDevice",
@@ -58,7 +57,7 @@ LAUNCH_LIST = np.dtype(
     ],
     align=True,
 )
-SCORE = np.dtype([("values", "u8"), ("scale", "f8"), ("query_offset", "i4")], align=True)
+SCORE = np.dtype([("args", "u8"), ("scale", "f8"), ("query_offset", "i4")], align=True)
 _CALL = [
     *((name, ARRAY) for name in ("q", "k", "v", "out")),
     *((name, "u8") for name in ("lse", "partial", "partial_lse")),
@@ -185,10 +184,8 @@ def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """Pack ``Params`` of the forward."""
     (scale_log2, sign), score = fold_scale(call.scale), _IDENTITY
-    if call.score is not None:
-        score = _pack_score(*_score_of(call))
-        if score_macros(call.score):
-            scale_log2, sign = math.log2(math.e), 1
+    if call.score.text:
+        score, scale_log2, sign = _pack_score(*_score_of(call)), math.log2(math.e), 1
     heads_q = call.q.shape[1]
     head = _pack_call(
         call.q.pointer,
@@ -215,9 +212,9 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
 
 def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
     """Return the fields of ``ScoreParams``; for the identity no kernel reads them."""
-    if call.score is None:
+    if not call.score.text:
         return 0, 0.0, 0
-    return score_values(call.device, call.score, call.q.shape[1]), call.scale, call.k.shape[2] - call.q.shape[2]
+    return call.score.address, call.scale, call.k.shape[2] - call.q.shape[2]
 
 
 class PassOnDevice:

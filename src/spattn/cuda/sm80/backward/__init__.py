@@ -50,4 +50,4 @@ def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, in
     """Return the dK/dV or dQ kernels, with their rows per CTA, for a call's types, sizes, alignment and score
     function."""
     problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
-    return load(call.device, call.score, backward_variants, *problem)
+    return load(call.device, call.score.text, backward_variants, *problem)

@@ -170,7 +170,7 @@ struct Block {
         }
         __syncwarp();
         load_statistics(kByKeys ? shared.column : shared.row, task.batch, head);
-        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, head));
+        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, task.batch, head));
         accumulate(scores, shared.gradient, kByKeys ? q : k, p.head_dim);
         if constexpr (kByKeys) accumulate(values, shared.weight, dout, p.head_dim_v);
       }

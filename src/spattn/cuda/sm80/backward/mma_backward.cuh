@@ -114,7 +114,7 @@ struct Block {
   // Adds one iteration to all sums. With kFinite, replaces non-finite values of the columns by 0.
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
-    const sm80::HeadScore<float> score(p.score, kByKeys ? shared.step[place].head : task.head_q);
+    const sm80::HeadScore<float> score(p.score, task.batch, kByKeys ? shared.step[place].head : task.head_q);
     Allowed allowed;
     const bool masked = find_allowed(allowed, p.pass, shared, place, first_row);
     auto& columns = shared.columns[stage];

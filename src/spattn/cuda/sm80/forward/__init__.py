@@ -57,10 +57,10 @@ def launch_all(
 def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int]:
     """Return the kernel, with its rows per CTA, for a call's types, sizes, tiles, alignment and score function."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
-    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score.text
     found = plan.kernels.get(key)
     if found is None:
         problem = *key[:4], (call.plan.block_q, call.plan.block_kv), aligned
-        (found,) = load(call.device, call.score, forward_variants, *problem)
+        (found,) = load(call.device, call.score.text, forward_variants, *problem)
         plan.kernels[key] = found
     return found

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
   const Work& work = params.work[task.number];
   const Component& component = params.components[work.component];
   const int batch = task.batch_head / params.heads_q, head = task.batch_head % params.heads_q;
-  const HeadScore<Sum> score(params.score, head);
+  const HeadScore<Sum> score(params.score, batch, head);
   Stream stream{params, shared, head_of<const Element>(params.k, batch, head / params.group),
                 head_of<const Element>(params.v, batch, head / params.group)};
   Steps steps{params, component.key_view, work.begin, work.end};

@@ -50,7 +50,7 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
   constexpr int kColumns = (kDimV + 31) / 32;
-  const HeadScore<double> score(params.score, head);
+  const HeadScore<double> score(params.score, batch, head);
   const int query = kScored ? position : 0;
   const auto dot = [&](int key) {
     double sum = 0;

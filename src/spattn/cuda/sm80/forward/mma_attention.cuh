@@ -171,7 +171,7 @@ __device__ __forceinline__ void attend(const Params& params) {
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
 
-  const HeadScore<float> score(params.score, head);
+  const HeadScore<float> score(params.score, batch, head);
   const Component& component = params.components[work.component];
   Steps steps{params, component.key_view, work.begin, work.end};
   Step now = steps.fetch(), next = steps.fetch();

@@ -21,7 +21,6 @@ from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.backward_pass import BackwardPass
-from ...host.score import score_macros
 from ..maps import readable
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 from .specializations import Specialization, builds, variant
@@ -185,7 +184,7 @@ class BackwardPlan:
     def ready(self, call: BackwardPass) -> Ready | None:
         """Return cached state for calls of these shapes and strides, or None if TMA cannot address the arrays."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, call.score, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score.text, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
             room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
@@ -242,16 +241,22 @@ class Ready:
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
         source, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
-        if name == "backward":
-            defines |= score_macros(call.score)
-        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}")
+        text = call.score.text if name == "backward" else ""
+        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}", text)
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue all kernels; the context must be current."""
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
-        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
+        key = (
+            *(x.pointer for x in arrays),
+            *((x.pointer, x.strides) for x in rows),
+            workspace,
+            call.scale,
+            call.score.address,
+            call.stream,
+        )
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
@@ -267,6 +272,7 @@ class Ready:
             call.dv.pointer,
             workspace,
             call.scale,
+            call.score.address,
         )
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse

@@ -14,7 +14,6 @@ from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.forward_pass import ForwardPass
-from ...host.score import score_macros
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
 
@@ -110,8 +109,8 @@ class Launches:
     ) -> list[Launch]:
         """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
         template, to, launches = self.template, [], []
-        for (q, k, v, out, lse, scale), (partial, partial_lse) in zip(problems, self._partials, strict=True):
-            to.append(Addresses(q, k, v, out, lse, workspace + partial, workspace + partial_lse, scale, moved))
+        for (q, k, v, out, lse, scale, score), (partial, partial_lse) in zip(problems, self._partials, strict=True):
+            to.append(Addresses(q, k, v, out, lse, workspace + partial, workspace + partial_lse, scale, moved, score))
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
             params, at_once = template.fill(number, to, tables), number < early
@@ -124,7 +123,8 @@ class Launches:
     def run(self, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
         """Enqueue a call, the only problem of the launches."""
         workspace = call.allocate(self.workspace_bytes) if self.workspace_bytes else 0
-        problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse, call.scale
+        pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse
+        problem = *pointers, call.scale, call.score.address
         start(self.write([problem], workspace, call.stream, tables=tables), self.counter)
 
 
@@ -144,10 +144,9 @@ def load(
 ) -> Kernel:
     """Return the kernel `name` for `problems` problems and `room` tensor maps, with KV gathered or not."""
     defines = variant(row, call.dtype, room, problems, gathers)
-    if name == "attention":
-        defines |= score_macros(call.score)
     source, records = f"sm90/forward/{name}.cu", structs(room, problems)
-    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}")
+    text = call.score.text if name == "attention" else ""
+    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}", text)
 
 
 def merge_blocks(merges: Merges) -> int:

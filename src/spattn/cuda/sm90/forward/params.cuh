@@ -6,6 +6,10 @@
 
 #include "sm90/isa/tma.cuh"
 
+namespace spattn {
+struct ScoreArgs;  // common/score.cuh
+}
+
 namespace spattn::sm90 {
 
 // A view, as a tensor map and as token positions. maps[map] reads k or q; maps[map + 1] reads v or writes out;
@@ -66,7 +70,7 @@ struct Problem {
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   int64_t q_offset;           // position of query row 0, without `moved`
-  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
+  const ScoreArgs* score;     // captured values of the score function; null for the identity
 };
 
 // Parameters of attention.cu; the tables of all problems are concatenated.

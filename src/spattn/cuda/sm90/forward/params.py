@@ -19,7 +19,6 @@ from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
-from ...host.score import score_values
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .tables import ENTRY, WORK, PlanLayout
 
@@ -41,7 +40,7 @@ PROBLEM = np.dtype(
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
         ("q_offset", "i8"),
-        ("score_values", "u8"),
+        ("score", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -95,7 +94,7 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's kv_len."""
+    """Addresses and scale of a call, `moved`, its kv_len minus the plan's kv_len, and the address of its ScoreArgs."""
 
     q: int
     k: int
@@ -106,6 +105,7 @@ class Addresses(NamedTuple):
     partial_lse: int
     scale: float
     moved: int = 0
+    score: int = 0
 
 
 class Template:
@@ -165,6 +165,7 @@ class Template:
             _ADDRESSES.pack_into(tail, at, *own[:7])
             _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
             _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
+            _ADDRESS.pack_into(tail, at + _PROBLEM_AT["score"], own.score)
             pointers += *own[:4], own.moved
         return self._maps.at(tuple(pointers)) + tail
 
@@ -193,7 +194,6 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
     problem["q_offset"] = call.plan.kv_len - call.plan.q_len
-    problem["score_values"] = score_values(call.device, call.score, call.q.shape[1])
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:

@@ -33,7 +33,7 @@ struct ModifiedScores {
   int query[2];     // positions of the thread's two rows
   int entry, last;  // indices: the next iteration's first entry, the task's last entry
   int key_view;     // view to which the entries' views are relative: see Work
-  float parameter;  // of the query head
+  Score::Head<float> head;
 
   struct GatheredPositions {
     const int32_t* rows;
@@ -60,7 +60,7 @@ struct ModifiedScores {
   __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
     const Problem& own = problem_of(p, assigned);
     entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
-    parameter = own.score_values[assigned.head];
+    head = Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int64_t position;
@@ -90,7 +90,7 @@ struct ModifiedScores {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& score = s[column / 2 * 4 + 2 * h + column % 2];
-        score = Score::value(score * scale, query[h], key, parameter);
+        score = Score::value(score * scale, query[h], key, head);
       }
     }
   }
