@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .gradient import Captured, derivatives
 from .graph import FLOAT, Graph
 
-__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "program_of", "scopes"]
+__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "joined", "program_of", "scopes"]
 
 # Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
 # per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
@@ -62,7 +62,7 @@ def scopes(graph: Graph) -> tuple[str, ...]:
         slope = None if dtype == FLOAT else _slope(name, operands, slopes, graph)
         scope = _OF_INPUT.get(name, CALL)
         for operand in operands:
-            scope = _joined(scope, found[operand])
+            scope = joined(scope, found[operand])
         if slope is not None and slope[0] == -slope[1] and scope == PAIR:
             scope = DIAGONAL if slope[0] else HEAD
         found.append(scope)
@@ -70,7 +70,8 @@ def scopes(graph: Graph) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _joined(a: str, b: str) -> str:
+def joined(a: str, b: str) -> str:
+    """The scope of what depends on two scopes."""
     for smaller in (CALL, HEAD):
         if smaller in (a, b):
             return b if a == smaller else a
