@@ -31,14 +31,18 @@ def type_of(x):
     return TableType(str(x.dtype), x.shape, tuple(s // x.itemsize for s in x.strides))
 
 
-def random_score(seed, wanted=True):
-    """A random expression tree on top of the score, with captured numbers and arrays."""
-    return _Tree(np.random.default_rng(seed)).score(wanted)
+def random_score(seed, wanted=True, smooth=False):
+    """A random expression tree on top of the score, with captured numbers and arrays.
+
+    A `smooth` one has no jump or kink in the score, where float32 and float64 may differ by more than rounding.
+    """
+    return _Tree(np.random.default_rng(seed), smooth).score(wanted)
 
 
 class _Tree:
-    def __init__(self, rng):
+    def __init__(self, rng, smooth):
         self.rng, self.build, self.parameters, self.tables = rng, Builder(), [], []
+        self.smooth, self.scored = smooth, True
 
     def score(self, wanted):
         build = self.build
@@ -81,7 +85,7 @@ class _Tree:
         build, rng = self.build, self.rng
         if depth <= 0 or rng.random() < 0.1:
             return self.pick(
-                lambda: build.input("score"),
+                lambda: build.input("score") if self.scored else self.number(0.25),
                 lambda: build.apply("mul", build.constant(0.03), build.to_float(self.int(1))),
                 lambda: self.number(float(np.round(rng.normal(), 2))),
                 lambda: self.table(int(rng.integers(0, 4))),
@@ -89,8 +93,18 @@ class _Tree:
             )()
         name = self.pick("add", "sub", "mul", "div", "minimum", "maximum", "abs", "neg", "where", "where")
         name = name if rng.random() < 0.6 else self.pick("exp", "log", "tanh", "sigmoid", "sqrt", "pow")
+        before = self.scored
+        self.scored = before and not (self.smooth and name in ("minimum", "maximum", "abs"))
+        try:
+            return self.of(name, depth)
+        finally:
+            self.scored = before
+
+    def of(self, name, depth):
+        """An operation on random operands."""
+        build = self.build
         a = self.float(depth - 1)
-        above = build.apply("add", build.constant(0.5), build.apply("abs", a))
+        above = build.apply("add", build.constant(0.5), build.apply("mul", a, a))
         if name in ("add", "sub", "mul", "minimum", "maximum"):
             return build.apply(name, a, self.float(depth - 1))
         if name == "div":
@@ -131,8 +145,9 @@ class _Tree:
         if name in ("and", "or", "xor", "not"):
             own = [self.bool(depth - 1) for _ in range(1 if name == "not" else 2)]
             return build.apply(name, *own)
-        if name == "float":
+        if name == "float" and self.scored and not self.smooth:
             return build.apply("lt", self.float(min(depth, 1)), self.float(0))
+        name = "lt" if name == "float" else name
         return build.apply(name, self.int(1), self.int(1))
 
     def table(self, axes):
@@ -177,7 +192,58 @@ def evaluated(score, inputs, dtype=np.float64):
 def table_gradients(score, uses, gradient):
     """Sums of contributions by element of each array, in float64; NaN and infinities as they come."""
     sums = [np.zeros(one.shape) for one in score.types]
+    gradient = np.asarray(gradient)
     for number, indices, derivative in uses:
         contribution = np.where(gradient == 0, 0, gradient * np.where(gradient == 0, 0, derivative))
-        np.add.at(sums[number], indices, contribution) if indices else sums[number].__iadd__(contribution.sum())
+        if indices:
+            np.add.at(sums[number], indices, contribution.astype(np.float64))
+        else:
+            sums[number] += contribution.sum(dtype=np.float64)
     return sums
+
+
+def positions(heads, batch, q_len, kv_len):
+    """Inputs of a score function, as arrays that broadcast."""
+    offset = kv_len - q_len
+    return {
+        "b": np.arange(batch)[:, None, None, None],
+        "h": np.arange(heads)[:, None, None],
+        "q": np.arange(offset, kv_len)[:, None],
+        "k": np.arange(kv_len),
+        "offset": offset,
+    }
+
+
+def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0):
+    """Out, lse, dq, dk, dv and gradients of captured arrays by the formula in float64; with `dtype` in float32, and
+    rounded where kernels round.
+
+    Kernels multiply by unnormalised weights, relative to any recent maximum; `factor` is that of other roundings.
+    """
+    wide = np.float64 if dtype is None else np.float32
+    q, k, v, dout = (x.astype(wide) for x in arrays)
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
+    inputs = positions(q.shape[1], q.shape[0], q.shape[2], k.shape[2])
+
+    def rounded(x):
+        return x if dtype is None else (x * wide(factor)).astype(dtype).astype(wide) / wide(factor)
+
+    def over_group(x):
+        return rounded(x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2))
+
+    s, derivative, uses = evaluated(score, inputs | {"score": q @ keys.swapaxes(2, 3) * wide(scale)}, wide)
+    s = np.where(mask, s, -np.inf)
+    largest = s.max(axis=3, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(largest == -np.inf, 0, largest))
+    total = p.sum(axis=3, keepdims=True)
+    empty = total == 0
+    lse = largest + np.log(np.where(empty, 1, total))
+    out = rounded(rounded(p) @ values / np.where(empty, 1, total))
+    p = p / np.where(empty, 1, total)
+    delta = (dout * out).sum(axis=3) - dlse
+    ds = p * (dout @ values.swapaxes(2, 3) - delta[..., None])
+    tables = table_gradients(score, uses, ds)
+    ds = rounded(np.where(ds == 0, 0, ds * derivative))
+    dk, dv = over_group(ds.swapaxes(2, 3) @ q * wide(scale)), over_group(rounded(p).swapaxes(2, 3) @ dout)
+    return out, lse[..., 0], rounded(ds @ keys * wide(scale)), dk, dv, *tables

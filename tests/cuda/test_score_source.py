@@ -27,18 +27,26 @@ extern "C" void tree{n}(const void* args, int offset, int count, const int* pair
     const auto head = Score::open<double>(*static_cast<const ScoreArgs*>(args), offset, at[0], at[1]);
     values[i] = Score::value(scores[i], at[2], at[3], head);
     derivatives[i] = Score::derivative(scores[i], at[2], at[3], head);
-    Score::captured(scores[i], at[2], at[3], head, gradients[i],
-                    [&](int table, long long index, double x) {{ sums[table][index] += x; }});
+    Score::Uses::for_each([&](auto use) {{
+      const double x = use.contribution(scores[i], at[2], at[3], head, gradients[i]);
+      const long long index = use.index(at[2], at[3], head);
+      if (index >= 0) sums[use.kTable][index] += x;
+    }});
   }}
 }}
 """
+
+
+def wanted(score):
+    """The arrays that need a gradient, whose elements have several pairs."""
+    return {number: False for number, one in enumerate(score.wanted) if one}
 
 
 def compiled(folder, scores):
     """A library with the functions tree0, tree1, ..."""
     text = ""
     for n, score in enumerate(scores):
-        own = source(score.program, [Array.of(*one) for one in score.types], score.wanted)
+        own = source(score.program, [Array.of(*one) for one in score.types], wanted(score))
         own = own.replace("namespace spattn {", f"namespace spattn::tree{n} {{")
         text += own + UNIT.format(n=n)
     file, library = folder / "trees.cpp", folder / "trees.so"

@@ -27,6 +27,7 @@ from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .host import dynamic_masks, execute, group, repeat
+from .sm80.backward.captured import CapturedGradients
 
 __all__ = [
     "LIMITS",
@@ -158,7 +159,8 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         return families.executing(families.of(gpu, *sizes), plan, backward=True)
 
     choose()  # raises ValueError if no family executes the plan
-    return repeat.backward(call, plan, gpu, choose)
+    captured = CapturedGradients(call) if call.score is not None and True in call.score.wanted else None
+    return repeat.backward(call, plan, gpu, choose, captured)
 
 
 def memory(call: Call) -> int:

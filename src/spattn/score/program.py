@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .gradient import Captured, derivatives
 from .graph import COMPARISONS, FLOAT, Graph
 
-__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "program_of", "scopes"]
+__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "joined", "program_of", "scopes"]
 
 # Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
 # per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
@@ -66,7 +66,7 @@ def scopes(graph: Graph) -> tuple[str, ...]:
         relation = _slope("sub", operands, slopes, graph) if name in COMPARISONS else slope
         scope = _OF_INPUT.get(name, CALL)
         for operand in operands:
-            scope = _joined(scope, found[operand])
+            scope = joined(scope, found[operand])
         if relation is not None and relation[0] == -relation[1] and scope == PAIR:
             scope = DIAGONAL if relation[0] else HEAD
         found.append(scope)
@@ -74,7 +74,8 @@ def scopes(graph: Graph) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _joined(a: str, b: str) -> str:
+def joined(a: str, b: str) -> str:
+    """The scope of what depends on two scopes."""
     for smaller in (CALL, HEAD):
         if smaller in (a, b):
             return b if a == smaller else a

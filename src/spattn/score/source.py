@@ -7,14 +7,15 @@ The text compiles with g++ and nvcc, for float and double. Operations of scope C
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from .._util.records import declaration
+from .gradient import Captured
 from .graph import BOOL, FLOAT, INPUTS, INT
-from .program import CALL, HEAD, Program, scopes
+from .program import CALL, HEAD, Program, joined, scopes
 
 __all__ = ["Array", "arguments", "source"]
 
@@ -71,12 +72,13 @@ def arguments(program: Program, arrays: Sequence[Array]) -> np.dtype:
     return np.dtype(fields or [("unused", "i8")], align=True)
 
 
-def source(program: Program, arrays: Sequence[Array], wanted: Sequence[bool] = ()) -> str:
+def source(program: Program, arrays: Sequence[Array], direct: Mapping[int, bool] | None = None) -> str:
     """Return the definitions of ``ScoreArgs`` and ``Score``.
 
-    `wanted` says which arrays need a gradient, for ``Score::captured``.
+    `direct` has the arrays that need a gradient, for ``Score::Uses``, and whether each of their elements gets it from
+    one pair alone.
     """
-    return _Writer(program, arrays).text(wanted)
+    return _Writer(program, arrays).text(direct or {})
 
 
 class _Place(NamedTuple):
@@ -96,13 +98,15 @@ class _Writer:
         self._scopes = scopes(program.graph)
         self._members: dict[str, tuple[str, str]] = {}  # of Head: (type, value)
 
-    def text(self, wanted: Sequence[bool]) -> str:
+    def text(self, direct: Mapping[int, bool]) -> str:
         value, derivative, *_ = self.graph.results
         functions = [
             self._function("value", value, "value of a pair"),
             self._function("derivative", derivative, "derivative with respect to the score"),
-            self._captured(wanted),
         ]
+        uses = [use for use in self.program.captured if use.name == "look_up" and use.number in direct]
+        functions += [self._use(number, use, direct[use.number]) for number, use in enumerate(uses)]
+        functions.append(f"  using Uses = ScoreUses<{', '.join(f'Use{number}' for number in range(len(uses)))}>;")
         record = arguments(self.program, self.arrays)
         return "\n".join(
             [
@@ -194,37 +198,46 @@ class _Writer:
             ]
         )
 
-    def _captured(self, wanted: Sequence[bool]) -> str:
-        uses = [
-            use for use in self.program.captured if use.name == "look_up" and any(wanted[use.number : use.number + 1])
-        ]
-        needed = [x for use in uses for x in (use.derivative, *use.indices)]
-        lines = self._statements(needed, self._name, self._look_up)
-        for number, use in enumerate(uses):
-            factor = f"score_adjoint(gradient, {self._name(use.derivative)})"
-            indices = [f"i{number}_{axis}" for axis in range(len(use.indices))]
-            sizes = [self._size(use.number, axis) for axis in range(len(use.indices))]
-            for index, size, x in zip(indices, sizes, use.indices, strict=True):
-                lines.append(f"    const int {index} = {self._index(self._name(x), x, size)};")
-            flat = f"(long long){indices[0]}" if indices else "0ll"
-            for index, size in zip(indices[1:], sizes[1:], strict=True):
-                flat = f"({flat}) * {size} + {index}"
-            inside = _inside(indices, sizes)
-            lines.append(f"    if ({inside}) add({use.number}, {flat}, {factor});")
+    def _use(self, number: int, use: Captured, direct: bool) -> str:
+        """A struct: contributions to the gradient of an array by one of its uses, and which element they belong to."""
+        gradient = f"score_adjoint(gradient, {self._name(use.derivative)})"
+        lines = self._statements(use.indices, self._name, self._look_up)
+        indices, sizes = [], []
+        for axis, x in enumerate(use.indices):
+            sizes.append(
+                self._member(f"shape{use.number}_{axis}", "int", f"score_read(args.shape{use.number}[{axis}])")
+            )
+            indices.append(f"i{axis}")
+            lines.append(f"    const int i{axis} = {self._index(self._name(x), x, sizes[-1])};")
+        flat = "(long long)i0" if indices else "0ll"
+        for index, size in zip(indices[1:], sizes[1:], strict=True):
+            flat = f"({flat}) * {size} + {index}"
+        scope = CALL
+        for x in use.indices:
+            scope = joined(scope, self._scopes[x])
+        pair = "int query, int key, const Head<T>& head"
         return "\n".join(
             [
-                "  // Calls add(table, row-major index, contribution) for each use of a captured array; `gradient` is",
-                "  // that with respect to the value.",
-                "  template <class T, class Add>",
-                "  static SPATTN_SCORE void captured(T score, int query, int key, const Head<T>& head, T gradient,",
-                "                                    Add add) {",
+                f"  struct Use{number} {{",
+                f"    static constexpr int kNumber = {number}, kTable = {use.number};",
+                f"    static constexpr ScoreScope kScope = ScoreScope::{'head' if scope == CALL else scope};",
+                f"    static constexpr bool kDirect = {'true' if direct else 'false'};  // one pair per element",
+                "",
+                "    // `gradient` is that with respect to the value.",
+                "    template <class T>",
+                f"    static SPATTN_SCORE T contribution(T score, {pair}, T gradient) {{",
+                *self._statements([use.derivative], self._name, self._look_up),
+                f"    return {gradient};",
+                "    }",
+                "    // The row-major index of the element; -1 outside the array.",
+                "    template <class T>",
+                f"    static SPATTN_SCORE long long index({pair}) {{",
                 *lines,
-                "  }",
+                f"    return {_inside(indices, sizes)} ? {flat} : -1ll;",
+                "    }",
+                "  };",
             ]
         )
-
-    def _size(self, table: int, axis: int) -> str:
-        return self._member(f"shape{table}_{axis}", "int", f"score_read(args.shape{table}[{axis}])")
 
     def _statements(
         self, results: Iterable[int], name: Callable[[int], str], look_up: Callable[[int], list[str]]

@@ -23,7 +23,7 @@ from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import assert_within_bound, dense_mask, inputs, random
 
-from ..score_trees import evaluated, operands
+from ..score_trees import dense, operands
 from .test_dynamic_masks import SELECTIONS, on_gpu
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels", "compiled")]
@@ -107,50 +107,6 @@ def compiled():
     if compile.find_nvcc() is not None and device.get().capability == (9, 0):
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda one: compile.cubin(*one), found))
-
-
-def positions(heads, batch, q_len, kv_len):
-    """Inputs of a score function, as arrays that broadcast."""
-    offset = kv_len - q_len
-    return {
-        "b": np.arange(batch)[:, None, None, None],
-        "h": np.arange(heads)[:, None, None],
-        "q": np.arange(offset, kv_len)[:, None],
-        "k": np.arange(kv_len),
-        "offset": offset,
-    }
-
-
-def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0):
-    """Out, lse, dq, dk and dv by the formula in float64; with `dtype` in float32, and rounded where kernels round.
-
-    Kernels multiply by unnormalised weights, relative to any recent maximum; `factor` is that of other roundings.
-    """
-    wide = np.float64 if dtype is None else np.float32
-    q, k, v, dout = (x.astype(wide) for x in arrays)
-    group = q.shape[1] // k.shape[1]
-    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
-    inputs = positions(q.shape[1], q.shape[0], q.shape[2], k.shape[2])
-
-    def rounded(x):
-        return x if dtype is None else (x * wide(factor)).astype(dtype).astype(wide) / wide(factor)
-
-    def over_group(x):
-        return rounded(x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2))
-
-    s, derivative, _ = evaluated(score, inputs | {"score": q @ keys.swapaxes(2, 3) * wide(scale)}, wide)
-    s = np.where(mask, s, -np.inf)
-    largest = s.max(axis=3, keepdims=True, initial=-np.inf)
-    p = np.exp(s - np.where(largest == -np.inf, 0, largest))
-    total = p.sum(axis=3, keepdims=True)
-    empty = total == 0
-    lse = largest + np.log(np.where(empty, 1, total))
-    out = rounded(rounded(p) @ values / np.where(empty, 1, total))
-    p = p / np.where(empty, 1, total)
-    delta = (dout * out).sum(axis=3) - dlse
-    ds = rounded(p * (dout @ values.swapaxes(2, 3) - delta[..., None]) * derivative)
-    dk, dv = over_group(ds.swapaxes(2, 3) @ q * wide(scale)), over_group(rounded(p).swapaxes(2, 3) @ dout)
-    return out, lse[..., 0], rounded(ds @ keys * wide(scale)), dk, dv
 
 
 def check(got, score, arrays, mask, scale=SCALE, dlse=0.0):

@@ -6,6 +6,7 @@
 //   Score::open<T>(args, offset, batch, head)  computes them; `offset` is kv_len - q_len
 //   Score::value, Score::derivative            take the scaled score (natural units), the positions of query and key,
 //                                              and a Head
+//   Score::Uses                                the uses of captured arrays that need a gradient
 //
 // Kernels apply them before the mask, so the result for a masked pair is arbitrary.
 #pragma once
@@ -40,6 +41,7 @@ struct Score {  // the identity
   static SPATTN_SCORE T derivative(T, int, int, const Head<T>&) {
     return T(1);
   }
+  using Uses = ScoreUses<>;
 };
 #endif
 

@@ -19,6 +19,21 @@
 
 namespace spattn {
 
+// What the index of an array element depends on, besides the batch entry and the query head.
+enum class ScoreScope { head, query, key, diagonal, pair };
+
+// The uses of captured arrays that need a gradient.
+template <class... Use>
+struct ScoreUses {
+  static constexpr int kCount = sizeof...(Use);
+
+  // Calls visit(Use()) for each of them.
+  template <class Visit>
+  static SPATTN_SCORE void for_each(Visit visit) {
+    (visit(Use()), ...);
+  }
+};
+
 // Elements of captured arrays that C++ has no type for, as bits.
 struct Float16 {
   uint16_t bits;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ._launch import Launch, start
 from .device import Device, address
 from .errors import check
 
-__all__ = ["Kernel", "Launch", "Moving", "kernel", "start"]
+__all__ = ["Kernel", "Launch", "Moving", "Request", "compile_together", "kernel", "start"]
 
 STATIC_SHARED_BYTES = 48 * 1024  # maximum shared memory without opt-in
 _CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches
@@ -41,6 +42,16 @@ class Moving(NamedTuple):
     moved: int
     moved_at: int
     maps: list[tuple[int, int, int]]
+
+
+Request = tuple[str, str, Mapping[str, object], Mapping[str, np.dtype], str, str]
+
+
+def compile_together(requests: Sequence[Request]) -> None:
+    """Compile several kernels in parallel, each (source, arch, defines, structs, entry, text); :func:`kernel` then
+    finds them in the cache on disk."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        list(pool.map(lambda one: compile.cubin(*one[:4], one[5]), requests))
 
 
 class Kernel:

@@ -19,7 +19,7 @@ from ..driver.buffer import Buffer, keep_if_captured, out_of_memory
 from ..driver.device import Device
 from ..driver.errors import check
 from .backward_pass import BackwardPass
-from .family import Family
+from .family import CapturedGradients, Family
 from .forward_pass import ForwardPass
 from .score import IDENTITY, Binder, BoundScore
 
@@ -185,13 +185,24 @@ class Forward(_Dispatch):
 
 
 class Backward(_Dispatch):
-    """Cached dispatch of gradients; `choose` returns the kernel family that SPATTN_CUDA_KERNEL selects now."""
+    """Cached dispatch of gradients; `choose` returns the kernel family that SPATTN_CUDA_KERNEL selects now. `captured`
+    computes gradients of captured arrays, if any are wanted."""
 
     like = 1
 
-    def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], Family]):
+    def __init__(
+        self,
+        call: Call,
+        plan: Plan,
+        device: Device,
+        choose: Callable[[], Family],
+        captured: CapturedGradients | None = None,
+    ):
         shapes = [tuple(map(int, x.shape)) for x in (call.q, call.k, call.v)]
         results: list[tuple[Any, str, int | None]] = [(shape, call.dtype, 1 + n) for n, shape in enumerate(shapes)]
+        self._captured, self._arrays = captured, len(call.score.types) if call.score is not None else 0
+        self._wanted = list(captured.wanted) if captured is not None else []
+        results += [(call.score.types[number].shape, call.lse_dtype, None) for number in self._wanted if call.score]
         super().__init__(call, plan, device, results)
         self.choose = choose
 
@@ -209,7 +220,13 @@ class Backward(_Dispatch):
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         with self.device:
-            return (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale, score)
+            results = (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale, score)
+        return results if score is None else (*results[:3], self._by_array(results[3:]), None)
+
+    def _by_array(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the gradients of all captured arrays, None for those that are not wanted."""
+        found = dict(zip(self._wanted, gradients, strict=True))
+        return tuple(found.get(number) for number in range(self._arrays))
 
     def enqueue(
         self,
@@ -220,7 +237,11 @@ class Backward(_Dispatch):
         allocate: Callable[[int], int],
         score: BoundScore = IDENTITY,
     ) -> None:
-        self.choose().backward(self.call_of(stream, operands, scale, allocate, score))
+        arrays = len(operands) - len(self._wanted)
+        call = self.call_of(stream, operands[:arrays], scale, allocate, score)
+        self.choose().backward(call)
+        if self._captured is not None:
+            self._captured.enqueue(call, operands[arrays:])
 
     def call_of(
         self,
@@ -255,9 +276,21 @@ def nothing(call: Call) -> Constant:
     return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
 
 
-def no_gradients(call: Call) -> Constant:
+def no_gradients(call: Call) -> Callable[..., tuple[Any, ...]]:
     """Return gradients of zero, for calls without queries, heads or keys."""
-    return Constant(call, tuple((tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)))
+    found = [(tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)]
+    score = call.score
+    if score is None:
+        return Constant(call, tuple(found))
+    wanted = [number for number, one in enumerate(score.wanted) if one]
+    results = Constant(call, (*found, *((tuple(score.types[number].shape), call.lse_dtype, 0.0) for number in wanted)))
+
+    def gradients(*arguments: Any, **options: Any) -> tuple[Any, ...]:
+        dq, dk, dv, *tables = results(*arguments, **options)
+        of_table = dict(zip(wanted, tables, strict=True))
+        return dq, dk, dv, tuple(of_table.get(number) for number in range(len(score.types))), None
+
+    return gradients
 
 
 def _copy(function: str, destination: int, source: int, nbytes: int, stream: int) -> None:

@@ -16,7 +16,7 @@ from ..driver.launch import Launch
 from .backward_pass import BackwardPass
 from .forward_pass import ForwardPass
 
-__all__ = ["Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
+__all__ = ["CapturedGradients", "Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
 
 
 class MaskSource(NamedTuple):
@@ -99,6 +99,15 @@ class Launcher(Protocol):
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels
         cannot address its arrays."""
+
+
+class CapturedGradients(Protocol):
+    """Computes gradients of the arrays that a score function captures."""
+
+    wanted: Sequence[int]
+
+    def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
+        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays. The context must be current."""
 
 
 class Family(Protocol):

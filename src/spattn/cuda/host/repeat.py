@@ -20,7 +20,7 @@ from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
 from .execute import Backward, Forward
-from .family import Family, ForwardLaunches, GradientLaunches, Launcher
+from .family import CapturedGradients, Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
 from .score import Binder, BoundScore
 
@@ -205,9 +205,11 @@ def forward(call: Call, plan: Plan, family: Family, device: Device, again: Calla
     return general
 
 
-def backward(call: Call, plan: Plan, device: Device, choose: Callable[[], Family]) -> Backward | RepeatedBackward:
-    """Return a cached dispatch of gradients."""
-    general = Backward(call, plan, device, choose)
+def backward(
+    call: Call, plan: Plan, device: Device, choose: Callable[[], Family], captured: CapturedGradients | None = None
+) -> Backward | RepeatedBackward:
+    """Return a cached dispatch of gradients; see :class:`~spattn.cuda.host.execute.Backward`."""
+    general = Backward(call, plan, device, choose, captured)
     return RepeatedBackward(general) if _repeats(call) and choose().launcher is not None else general
 
 

@@ -47,10 +47,12 @@ _blocks: dict[Device, BoundedCache] = {}
 
 
 @functools.lru_cache(_CODES_KEPT)
-def generated(program: Program, types: tuple[TableType, ...], wanted: tuple[bool, ...] = ()) -> tuple[str, np.dtype]:
-    """Return the C++ of a score function and the dtype of its ``ScoreArgs``."""
+def generated(
+    program: Program, types: tuple[TableType, ...], direct: tuple[tuple[int, bool], ...] = ()
+) -> tuple[str, np.dtype]:
+    """Return the C++ of a score function and the dtype of its ``ScoreArgs``; `direct` are items for :func:`source`."""
     arrays = [Array.of(*one) for one in types]
-    return source(program, arrays, wanted), arguments(program, arrays)
+    return source(program, arrays, dict(direct)), arguments(program, arrays)
 
 
 def table_types(call: Call) -> tuple[TableType, ...]:

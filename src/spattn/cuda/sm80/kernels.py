@@ -9,9 +9,9 @@ from typing import Any
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from .params import structs_of
-from .variants import Variant, variant
+from .variants import Variant, captured_variant, variant
 
-__all__ = ["load", "load_common"]
+__all__ = ["load", "load_captured", "load_common"]
 
 
 @functools.lru_cache(1024)
@@ -22,6 +22,12 @@ def load(device: Device, text: str, find: Callable[..., list[Variant]], *problem
     return [(_kernel(device, own.source, own.macros, text), own.rows) for own in found]
 
 
+def load_captured(device: Device, text: str, tables: int, *problem: Any) -> tuple[Kernel, int]:
+    """Return the kernel for gradients of captured arrays, with its rows per CTA."""
+    own = captured_variant(*problem, tables, device.shared_bytes)
+    return _kernel(device, own.source, own.macros, text, tables), own.rows
+
+
 @functools.cache
 def load_common(device: Device, source: str, dtype: str) -> Kernel:
     """Return a kernel that depends on the dtype only."""
@@ -29,6 +35,6 @@ def load_common(device: Device, source: str, dtype: str) -> Kernel:
     return _kernel(device, own.source, own.macros)
 
 
-def _kernel(device: Device, source: str, macros: dict[str, object], text: str = "") -> Kernel:
+def _kernel(device: Device, source: str, macros: dict[str, object], text: str = "", tables: int = 0) -> Kernel:
     entry = source.rpartition("/")[2].removesuffix(".cu").partition("_")[0]  # attention_mma.cu defines attention()
-    return kernel(device, source, device.arch, macros, structs_of(source), entry, text)
+    return kernel(device, source, device.arch, macros, structs_of(source, tables), entry, text)

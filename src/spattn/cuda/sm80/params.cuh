@@ -2,6 +2,10 @@
 // assertions check that both agree.
 #pragma once
 
+#ifndef SPATTN_TABLES
+#define SPATTN_TABLES 0  // captured arrays of a score function, in a kernel that accumulates their gradients
+#endif
+
 namespace spattn {
 struct ScoreArgs;  // common/score.cuh
 }
@@ -172,6 +176,24 @@ struct Pass {
   int column_parts, unused;
 };
 
+#if SPATTN_TABLES
+// Where gradients of captured arrays go. The elements of all arrays are numbered together; a launch accumulates those
+// from `begin` on.
+struct Captured {
+  void* words;  // (count, 10): accumulators of captured.cuh
+  long long begin, count;
+  long long first[SPATTN_TABLES];  // number of each array's first element
+  void* direct[SPATTN_TABLES];     // gradients that are stored without an accumulator
+};
+#endif
+
+// Parameters of captured.cu: accumulators, and the numbers that they hold.
+struct Accumulated {
+  const void* words;
+  void* target;
+  long long count;
+};
+
 struct Params {
   Array q, k, v, dout, out, lse, dlse;  // dlse.data is null for dlse = 0
   Array scores, values;                 // results: dQ or dK, and dV
@@ -182,6 +204,9 @@ struct Params {
   Pass pass;
   int heads_q, heads_kv, q_len, head_dim, head_dim_v;
   ScoreParams score;
+#if SPATTN_TABLES
+  Captured captured;
+#endif
 };
 
 // Parameters of sum.cu.

@@ -21,6 +21,8 @@ from ..host.backward_pass import BackwardPass
 from ..host.forward_pass import ForwardPass, fold_scale
 
 __all__ = [
+    "captured_dtype",
+    "pack_accumulated",
     "PassOnDevice",
     "PlanOnDevice",
     "pack",
@@ -106,6 +108,7 @@ SUM_ROWS = np.dtype(
     ],
     align=True,
 )
+ACCUMULATED = np.dtype([("words", "u8"), ("target", "u8"), ("count", "i8")])
 # Structs of params.cuh.
 _STRUCTS = {
     "View": VIEW,
@@ -126,16 +129,30 @@ _BACKWARD_STRUCTS = {
     "Pass": PASS,
     "Params": BACKWARD_PARAMS,
     "Rows": SUM_ROWS,
+    "Accumulated": ACCUMULATED,
 }
 
 _pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields in (_CALL, _PLAN))
 _pack_score, _pack_backward, _pack_sum = (packer(dtype).pack for dtype in (SCORE, BACKWARD_PARAMS, SUM_ROWS))
+pack_accumulated = packer(ACCUMULATED).pack
 _IDENTITY = _pack_score(0, 0.0, 0)
 
 
-def structs_of(source: str) -> Mapping[str, np.dtype]:
-    """Return the dtypes of the structs that a kernel file shares with this module."""
+def structs_of(source: str, tables: int = 0) -> Mapping[str, np.dtype]:
+    """Return the dtypes of the structs that a kernel file shares with this module; `tables` is the number of captured
+    arrays, of a kernel that accumulates their gradients."""
+    if tables:
+        own = captured_dtype(tables)
+        params = [(name, kind) for name, (kind, *_) in (BACKWARD_PARAMS.fields or {}).items()]
+        return _BACKWARD_STRUCTS | {"Captured": own, "Params": np.dtype([*params, ("captured", own)], align=True)}
     return _BACKWARD_STRUCTS if source.startswith("sm80/backward/") else _STRUCTS
+
+
+def captured_dtype(tables: int) -> np.dtype:
+    """Return the dtype of ``Captured``."""
+    return np.dtype(
+        [("words", "u8"), ("begin", "i8"), ("count", "i8"), ("first", "i8", tables), ("direct", "u8", tables)]
+    )
 
 
 class PlanOnDevice:

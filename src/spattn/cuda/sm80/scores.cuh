@@ -40,6 +40,11 @@ struct HeadScore {
     if (weight == 0) return 0;
     return weight * difference * Score::derivative(product * scale, query + query_offset, key, head);
   }
+  // Returns a pair's contribution to the gradient of a captured array; `gradient` is that of x, 0 for a masked pair.
+  template <class Use>
+  __device__ __forceinline__ T contribution(Use, T product, int query, int key, T gradient) const {
+    return Use::template contribution<T>(product * scale, query + query_offset, key, head, gradient);
+  }
 };
 
 // Allowed columns of a row, at most 64.

@@ -19,7 +19,7 @@ from ....schedule.tensor_maps import MAPS, VIEW
 from ....schedule.turns import take_turns
 from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
-from ...driver.launch import Kernel, Launch, kernel, start
+from ...driver.launch import Kernel, Launch, Request, compile_together, kernel, start
 from ...host.backward_pass import BackwardPass
 from ..maps import readable
 from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
@@ -203,6 +203,8 @@ class Ready:
         queries, keys = plan.passes
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
         table = builds(max(head_dim, head_dim_v), subtiles is not None)
+        if call.score.text:  # of a new expression
+            compile_together([_request(call, "backward", row, room) for row in table])
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._launched = sorted(
             (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
@@ -240,9 +242,7 @@ class Ready:
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        source, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
-        text = call.score.text if name == "backward" else ""
-        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}", text)
+        return kernel(call.device, *_request(call, name, row, room))
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue all kernels; the context must be current."""
@@ -312,6 +312,12 @@ class Ready:
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
             write(self._sum, blocks, params)
         return written
+
+
+def _request(call: BackwardPass, name: str, row: Specialization, room: int) -> Request:
+    """Return the arguments of :func:`~spattn.cuda.driver.launch.kernel` after the device."""
+    defines, text = variant(row, call.dtype, room), call.score.text if name == "backward" else ""
+    return f"sm90/backward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}", text
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
