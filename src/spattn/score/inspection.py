@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..arrays import dtype_name
+from ..arrays.operand import row_major
 from .graph import Graph
 from .program import CALL, DIAGONAL, HEAD, KEY, PAIR, QUERY, Program, program_of, scopes
 from .recorder import Sizes, is_float
-from .source import statements
+from .source import Array, source
 from .tracing import Traced, trace
 
 __all__ = ["captured", "show"]
@@ -126,8 +127,9 @@ def _lines(traced: Traced, program: Program) -> Iterator[str]:
         if own:
             yield from ("", f"once per {once}" if scope != PAIR else "for each pair")
             yield from (f"  x{at} = {_expression(graph, at)}" for at in own)
-    yield from ("", "C++ of the value")
-    yield from (f"  {line}" for line in statements(program.forward))
+    yield from ("", "C++ of GPU kernels")
+    arrays = [Array.of(dtype_name(x), tuple(x.shape), row_major(tuple(x.shape))) for x in traced.tables]
+    yield from (f"  {line}" if line else "" for line in source(program, arrays).splitlines())
 
 
 def _name(graph: Graph, at: int) -> str:
