@@ -335,6 +335,7 @@ def test_every_function_can_be_differentiated_copied_and_pickled(function):
         (lambda: swin_bias(np.ones((9, 2)), 2), "window: expected a tuple of integers, got 2"),
         (lambda: natten_rpb(np.ones((2, 7)), 4), "kernel_size: expected odd integers, got 4"),
         (lambda: natten_rpb(np.ones((2, 7)), 3), r"table: expected shape \(heads_q, 5\), got \(2, 7\)"),
+        (lambda: natten_rpb([[1.0] * 5] * 2, 3), "table: expected an array, got list"),
         (lambda: natten_rpb(np.ones((2, 5)), 3, 0), "dilation: expected 1 positive integers, got"),
         (lambda: natten_rpb(np.ones((2, 5)), 3, 1.5), "dilation: expected a tuple of integers"),
         (lambda: natten_rpb(np.ones((2, 5, 5)), 3), "shape: expected a tuple of integers, got None"),

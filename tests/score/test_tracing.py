@@ -212,6 +212,46 @@ def test_equal_functions_have_equal_programs_and_others_do_not():
     assert [graphs.index(x) for x in graphs] == [0, 0, 0, 3, 4, 5, 5, 7, 8, 9, 9]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda score, b, h, q, k: 0.0 + score,
+        lambda score, b, h, q, k: score + 0,
+        lambda score, b, h, q, k: score - 0.0,
+        lambda score, b, h, q, k: 1.0 * score,
+        lambda score, b, h, q, k: score * True,
+        lambda score, b, h, q, k: score / 1,
+        lambda score, b, h, q, k: score**1,
+        lambda score, b, h, q, k: np.where(True, score, q),
+        lambda score, b, h, q, k: np.where(False, q, score),
+        lambda score, b, h, q, k: np.where(q < k, score, score),
+        lambda score, b, h, q, k: np.minimum(score, np.maximum(score, score)),
+        lambda score, b, h, q, k: score + (h**0 - 1),
+        lambda score, b, h, q, k: score * (h**0 / 2 + 0.5),
+    ],
+)
+def test_neutral_operations_are_dropped(function):
+    assert [op.name for op in trace(function).graph.operations] == ["score"]
+
+
+@pytest.mark.parametrize(
+    "function, value",
+    [
+        (lambda score, b, h, q, k: 0.0 - score, -2.0),
+        (lambda score, b, h, q, k: 1.0 / score, 0.5),
+        (lambda score, b, h, q, k: score * 0.0, 0.0),
+        (lambda score, b, h, q, k: score - 1.0, 1.0),
+        (lambda score, b, h, q, k: (q**0 + 2) % 2 * score, 2.0),
+        (lambda score, b, h, q, k: np.where(q**0 < 1, 3.0, 4.0), 4.0),
+        (lambda score, b, h, q, k: (q**0 // 2 + 0.25) * 4, 1.0),
+        (lambda score, b, h, q, k: (q**0 // (q**0 - 1)) + 5.0, 5.0),
+        (lambda score, b, h, q, k: (q**0 * 2.75).int() * 1.0, 2.0),
+    ],
+)
+def test_constants_are_computed(function, value):
+    assert run(function) == value
+
+
 def test_one_table_at_many_places_is_one():
     traced = trace(lambda score, b, h, q, k: score + TABLE[h, q] * TABLE[0, 1] - TABLE[h][q] + TABLE[h, k])
     assert len(traced.tables) == 1
