@@ -117,11 +117,26 @@ def recursive(score, b, h, q, k, depth=3):
     return score * 2.0 + TABLE[h, q] if depth == 0 else recursive(score, b, h, q, k, depth - 1)
 
 
+def of_two_ways_to_a_helper(score, b, h, q, k):
+    return score * 2.0 + (helper(h, q) + other_helper(h, q)) / 2
+
+
+def other_helper(h, q):
+    return helper(h, q)
+
+
+def of_long_list(count):
+    tables = [TABLE] * count
+    return lambda score, b, h, q, k: score * 2.0 + tables[5][h, q]
+
+
 @pytest.mark.parametrize(
     "function",
     [
         of_global,
         of_helper,
+        of_two_ways_to_a_helper,
+        of_long_list(64),
         of_closure(),
         of_inner_function,
         of_defaults,
@@ -142,6 +157,11 @@ def recursive(score, b, h, q, k, depth=3):
 def test_captured_arrays_are_seen_wherever_they_are(function):
     assert run(function) == 2.0 * 2 + TABLE[1, 2]
     assert any(x is TABLE for x in captured(function))
+
+
+def test_long_lists_are_not_searched():
+    with pytest.raises(TypeError, match=r"write spattn.score.take\(array, index\)"):
+        trace(of_long_list(65))
 
 
 def test_the_function_itself_is_not_changed():
