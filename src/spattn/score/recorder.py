@@ -231,7 +231,7 @@ def line(error: TracebackType | None = None) -> str:
 
 
 def _stack() -> Iterator[tuple[FrameType, int]]:
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         yield frame, frame.f_lineno
         frame = frame.f_back
