@@ -117,11 +117,26 @@ def recursive(score, b, h, q, k, depth=3):
     return score * 2.0 + TABLE[h, q] if depth == 0 else recursive(score, b, h, q, k, depth - 1)
 
 
+def of_two_ways_to_a_helper(score, b, h, q, k):
+    return score * 2.0 + (helper(h, q) + other_helper(h, q)) / 2
+
+
+def other_helper(h, q):
+    return helper(h, q)
+
+
+def of_long_list(count):
+    tables = [TABLE] * count
+    return lambda score, b, h, q, k: score * 2.0 + tables[5][h, q]
+
+
 @pytest.mark.parametrize(
     "function",
     [
         of_global,
         of_helper,
+        of_two_ways_to_a_helper,
+        of_long_list(64),
         of_closure(),
         of_inner_function,
         of_defaults,
@@ -142,6 +157,11 @@ def recursive(score, b, h, q, k, depth=3):
 def test_captured_arrays_are_seen_wherever_they_are(function):
     assert run(function) == 2.0 * 2 + TABLE[1, 2]
     assert any(x is TABLE for x in captured(function))
+
+
+def test_long_lists_are_not_searched():
+    with pytest.raises(TypeError, match=r"write spattn.score.take\(array, index\)"):
+        trace(of_long_list(65))
 
 
 def test_the_function_itself_is_not_changed():
@@ -210,6 +230,46 @@ def test_equal_functions_have_equal_programs_and_others_do_not():
     ]
     graphs = [trace(f).graph for f in functions]
     assert [graphs.index(x) for x in graphs] == [0, 0, 0, 3, 4, 5, 5, 7, 8, 9, 9]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda score, b, h, q, k: 0.0 + score,
+        lambda score, b, h, q, k: score + 0,
+        lambda score, b, h, q, k: score - 0.0,
+        lambda score, b, h, q, k: 1.0 * score,
+        lambda score, b, h, q, k: score * True,
+        lambda score, b, h, q, k: score / 1,
+        lambda score, b, h, q, k: score**1,
+        lambda score, b, h, q, k: np.where(True, score, q),
+        lambda score, b, h, q, k: np.where(False, q, score),
+        lambda score, b, h, q, k: np.where(q < k, score, score),
+        lambda score, b, h, q, k: np.minimum(score, np.maximum(score, score)),
+        lambda score, b, h, q, k: score + (h**0 - 1),
+        lambda score, b, h, q, k: score * (h**0 / 2 + 0.5),
+    ],
+)
+def test_neutral_operations_are_dropped(function):
+    assert [op.name for op in trace(function).graph.operations] == ["score"]
+
+
+@pytest.mark.parametrize(
+    "function, value",
+    [
+        (lambda score, b, h, q, k: 0.0 - score, -2.0),
+        (lambda score, b, h, q, k: 1.0 / score, 0.5),
+        (lambda score, b, h, q, k: score * 0.0, 0.0),
+        (lambda score, b, h, q, k: score - 1.0, 1.0),
+        (lambda score, b, h, q, k: (q**0 + 2) % 2 * score, 2.0),
+        (lambda score, b, h, q, k: np.where(q**0 < 1, 3.0, 4.0), 4.0),
+        (lambda score, b, h, q, k: (q**0 // 2 + 0.25) * 4, 1.0),
+        (lambda score, b, h, q, k: (q**0 // (q**0 - 1)) + 5.0, 5.0),
+        (lambda score, b, h, q, k: (q**0 * 2.75).int() * 1.0, 2.0),
+    ],
+)
+def test_constants_are_computed(function, value):
+    assert run(function) == value
 
 
 def test_one_table_at_many_places_is_one():

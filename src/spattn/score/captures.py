@@ -194,7 +194,7 @@ class _Search:
         if isinstance(value, types.FunctionType):
             return self.function(value) if _is_users(value.__module__) else value
         if isinstance(value, types.MethodType):
-            owner = self.value(value.__self__, _read_names(value.__func__))
+            owner = self.value(value.__self__, names)
             made = self.value(value.__func__, names)
             return value if owner is value.__self__ and made is value.__func__ else types.MethodType(made, owner)
         if isinstance(value, functools.partial):
@@ -258,11 +258,6 @@ class _Search:
             return cell
         made = self.value(value, names)
         return cell if made is value else types.CellType(made)
-
-
-def _read_names(function: Any) -> frozenset[str]:
-    code = getattr(function, "__code__", None)
-    return _read(code).names if isinstance(code, types.CodeType) else frozenset()
 
 
 def _attributes(thing: Any) -> Iterator[Any]:

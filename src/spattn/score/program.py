@@ -88,8 +88,6 @@ def _slope(
     known = {"q": (1, 0), "k": (0, 1)}.get(name)
     if known is not None:
         return known
-    if not operands:
-        return 0, 0
     given = [slopes[x] for x in operands]
     if any(x is None for x in given) or name == "score":
         return None

@@ -95,7 +95,7 @@ class Recorder:
             raise ValueError(f"score: integers have 32 bits, got {value}{line()}")
         if (dtype, value) in self.literals:
             return self.build.constant(value)
-        key = dtype, value, math.copysign(1, value)  # 0.0 == -0.0
+        key = dtype, repr(value)  # 0.0 == -0.0
         if key not in self._known:
             self._known[key] = len(self.parameters)
             self.parameters.append(value)
@@ -231,7 +231,7 @@ def line(error: TracebackType | None = None) -> str:
 
 
 def _stack() -> Iterator[tuple[FrameType, int]]:
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         yield frame, frame.f_lineno
         frame = frame.f_back

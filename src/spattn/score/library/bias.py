@@ -47,6 +47,6 @@ class bias(ScoreFunction):
         sizes = sizes_of(score)
         if sizes is not None and any(n not in (1, size) for n, size in zip(shape[::-1], sizes[::-1], strict=False)):
             raise ValueError(f"bias: array of shape {shape} does not broadcast to {tuple(sizes)}")
-        indices = (k, rows(score, q), h, b) if len(shape) > 1 and shape[-2] != 1 else (k, 0, h, b)
-        taken = [0 if n == 1 else index for n, index in zip(shape[::-1], indices, strict=False)]
+        row = rows(score, q) if len(shape) > 1 and shape[-2] != 1 else None
+        taken = [0 if n == 1 else index for n, index in zip(shape[::-1], (k, row, h, b), strict=False)]
         return score + take(self.array, *taken[::-1])
