@@ -23,8 +23,9 @@ def load(device: Device, text: str, find: Callable[..., list[Variant]], *problem
 
 
 def load_captured(device: Device, text: str, tables: int, *problem: Any) -> tuple[Kernel, int]:
-    """Return the kernel for gradients of captured arrays, with its rows per CTA."""
-    own = captured_variant(*problem, tables, device.shared_bytes)
+    """Return the kernel for gradients of captured arrays, with its rows per CTA; `problem` are the first parameters of
+    :func:`~spattn.cuda.sm80.variants.captured_variant`."""
+    own = captured_variant(*problem, tables=tables, shared_bytes=device.shared_bytes)
     return _kernel(device, own.source, own.macros, text, tables), own.rows
 
 
