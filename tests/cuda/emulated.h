@@ -18,6 +18,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__
+#define __noinline__ inline
 
 struct Index {
   unsigned x;
@@ -32,12 +33,11 @@ struct Threads {
   std::vector<ucontext_t> contexts;
   std::vector<std::unique_ptr<char[]>> stacks;
   std::vector<Barrier> barriers;  // of the block, then of each warp
-  std::vector<double> lanes;
   std::vector<bool> votes, done;
   ucontext_t main;
   const void* params;
 
-  explicit Threads(int count) : contexts(count), barriers(1 + count / 32), lanes(count), votes(count), done(count) {
+  explicit Threads(int count) : contexts(count), barriers(1 + count / 32), votes(count), done(count) {
     for (Barrier& barrier : barriers) barrier.count = 32;
     barriers[0].count = count;
   }
@@ -59,20 +59,35 @@ inline int __syncthreads_and(int vote) {
   __syncthreads();
   return found;
 }
+inline bool __syncthreads_or(int vote) { return !__syncthreads_and(!vote); }
+
+// Calls found(lanes) with what the lanes of the warp pass.
+template <class T, class Found>
+auto exchange(const T& own, Found found) {
+  static T lanes[32 * 32];
+  T* const first = lanes + threadIdx.x / 32 * 32;
+  first[threadIdx.x % 32] = own;
+  __syncwarp();
+  const auto result = found(first);
+  __syncwarp();
+  return result;
+}
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
-  threads->lanes[threadIdx.x] = double(x);
-  __syncwarp();
-  const T other = T(threads->lanes[threadIdx.x ^ mask]);
-  __syncwarp();
-  return other;
+  return exchange(x, [=](const T* lanes) { return lanes[threadIdx.x % 32 ^ mask]; });
 }
 template <class T>
-T __shfl_sync(unsigned, T x, int) {
-  return x;  // only in functions that these kernels do not call
+T __shfl_sync(unsigned, T x, int lane) {
+  return exchange(x, [=](const T* lanes) { return lanes[lane]; });
 }
-inline unsigned __ballot_sync(unsigned, int) { return 0; }
-inline int __any_sync(unsigned, int) { return 0; }
+inline unsigned __ballot_sync(unsigned, int vote) {
+  return exchange(vote, [](const int* lanes) {
+    unsigned found = 0;
+    for (int i = 0; i < 32; ++i) found |= unsigned(lanes[i] != 0) << i;
+    return found;
+  });
+}
+inline int __any_sync(unsigned, int vote) { return __ballot_sync(~0u, vote) != 0; }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __ffsll(unsigned long long x) { return __builtin_ffsll((long long)x); }
 
@@ -86,6 +101,19 @@ inline unsigned long long __double_as_longlong(double x) { return bits_of<unsign
 inline double __longlong_as_double(unsigned long long x) { return bits_of<double>(x); }
 inline float __int_as_float(int x) { return bits_of<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return bits_of<float>(x); }
+
+// Addresses of shared memory: the lower half of the pointer.
+static const char* shared_base;
+inline size_t __cvta_generic_to_shared(const void* at) {
+  shared_base = static_cast<const char*>(at);
+  return unsigned(reinterpret_cast<size_t>(at));
+}
+template <class T>
+T* shared_pointer(unsigned address) {
+  const size_t high = reinterpret_cast<size_t>(shared_base) & ~size_t(0xffffffffu);
+  return reinterpret_cast<T*>(high | address);
+}
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline void atomicAdd(unsigned long long* at, unsigned long long x) { *at += x; }
