@@ -308,6 +308,26 @@ def test_shared_bytes(tmp_path, dims, by_keys):
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", None), ("float32", "tf32"), ("float32", None)])
+def test_gradients_of_captured_arrays(tmp_path, dtype, precision):
+    """Kernels of all head dimensions and shared memories compile, and take the shared memory that the host computes."""
+    score = operands(lambda s, b, h, q, k: s * OF_HEADS[h] + OF_PAIRS[h, q - k, k % 9] + OF_PAIRS[h, q - k, 0])
+    text, _ = generated(score.program, score.types, ((0, False), (1, False)))
+    structs = params.structs_of("sm80/backward/", 2)
+    for head_dim, room in itertools.product((40, 128, 256), ROOMS[::2]):
+        own = variants.captured_variant(dtype, precision, head_dim, 64, False, 2, room)
+        unit = text + compile.translation_unit(own.source, structs)
+        if "SPATTN_ROWS" in own.macros:
+            sizes = [own.macros[f"SPATTN_{name}"] for name in ("HEAD_DIM", "HEAD_DIM_V", "ROWS")]
+            itemsize = variants.ITEMSIZE[dtype]
+            needed = variants.backward_shared_bytes(sizes[:2], True, sizes[2], 32, 1, itemsize, True)
+            assert needed <= room
+            unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {needed}, "");'
+        done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 40), (96, 256)], ids=str)
 def test_forward_shared_bytes(tmp_path, dims, dtype):

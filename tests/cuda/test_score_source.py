@@ -18,15 +18,25 @@ pytestmark = pytest.mark.family("sm80")
 
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 TREES, PAIRS = 100, 300
+INSIDE = np.zeros(2, int)  # tiles for which inside() is true, and those of functions of positions
 UNIT = """
 extern "C" void tree{n}(const void* args, int offset, int count, const int* pairs, const double* scores,
-                        const double* gradients, double* values, double* derivatives, double** sums) {{
+                        const double* gradients, double* values, double* derivatives, double** sums, int* kinds) {{
   using namespace spattn::tree{n};
   for (int i = 0; i < count; ++i) {{
     const int *at = pairs + 4 * i;
     const auto head = Score::open<double>(*static_cast<const ScoreArgs*>(args), offset, at[0], at[1]);
     values[i] = Score::value(scores[i], at[2], at[3], head);
     derivatives[i] = Score::derivative(scores[i], at[2], at[3], head);
+    const int low = at[3] - at[3] % 16, first = at[2] - 7;  // a tile of the pair
+    const bool inside = Score::inside(first, first + 15, low, low + 15, head);
+    kinds[0] += inside, kinds[1] += Score::kPositions && inside;
+    for (int query = first; inside && query < first + 16; ++query) {{
+      for (int key = low; key < low + 16; ++key) {{
+        const double x = Score::value<true>(scores[i], query, key, head), y = Score::value(scores[i], query, key, head);
+        if (!(x == y || (x != x && y != y))) kinds[2] += 1;
+      }}
+    }}
     Score::Uses::for_each([&](auto use) {{
       const double x = use.contribution(scores[i], at[2], at[3], head, gradients[i]);
       const long long index = use.index(at[2], at[3], head);
@@ -75,7 +85,11 @@ def run(library, n, score, pairs, scores, gradients, offset):
     pointers = (ctypes.c_void_p * max(1, len(sums)))(*(x.ctypes.data for x in sums))
     arrays = [x.ctypes.data_as(ctypes.c_void_p) for x in (pairs, scores, gradients, values, derivatives)]
     args = packed(score)
-    getattr(library, f"tree{n}")(args.ctypes.data_as(ctypes.c_void_p), offset, len(pairs), *arrays, pointers)
+    kinds = np.zeros(3, np.int32)
+    own = *arrays, pointers, kinds.ctypes.data_as(ctypes.c_void_p)
+    getattr(library, f"tree{n}")(args.ctypes.data_as(ctypes.c_void_p), offset, len(pairs), *own)
+    assert kinds[2] == 0  # value<true>() is value() where inside() is true
+    INSIDE[:] += kinds[:2]
     shapes = [one.shape for one in score.types]
     sums = [x[: int(np.prod(shape))].reshape(shape) for x, shape in zip(sums, shapes, strict=True)]
     return values, derivatives, sums
@@ -104,6 +118,7 @@ def test_random_trees(tmp_path):
         np.testing.assert_allclose(slope, derivative, rtol=1e-8, atol=1e-12, err_msg=f"tree {n}")
         for x, want in zip(sums, table_gradients(tree, uses, gradients), strict=True):
             np.testing.assert_allclose(x, want, rtol=1e-8, atol=1e-11, err_msg=f"tree {n}")
+    assert 0 < INSIDE[1] < INSIDE[0] < TREES * PAIRS
     assert {"look_up", "parameter", "floordiv", "mod", "where", "pow", "adjoint", "offset", "sigmoid"} <= names
 
 

@@ -103,6 +103,7 @@ class _Writer:
         functions = [
             self._function("value", value, "value of a pair"),
             self._function("derivative", derivative, "derivative with respect to the score"),
+            self._inside(value),
         ]
         uses = [use for use in self.program.captured if use.name == "look_up" and use.number in direct]
         functions += [self._use(number, use, direct[use.number]) for number, use in enumerate(uses)]
@@ -179,6 +180,11 @@ class _Writer:
                     found[place] = None
         return list(found)
 
+    @staticmethod
+    def _size_of(place: _Place, axis: int) -> str:
+        """The size of an axis in ``open``; 0 if an index of the head is out of range."""
+        return f"in{place.name} ? score_read(args.shape{place.table}[{axis}]) : 0"
+
     def _place(self, n: int) -> _Place:
         operation = self.graph.operations[n]
         fixed = tuple(x if self._small(x) else None for x in operation.operands)
@@ -188,8 +194,8 @@ class _Writer:
         lines = self._statements([result], self._name, self._look_up)
         return "\n".join(
             [
-                f"  // The {what}.",
-                "  template <class T>",
+                f"  // The {what}; kInside: inside() is true.",
+                "  template <bool kInside = false, class T>",
                 f"  static SPATTN_SCORE T {name}(T score, int query, int key, const Head<T>& head) {{",
                 *lines,
                 f"    return {self._name(result)};",
@@ -197,6 +203,80 @@ class _Writer:
                 "",
             ]
         )
+
+    def _inside(self, value: int) -> str:
+        """A function that tells whether no look-up of a tile needs a check: interval arithmetic on the indices."""
+        lines: list[str] = []
+        intervals: dict[int, bool] = {}
+        checks = []
+        for n in self._needed([value]):
+            operation = self.graph.operations[n]
+            if operation.name == "look_up" and not self._small(n):
+                place = self._place(n)
+                for axis, x in enumerate(operation.operands):
+                    if not self._small(x):
+                        size = self._member(f"size{place.name}_at{axis}", "int", self._size_of(place, axis))
+                        known = self._interval(x, lines, intervals)
+                        checks.append(f"low{x} >= 0 && high{x} < {size}" if known else "false")
+        positions = any(self.graph.operations[n].name in ("q", "k") for n in self._needed([value]))
+        tests = "\n           && ".join([*(f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known), *checks])
+        if "false" in checks:
+            lines, tests = [], "false"
+        return "\n".join(
+            [
+                "  // Whether value() depends on positions.",
+                f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
+                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if that is",
+                "  // not known.",
+                "  template <class T>",
+                "  static SPATTN_SCORE bool inside(int query_low, int query_high, int key_low, int key_high,",
+                "                                  const Head<T>& head) {",
+                *lines,
+                f"    return {tests or 'true'};",
+                "  }",
+                "",
+            ]
+        )
+
+    def _interval(self, x: int, lines: list[str], known: dict[int, bool]) -> bool:
+        """Append statements that find the least and the largest value of an integer; return False if unknown."""
+        if x in known:
+            return known[x]
+        name, operands, dtype, _ = self.graph.operations[x]
+        found: tuple[str, str] | None = None
+        if self._small(x) and dtype == INT:
+            found = self._name(x), self._name(x)
+        elif name in ("q", "k"):
+            found = (f"{_INPUT_NAMES[name]}_low", f"{_INPUT_NAMES[name]}_high")
+        elif dtype == INT and name != "look_up" and all(self._interval(y, lines, known) for y in operands):
+            found = self._interval_of(name, operands)
+        known[x] = found is not None
+        if found is not None:
+            lines.append(f"    const long long low{x} = {found[0]}, high{x} = {found[1]};")
+        return known[x]
+
+    def _interval_of(self, name: str, operands: Sequence[int]) -> tuple[str, str] | None:
+        a, *rest = operands
+        low, high = f"low{a}", f"high{a}"
+        if name == "neg":
+            return f"-{high}", f"-{low}"
+        if name == "abs":
+            return f"score_least({low}, {high})", f"score_larger(-{low}, {high})"
+        if not rest or name == "where":
+            return None
+        b = rest[0]
+        other_low, other_high = f"low{b}", f"high{b}"
+        if name in ("add", "minimum", "maximum"):
+            function = {"add": "score_sum", "minimum": "score_smaller", "maximum": "score_larger"}[name]
+            return f"{function}({low}, {other_low})", f"{function}({high}, {other_high})"
+        if name == "sub":
+            return f"{low} - {other_high}", f"{high} - {other_low}"
+        divisor = self.graph.operations[b]
+        if name in ("floordiv", "mod") and divisor.name == "constant" and divisor.number > 0:
+            if name == "mod":
+                return "0", f"{int(divisor.number) - 1}"
+            return f"score_down({low}, {int(divisor.number)})", f"score_down({high}, {int(divisor.number)})"
+        return None
 
     def _use(self, number: int, use: Captured, direct: bool) -> str:
         """A struct: contributions to the gradient of an array by one of its uses, and which element they belong to."""
@@ -226,14 +306,16 @@ class _Writer:
                 "    // `gradient` is that with respect to the value.",
                 "    template <class T>",
                 f"    static SPATTN_SCORE T contribution(T score, {pair}, T gradient) {{",
+                "      constexpr bool kInside = false;",
                 *self._statements([use.derivative], self._name, self._look_up),
                 f"    return {gradient};",
                 "    }",
                 "    // The row-major index of the element; -1 outside the array.",
                 "    template <class T>",
                 f"    static SPATTN_SCORE long long index({pair}) {{",
+                "      constexpr bool kInside = false;",
                 *lines,
-                f"    return {_inside(indices, sizes)} ? {flat} : -1ll;",
+                f"    return {_tests(indices, sizes)} ? {flat} : -1ll;",
                 "    }",
                 "  };",
             ]
@@ -243,7 +325,19 @@ class _Writer:
         self, results: Iterable[int], name: Callable[[int], str], look_up: Callable[[int], list[str]]
     ) -> list[str]:
         """Statements that compute operations and what they need, in the code of a pair or in ``open``."""
-        whole, needed, waiting = name == self._local, set(), list(results)
+        whole, lines = name == self._local, []
+        for x in self._needed(results, whole):
+            operation = self.graph.operations[x]
+            if operation.name == "look_up":
+                lines += look_up(x)
+            elif operation.name not in INPUTS or whole:
+                lines.append(f"    const {_TYPES[operation.dtype]} x{x} = {self._expression(x, name)};")
+        return lines
+
+    def _needed(self, results: Iterable[int], whole: bool = False) -> list[int]:
+        """The operations to compute for some results, for each pair or, if `whole`, in ``open``."""
+        needed: set[int] = set()
+        waiting = list(results)
         while waiting:
             x = waiting.pop()
             operation = self.graph.operations[x]
@@ -251,14 +345,7 @@ class _Writer:
                 continue
             needed.add(x)
             waiting += operation.operands
-        lines = []
-        for x in sorted(needed):
-            operation = self.graph.operations[x]
-            if operation.name == "look_up":
-                lines += look_up(x)
-            elif operation.name not in INPUTS or whole:
-                lines.append(f"    const {_TYPES[operation.dtype]} x{x} = {self._expression(x, name)};")
-        return lines
+        return sorted(needed)
 
     def _expression(self, x: int, name: Callable[[int], str]) -> str:
         operation, operands, dtype, number = self.graph.operations[x]
@@ -319,7 +406,7 @@ class _Writer:
             x = place.fixed[axis]
             assert x is not None
             lines.append(f"    const int {index} = {self._index(self._local(x), x, size)};")
-        lines.append(f"    const bool in{name} = {_inside(indices, sizes)};")
+        lines.append(f"    const bool in{name} = {_tests(indices, sizes)};")
         if axes:
             steps = [f"{index} * {self._step(table, axis)}" for axis, index in zip(axes, indices, strict=True)]
             lines.append(f"    if (in{name}) at{name} += {' + '.join(steps)};")
@@ -349,9 +436,10 @@ class _Writer:
         axes = [axis for axis, x in enumerate(place.fixed) if x is None]
         lines, indices, sizes, steps = [], [], [], []
         for axis in axes:
-            size = self._member(f"size{name}_at{axis}", "int", f"in{name} ? score_read(args.shape{table}[{axis}]) : 0")
+            size = self._member(f"size{name}_at{axis}", "int", self._size_of(place, axis))
             x = operation.operands[axis]
-            lines.append(f"    const int i{n}_{axis} = {self._index(self._name(x), x, size)};")
+            index = self._index(self._name(x), x, size)
+            lines.append(f"    const int i{n}_{axis} = kInside ? {self._name(x)} : {index};")
             indices.append(f"i{n}_{axis}")
             sizes.append(size)
             step = array.steps[axis]
@@ -362,13 +450,13 @@ class _Writer:
             elif step:
                 steps.append(f"(long long)i{n}_{axis}" if array.wide else f"i{n}_{axis}")
         ctype = _TYPES[operation.dtype]
-        lines.append(f"    const bool in{n} = {_inside(indices, sizes)};")
+        lines.append(f"    const bool in{n} = kInside || ({_tests(indices, sizes)});")
         read = f"score_load<{ctype}>({at} + (in{n} ? {' + '.join(steps) or '0'} : 0))"
         lines.append(f"    const {ctype} x{n} = score_select(in{n}, {read}, {_missing(operation.dtype)});")
         return lines
 
 
-def _inside(indices: Sequence[str], sizes: Sequence[str]) -> str:
+def _tests(indices: Sequence[str], sizes: Sequence[str]) -> str:
     """Whether indices are inside an array."""
     tests = [f"unsigned({index}) < unsigned({size})" for index, size in zip(indices, sizes, strict=True)]
     return " & ".join(f"({test})" for test in tests) or "true"

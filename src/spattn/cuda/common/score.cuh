@@ -6,6 +6,7 @@
 //   Score::open<T>(args, offset, batch, head)  computes them; `offset` is kv_len - q_len
 //   Score::value, Score::derivative            take the scaled score (natural units), the positions of query and key,
 //                                              and a Head
+//   Score::inside                              whether value<true>(), which checks no index, may be used in a tile
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //
 // Kernels apply them before the mask, so the result for a masked pair is arbitrary.
@@ -33,13 +34,18 @@ struct Score {  // the identity
   static SPATTN_SCORE Head<T> open(const ScoreArgs&, int, int, int) {
     return {};
   }
-  template <class T>
+  template <bool kInside = false, class T>
   static SPATTN_SCORE T value(T score, int, int, const Head<T>&) {
     return score;
   }
-  template <class T>
+  template <bool kInside = false, class T>
   static SPATTN_SCORE T derivative(T, int, int, const Head<T>&) {
     return T(1);
+  }
+  static constexpr bool kPositions = false;
+  template <class T>
+  static SPATTN_SCORE bool inside(int, int, int, int, const Head<T>&) {
+    return true;
   }
   using Uses = ScoreUses<>;
 };

@@ -160,6 +160,14 @@ SPATTN_SCORE T score_nan() {
 // Negative indices count from the end.
 SPATTN_SCORE int score_index(int index, int size) { return index + (index < 0 ? size : 0); }
 
+// Intervals of integers.
+SPATTN_SCORE long long score_sum(long long a, long long b) { return a + b; }
+SPATTN_SCORE long long score_smaller(long long a, long long b) { return a < b ? a : b; }
+SPATTN_SCORE long long score_larger(long long a, long long b) { return a > b ? a : b; }
+SPATTN_SCORE long long score_down(long long a, long long b) { return (a - (a < 0 ? b - 1 : 0)) / b; }
+SPATTN_SCORE long long score_least(long long low, long long high) { return low > 0 ? low : high < 0 ? -high : 0; }
+SPATTN_SCORE bool score_fits(long long low, long long high) { return low >= INT32_MIN && high <= INT32_MAX; }
+
 template <class T>
 SPATTN_SCORE T score_select(bool condition, T a, T b) {
   return condition ? a : b;

@@ -51,7 +51,7 @@ def compile_together(requests: Sequence[Request]) -> None:
     """Compile several kernels in parallel, each (source, arch, defines, structs, entry, text); :func:`kernel` then
     finds them in the cache on disk."""
     with ThreadPoolExecutor(len(requests)) as pool:
-        list(pool.map(lambda one: compile.cubin(*one[:4], one[5]), requests))
+        list(pool.map(lambda one: compile.cubin(one[0], one[1], one[2], one[3], one[5]), requests))
 
 
 class Kernel:

@@ -104,7 +104,9 @@ class Launcher(Protocol):
 class CapturedGradients(Protocol):
     """Computes gradients of the arrays that a score function captures."""
 
-    wanted: Sequence[int]
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The arrays that need a gradient."""
 
     def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
         """Enqueue all kernels; `results` are the gradients of the `wanted` arrays. The context must be current."""

@@ -22,9 +22,12 @@ def load(device: Device, text: str, find: Callable[..., list[Variant]], *problem
     return [(_kernel(device, own.source, own.macros, text), own.rows) for own in found]
 
 
-def load_captured(device: Device, text: str, tables: int, *problem: Any) -> tuple[Kernel, int]:
-    """Return the kernel for gradients of captured arrays, with its rows per CTA."""
-    own = captured_variant(*problem, tables, device.shared_bytes)
+def load_captured(
+    device: Device, text: str, tables: int, problem: tuple[str, str | None, int, int], aligned: bool
+) -> tuple[Kernel, int]:
+    """Return the kernel for gradients of captured arrays, with its rows per CTA; `problem` is dtype, precision and head
+    dimensions."""
+    own = captured_variant(*problem, aligned, tables, device.shared_bytes)
     return _kernel(device, own.source, own.macros, text, tables), own.rows
 
 

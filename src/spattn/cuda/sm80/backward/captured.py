@@ -76,7 +76,7 @@ class CapturedGradients:
         params = pack_backward(call, own, call.allocate(2 * batch * heads_q * q_len * itemsize), (call.dq, 0), None)
         statistics = load_common(call.device, "backward/statistics", call.dtype)
         statistics.launch(-(-batch * heads_q * q_len // (statistics.threads // 32)), params, call.stream)
-        ready, rows = load_captured(call.device, self.text, self._tables, *self._problem, call.aligned())
+        ready, rows = load_captured(call.device, self.text, self._tables, self._problem, call.aligned())
         blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
 
         def launch(captured: bytes) -> None:

@@ -83,14 +83,37 @@ struct ModifiedScores {
 
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
     const float scale = own.sign * own.scale_log2 * kLn2<float>;
+    if constexpr (Score::kPositions && !kGathers) {
+      if (is_simple(keys)) return modify<true>(s, scale, keys);
+    }
+    modify<false>(s, scale, keys);
+  }
+
+  // True if each tile is one row of positions, and no look-up of the iteration's pairs needs a check.
+  __device__ __forceinline__ bool is_simple(const Keys& keys) const {
+    bool found = true;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      int low, high;
+      found = found && keys.tile[t].one_row(low, high) &&
+              Score::inside(min(query[0], query[1]), max(query[0], query[1]), low, high, head);
+    }
+    return __all_sync(0xffffffff, found);
+  }
+
+  template <bool kSimple>
+  __device__ __forceinline__ void modify(float (&s)[kStepKV / 2], float scale, const Keys& keys) const {
 #pragma unroll
     for (int column = 0; column < kStepKV / 4; ++column) {  // a column of this thread
       const int at = column / 2 * 8 + column % 2;
-      const int key = keys.tile[at / kBlockKV].of(at % kBlockKV + threadIdx.x % 4 * 2);
+      const int cell = at % kBlockKV + threadIdx.x % 4 * 2;
+      int key;
+      if constexpr (kSimple) key = keys.tile[at / kBlockKV].of_row(cell);
+      else key = keys.tile[at / kBlockKV].of(cell);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& score = s[column / 2 * 4 + 2 * h + column % 2];
-        score = Score::value(score * scale, query[h], key, head);
+        score = Score::value<kSimple>(score * scale, query[h], key, head);
       }
     }
   }
