@@ -12,24 +12,28 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dsinks")
 def dense(q, k, v, mask, scale, sinks, dout, dlse, dtype=None, *, wide=np.float64, order=0, ulps=0):
     """Out, lse, dq, dk, dv and dsinks in `wide`. A sink is one more column of scores, without a value.
 
-    With `dtype` every step is rounded to it. The backward then takes the weights from a result of which out and lse are
-    wrong by `ulps` units in the last place. Other values of `order` permute the keys and features.
+    With `dtype` every step is rounded to it, and results on which others depend are wrong by `ulps` units in the last
+    place: lse where it scales out, and both in the backward. Other values of `order` permute the keys and features, sum
+    the features of scores in sequence, or use powers of 2, as kernels do.
     """
     wide = np.dtype(wide) if dtype is None else np.promote_types(dtype, np.float32)
-    scale = wide.type(scale)
-    rng, group = np.random.default_rng(order), q.shape[1] // k.shape[1]
-    sizes = k.shape[2], q.shape[3], v.shape[3]
+    scale, group = wide.type(scale), q.shape[1] // k.shape[1]
+    sizes, rng = (k.shape[2], q.shape[3], v.shape[3]), np.random.default_rng(order)
     keys, features, columns = (rng.permutation(n) if order else np.arange(n) for n in sizes)
-    q, k, v, dout, sinks = (x.astype(wide) for x in (q, k, v, dout, sinks))
-    dlse = np.zeros(q.shape[:3], wide) if dlse is None else dlse.astype(wide)
-    q, dout, mask = q[..., features], dout[..., columns], mask[..., keys]
-    k, v = (np.repeat(x[:, :, keys][..., own], group, axis=1) for x, own in ((k, features), (v, columns)))
 
     def rounded(x):
-        return x if dtype is None else x.astype(dtype).astype(wide)
+        return x.astype(wide) if dtype is None else x.astype(dtype).astype(wide)
 
-    def wrong(x):
-        return x if dtype is None else x + ulps * np.spacing(x.astype(dtype)).astype(wide)
+    def scores():
+        if not order & 1:
+            return q @ k.swapaxes(2, 3)
+        total = np.zeros((*q.shape[:3], k.shape[2]), wide)
+        for d in range(q.shape[3]):
+            total += q[..., d, None] * k[..., None, :, d]
+        return total
+
+    def exponential(x):
+        return np.exp2(x * wide.type(np.log2(np.e))) if order & 2 else np.exp(x)
 
     def over_group(x, own):
         x = rounded(x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(axis=2))
@@ -37,29 +41,27 @@ def dense(q, k, v, mask, scale, sinks, dout, dlse, dtype=None, *, wide=np.float6
         found[:, :, keys[:, None], own] = x
         return found
 
+    q, dout, mask = rounded(q)[..., features], rounded(dout)[..., columns], mask[..., keys]
+    k, v = (np.repeat(rounded(x)[:, :, keys][..., own], group, axis=1) for x, own in ((k, features), (v, columns)))
+    sink = np.broadcast_to(sinks.astype(wide)[:, None, None], (*q.shape[:3], 1))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        s = np.where(mask, rounded(rounded(q @ k.swapaxes(2, 3)) * scale), -np.inf)
-        sink = np.broadcast_to(sinks[:, None, None], (*q.shape[:3], 1))
+        s = np.where(mask, rounded(rounded(scores()) * scale), -np.inf)
         largest = np.maximum(s.max(axis=3, keepdims=True, initial=-np.inf), sink)
-        p, own = (np.where(x == largest, 1, np.exp(x - largest)) for x in (s, sink))
-        p, own = (np.where(x == -np.inf, 0, y) for x, y in ((s, p), (sink, own)))
+        p, own = (np.where(x == -np.inf, 0, exponential(x - largest)) for x in (s, sink))
         total = p.sum(axis=3, keepdims=True) + own
-        lse = largest + np.log(total)
-        p, own = (np.where(total == 0, 0, x / total) for x in (p, own))
-        out = rounded(rounded(p) @ v)
-        if dtype is not None:
-            error = np.where(lse == -np.inf, 1, np.exp(lse - wrong(lse)))
-            p, own = p * error, own * error
-        p = rounded(p)
-        delta = rounded((dout * wrong(out)).sum(axis=3) - dlse)
+        p, own, lse = p / np.where(total == 0, 1, total), own / np.where(total == 0, 1, total), largest + np.log(total)
+        error = 0 if dtype is None else ulps * np.where(total == 0, 0, np.spacing(np.where(total == 0, 1, lse)))
+        out = rounded(rounded(p) @ v) * (1 + own * error)
+        out_read = out if dtype is None else out + ulps * np.spacing(out.astype(dtype)).astype(wide)
+        p, own = rounded(p * np.exp(-error)), own * np.exp(-error)
+        delta = rounded((dout * out_read).sum(axis=3) - (0 if dlse is None else dlse.astype(wide)))
         ds = rounded(p * (rounded(dout @ v.swapaxes(2, 3)) - delta[..., None]))
-        dsinks = -(own[..., 0] * delta).sum(axis=(0, 2))
         dq, result = np.empty_like(q), np.empty_like(out)
-        dq[..., features], result[..., columns] = rounded(ds @ k * scale), out
+        dq[..., features], result[..., columns] = rounded(ds @ k * scale), rounded(out)
     dk, dv = over_group(ds.swapaxes(2, 3) @ q * scale, features), over_group(p.swapaxes(2, 3) @ dout, columns)
-    return result, lse[..., 0], dq, dk, dv, dsinks
+    return result, lse[..., 0], dq, dk, dv, -(own[..., 0] * delta).sum(axis=(0, 2))
 
 
-def lossy(dtype, orders, *problem):
+def lossy(dtype, orders, *problem, ulps=1):
     """The formula with rounding errors, in several orders: the results in each of them."""
-    return [dense(*problem, dtype, order=order, ulps=(0, -1, 1)[order % 3]) for order in range(orders)]
+    return [dense(*problem, dtype, order=order, ulps=(0, -ulps, ulps)[order % 3]) for order in range(orders)]

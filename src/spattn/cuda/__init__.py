@@ -22,7 +22,7 @@ from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
-from ..request.score import Score
+from ..request.score import Score, ScoreOperands
 from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
@@ -137,13 +137,14 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
 
 
 def _forward_again(
-    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
+    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | ScoreOperands | None
 ) -> tuple[Any, Any]:
     """Run a call again after SPATTN_CUDA_KERNEL has changed; make a new plan if the kernels now chosen need one."""
     call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
-    return prepare(call, plan)(q, k, v, scale)
+    operands = (score,) if isinstance(score, ScoreOperands) else ()
+    return prepare(call, plan)(q, k, v, scale, *operands)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:

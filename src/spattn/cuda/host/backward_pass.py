@@ -33,6 +33,8 @@ class BackwardPass:
         Precision of the products; None is that of `dtype`.
     score : Score or None
         Score function; None is the identity.
+    sinks, dsinks : int
+        Addresses of (heads_q,) logits and their gradients, in the dtype of lse; 0 without sinks.
     """
 
     device: Device
@@ -53,6 +55,8 @@ class BackwardPass:
     allocate: Callable[[int], int]
     precision: str | None = None
     score: Score | None = None
+    sinks: int = 0
+    dsinks: int = 0
 
     def aligned(self) -> bool:
         """True if every row of the operands is 16-byte aligned."""

@@ -11,15 +11,18 @@ import numpy as np
 from ..._util.limits import environment
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand, memory_order, row_major
+from ...backends import PreparedBackward, PreparedForward
 from ...planning.contract.types import Plan
 from ...planning.contract.validated import moved, validated
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import Buffer, keep_if_captured, out_of_memory
 from ..driver.device import Device
 from ..driver.errors import check
 from .backward_pass import BackwardPass
 from .family import Family
 from .forward_pass import ForwardPass
+from .sinks import has_sinks, score_of, sinks_of
 
 
 def chosen_kernels() -> str:
@@ -60,9 +63,17 @@ class _Dispatch:
     like = 0
 
     def __init__(self, call: Call, plan: Plan, device: Device, results: list[tuple[Any, str, int | None]]):
-        self.kind, self.dtype, self.precision, self.score = call.kind, call.dtype, call.precision, call.score
+        self.kind, self.dtype, self.precision, self.score = call.kind, call.dtype, call.precision, score_of(call)
         self.plan, self.device, self._results = plan, device, results
-        self.on_device = call.kind.ordinal(call.q) is not None
+        self._ordinal = call.kind.ordinal(call.q)
+        self.on_device, self.has_sinks = self._ordinal is not None, has_sinks(call)
+        self._heads_q, self._lse_dtype = call.heads_q, call.lse_dtype
+
+    def sinks_of(self, score: ScoreOperands | None) -> tuple[Any, ...]:
+        """Return the sinks of a call, the last of its inputs; an empty tuple without sinks."""
+        if (score is not None and score.sinks is not None) != self.has_sinks:
+            raise ValueError(f"sinks: expected {'an array' if self.has_sinks else 'None'}, as in the prepared call")
+        return sinks_of(score, self._heads_q, self._lse_dtype, self.kind, self._ordinal)
 
     def enqueue(
         self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
@@ -125,34 +136,37 @@ class Forward(_Dispatch):
     """Cached dispatch of forwards.
 
     `forward` enqueues a pass. `again` runs a call, ``(q, k, v, plan, scale, precision=, score=)``, after
-    SPATTN_CUDA_KERNEL has changed.
+    SPATTN_CUDA_KERNEL has changed; its `score` holds the sinks.
     """
 
     def __init__(
         self, call: Call, plan: Plan, forward: Callable[[ForwardPass], None], device: Device, again: Callable[..., Any]
     ):
         super().__init__(call, plan, device, [(call.out_shape, call.dtype, 0)])
-        self._wants_lse, self._lse_dtype = call.return_lse or not self.on_device, call.lse_dtype
+        self._wants_lse = call.return_lse or not self.on_device
         if self._wants_lse:
             self._results.append((call.rows, call.lse_dtype, None))
         self._forward, self._again, self._kv_len = forward, again, call.kv_len
         self._chosen = environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         kv_len = int(k.shape[2])
         plan = self.plan if kv_len == self._kv_len else moved(validated(self.plan), kv_len)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != self._chosen:
-            return self._again(q, k, v, plan, scale, precision=self.precision, score=self.score)
+            return self._again(q, k, v, plan, scale, precision=self.precision, score=score or self.score)
+        arrays = q, k, v, *self.sinks_of(score)
         with self.device:
-            results = (self.in_place if self.on_device else self.copied)((q, k, v), plan, scale)
+            results = (self.in_place if self.on_device else self.copied)(arrays, plan, scale)
         return results if self._wants_lse else (results[0], None)
 
     def enqueue(
         self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
     ) -> None:
-        q, k, v, out = operands[:4]
-        lse, dtype, precision = operands[4].pointer if self._wants_lse else 0, self.dtype, self.precision
-        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, dtype, scale, allocate, precision, self.score)
+        q, k, v = operands[:3]
+        sinks = operands[3].pointer if self.has_sinks else 0
+        out, *rows = operands[3 + self.has_sinks :]
+        lse, options = rows[0].pointer if rows else 0, (self.precision, self.score, sinks)
+        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, self.dtype, scale, allocate, *options)
         self._forward(run)
 
     def partial_bytes(self) -> int:
@@ -170,12 +184,28 @@ class Backward(_Dispatch):
         shapes = [tuple(map(int, x.shape)) for x in (call.q, call.k, call.v)]
         results: list[tuple[Any, str, int | None]] = [(shape, call.dtype, 1 + n) for n, shape in enumerate(shapes)]
         super().__init__(call, plan, device, results)
+        if self.has_sinks:
+            self._results.append(((call.heads_q,), call.lse_dtype, None))
         self.choose = choose
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+        results = self.run((*arrays, *self.sinks_of(score)), scale)
+        return results if score is None else with_sink_gradients(results)
+
+    def run(self, arrays: tuple[Any, ...], scale: float) -> tuple[Any, ...]:
+        """Return the gradients of q, k, v and the sinks, which are the last of the arrays."""
         with self.device:
             return (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale)
 
@@ -188,9 +218,12 @@ class Backward(_Dispatch):
         self, stream: int, operands: list[Operand], scale: float, allocate: Callable[[int], int]
     ) -> BackwardPass:
         """Return the backward pass of these arrays and results."""
-        dout, q, k, v, out, lse, *dlse, dq, dk, dv = operands
-        arrays = dout, q, k, v, out, lse, dlse[0] if dlse else None, dq, dk, dv
-        options = self.dtype, scale, allocate, self.precision, self.score
+        (dout, q, k, v, out, lse), rest = operands[:6], operands[6:]
+        dsinks = rest.pop().pointer if self.has_sinks else 0
+        *rest, dq, dk, dv = rest
+        sinks = rest.pop().pointer if self.has_sinks else 0
+        arrays = dout, q, k, v, out, lse, rest[0] if rest else None, dq, dk, dv
+        options = self.dtype, scale, allocate, self.precision, self.score, sinks, dsinks
         return BackwardPass(self.device, stream, self.plan, *arrays, *options)
 
 
@@ -207,14 +240,45 @@ class Constant:
         return tuple(map(self.kind.from_numpy, filled))
 
 
-def nothing(call: Call) -> Constant:
-    """Return a forward without queries, heads or keys: out = 0 and lse = −∞."""
-    return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+def nothing(call: Call) -> PreparedForward:
+    """Return a forward without queries, heads or keys: out = 0 and lse = −∞, or the sinks."""
+    lse = 0.0 if has_sinks(call) else -np.inf
+    found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, lse)))
+
+    def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
+        out, lse = found(q)
+        (sinks,) = sinks_of(score, call.heads_q, call.lse_dtype, call.kind, call.kind.ordinal(q))
+        return out, lse + sinks[:, None]
+
+    return forward if has_sinks(call) else found
 
 
-def no_gradients(call: Call) -> Constant:
-    """Return gradients of zero, for calls without queries, heads or keys."""
-    return Constant(call, tuple((tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)))
+def no_gradients(call: Call) -> PreparedBackward:
+    """Return gradients of zero, for calls without queries, heads or keys; a sink has that of the rows' lse."""
+    results = [(tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)]
+    results += [((call.heads_q,), call.lse_dtype, 0.0)] * has_sinks(call)
+    found = Constant(call, tuple(results))
+
+    def backward(
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
+    ) -> tuple[Any, ...]:
+        own = found(q)
+        return with_sink_gradients(own if dlse is None or not has_sinks(call) else (*own[:3], dlse.sum((0, 2))))
+
+    return backward if isinstance(call.score, ScoreOperands) else found
+
+
+def with_sink_gradients(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (dq, dk, dv, dtables, dsinks) from the results of a backward with ScoreOperands."""
+    return *results[:3], (), results[3] if len(results) > 3 else None
 
 
 def _copy(function: str, destination: int, source: int, nbytes: int, stream: int) -> None:

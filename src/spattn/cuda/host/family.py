@@ -51,9 +51,9 @@ class ForwardLaunches(Protocol):
     ) -> list[Launch]:
         """Return a call's launches in order of dependency, attention first; the context must be current.
 
-        `problems` holds (q, k, v, out, lse, scale) of each problem, addresses and a scale. The first `early` launches
-        may start before the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other
-        launches may write to the same addresses while the results are alive.
+        `problems` holds (q, k, v, out, lse, scale, sinks) of each problem, addresses and a scale. The first `early`
+        launches may start before the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No
+        other launches may write to the same addresses while the results are alive.
         """
 
 

@@ -32,6 +32,10 @@ class ForwardPass:
         Precision of the products; None is that of `dtype`.
     score : Score or None
         Score function; None is the identity.
+    sinks : int
+        Address of (heads_q,) logits, in the dtype of lse; 0 without sinks.
+    packed : int
+        Query heads whose rows are packed as those of one head of `q` and `out`.
     """
 
     device: Device
@@ -47,6 +51,8 @@ class ForwardPass:
     allocate: Callable[[int], int]
     precision: str | None = None
     score: Score | None = None
+    sinks: int = 0
+    packed: int = 1
 
     def aligned(self, itemsize: int) -> bool:
         """True if every row of every array is 16-byte aligned."""

@@ -16,12 +16,14 @@ from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
 from ...planning.contract.types import Plan
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
-from .execute import Backward, Forward
+from .execute import Backward, Forward, with_sink_gradients
 from .family import Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
+from .sinks import has_sinks, score_of
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
@@ -48,7 +50,8 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=call.score)
+    options = None, score_of(call), int(has_sinks(call))
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, *options)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
@@ -65,14 +68,15 @@ class Repeated:
         self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
         self._empty_like, self._operand = self._types.empty_like, torch.operand
         self._wide, self._bytes = self._types.float32, self._types.uint8
-        self._moves, self._counter = launches.moves, launches.counter
+        self._moves, self._counter, self._has_sinks = launches.moves, launches.counter, general.has_sinks
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
         self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, score)
+        sinks = self._general.sinks_of(score) if self._has_sinks or score is not None else ()
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -87,6 +91,7 @@ class Repeated:
             out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             scale,
+            sinks[0].data_ptr() if sinks else 0,
             0 if rest is None else rest.data_ptr(),
             self._stream(self._index),
             (k.stride(), v.stride()) if self._moves else None,
@@ -94,7 +99,7 @@ class Repeated:
         moved = k.size(2) - self._kv_len if self._moves else 0
         launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, score)
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
@@ -139,12 +144,28 @@ class RepeatedBackward:
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+        sinks = self._general.sinks_of(score)
+        results = self._run((*arrays, *sinks), sinks, scale)
+        return results if score is None else with_sink_gradients(results)
+
+    def _run(self, arrays: tuple[Any, ...], sinks: tuple[Any, ...], scale: float) -> tuple[Any, ...]:
+        """Return the gradients of q, k, v and `sinks`, which are the last of the arrays."""
+        q, k, v = arrays[1:4]
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
-            results = self._general(dout, q, k, v, out, lse, dlse, scale)
+            results = self._general.run(arrays, scale)
             if ready is None:
                 self._prepare(arrays, results, scale)
             return results
@@ -156,6 +177,7 @@ class RepeatedBackward:
                     for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
                 ]
             )
+            results += tuple(map(self._empty_like, sinks))
             rest = q.new_empty_strided((ready.workspace_bytes,), (1,), dtype=self._bytes)
         except self._types.OutOfMemoryError as error:
             with self.device:
@@ -165,7 +187,7 @@ class RepeatedBackward:
         launches = self._launches.get(key)
         if launches is None:
             if any(address % self._alignment for address in addresses[:5]):
-                return self._general(dout, q, k, v, out, lse, dlse, scale)
+                return self._general.run(arrays, scale)
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
                 operands = list(map(self._operand, (*arrays, *results)))
@@ -186,7 +208,7 @@ class RepeatedBackward:
             self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory))
         self._laid_out = [
             None if x.strides == result.strides else (result.shape, result.strides)
-            for x, result in zip(operands[1:4], operands[-3:], strict=True)
+            for x, result in zip(operands[1:4], operands[len(arrays) : len(arrays) + 3], strict=True)
         ]
 
 

@@ -10,6 +10,7 @@ from ...request.score import Score
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..host.score import score_macros
+from ..host.sinks import sink_macros
 from .params import structs_of
 from .variants import Variant, variant
 
@@ -18,18 +19,18 @@ __all__ = ["load", "load_common"]
 
 @functools.lru_cache(1024)  # bounded: parameters of score functions may change from call to call
 def load(
-    device: Device, score: Score | None, find: Callable[..., list[Variant]], *problem: Any
+    device: Device, score: Score | None, sinks: bool, find: Callable[..., list[Variant]], *problem: Any
 ) -> list[tuple[Kernel, int]]:
     """Return kernels, with their rows per CTA, for the variants ``find(*problem, device.shared_bytes)``."""
-    found, macros = find(*problem, device.shared_bytes), score_macros(score)
+    found, macros = find(*problem, device.shared_bytes), score_macros(score) | sink_macros(sinks)
     return [(_kernel(device, own.source, own.macros | macros), own.rows) for own in found]
 
 
 @functools.cache
-def load_common(device: Device, source: str, dtype: str) -> Kernel:
-    """Return a kernel that depends on the dtype only."""
+def load_common(device: Device, source: str, dtype: str, sinks: bool = False) -> Kernel:
+    """Return a kernel that depends on the dtype, and on whether there are sinks, only."""
     own = variant(source, dtype)
-    return _kernel(device, own.source, own.macros)
+    return _kernel(device, own.source, own.macros | sink_macros(sinks))
 
 
 def _kernel(device: Device, source: str, macros: dict[str, object]) -> Kernel:

@@ -22,8 +22,20 @@ from ...driver.device import Device
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.backward_pass import BackwardPass
 from ...host.score import score_macros
+from ...host.sinks import sink_gradient
 from ..maps import readable
-from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .params import (
+    DELTA_AT,
+    STATISTIC_FLOATS,
+    Addresses,
+    PassParams,
+    Template,
+    maps_needed,
+    pack_converted,
+    pack_rows,
+    pack_sum,
+    structs,
+)
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
@@ -251,7 +263,8 @@ class Ready:
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
-        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
+        others = workspace, call.scale, call.stream, call.sinks, call.dsinks
+        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), *others
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
@@ -305,6 +318,8 @@ class Ready:
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
             write(self._sum, blocks, params)
+        if call.sinks:  # after all others: it waits for them
+            written.append(sink_gradient(call, workspace + DELTA_AT, STATISTIC_FLOATS))
         return written
 
 

@@ -174,6 +174,10 @@ struct Consumer {
       float& lse = shared.lse[query.stage][row];
       Blend both = {1.0f, 0.0f, lse};
       if (prior >= 0) both = blend(lse, given.partial_lse[prior]);
+      if constexpr (kSinks) {
+        const float factor = add_row_sink(p, assigned, row, both.lse);
+        both.own *= factor, both.other *= factor;
+      }
       __syncwarp();
       if (lane % 4 == 0) lse = both.lse;
       const float* source = given.partial_out + max(prior, int64_t(0)) * given.head_dim_v + lane % 4 * 2;
@@ -185,6 +189,18 @@ struct Consumer {
         o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
         o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
       }
+    }
+  }
+
+  // Adds the sinks of the rows, whose lse the lanes of the warp have stored.
+  __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&inverse)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + thread % 32 / 4;
+      float lse = shared.lse[query.stage][row];
+      inverse[h] *= add_row_sink(p, assigned, row, lse);
+      __syncwarp();
+      if (thread % 4 == 0) shared.lse[query.stage][row] = lse;
     }
   }
 
@@ -209,6 +225,9 @@ struct Consumer {
     }
     const Assignment& assigned = shared.assigned[query.stage];
     __syncwarp();
+    if constexpr (kSinks) {
+      if (assigned.work.slot == -1) add_sinks(assigned, inverse);
+    }
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
     named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
