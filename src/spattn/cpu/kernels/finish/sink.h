@@ -31,8 +31,8 @@ struct Sink {
     return above > 0 ? SinkShares{smaller, larger} : SinkShares{larger, smaller};
   }
 
-  // Adds the sink to a normalized row and its log-sum-exp.
-  template <class T> void add_to(T* row, int64_t width, double& lse) const {
+  // Adds the sink to a normalized row and its log-sum-exp. Not inlined: epilogues without a sink stay as small.
+  template <class T> __attribute__((noinline)) void add_to(T* row, int64_t width, double& lse) const {
     const double factor = add(logit, lse).keys;
     for (int64_t j = 0; j < width; ++j) row[j] = T(double(row[j]) * factor);
   }
