@@ -18,6 +18,7 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
+from spattn.cuda.host.sinks import sinks_of
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
@@ -233,6 +234,9 @@ def test_sinks(torch, make, tensors, launcher):
     written = launcher.launches.sinks
     assert written[:2] == [score.sinks.data_ptr(), others[0].data_ptr()]
     assert len(written) == 3 and written[2] not in (0, others[2].data_ptr())
+    negated = score._replace(sinks=torch._neg_view(others[0]))
+    (found,) = sinks_of(negated, 3, "float32", namespace_of(tensors[0]), STREAM)
+    assert not found.is_neg() and found.tolist() == [-1.0] * 3
     for wrong, message in (
         (None, "an array, as in the prepared call"),
         (torch.zeros(2), r"shape \(3,\) and dtype float32, got \(2,\) of float32"),

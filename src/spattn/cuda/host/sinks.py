@@ -54,8 +54,10 @@ def sinks_of(
         raise ValueError(f"sinks: expected shape {(heads_q,)} and dtype {dtype}, got {shape} of {found}")
     if kind.ordinal(sinks) != ordinal:
         raise ValueError(f"sinks: expected an array on the device of q, got one on {kind.device(sinks)}")
-    if ordinal is not None and kind.operand(kind.resolve(sinks)).strides != (1,):
-        sinks = sinks + 0  # a sum is contiguous
+    if ordinal is not None:
+        sinks = kind.resolve(sinks)
+        if kind.operand(sinks).strides != (1,):
+            sinks = sinks + 0  # a sum is contiguous
     return (sinks,)
 
 

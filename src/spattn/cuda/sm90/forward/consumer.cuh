@@ -174,10 +174,6 @@ struct Consumer {
       float& lse = shared.lse[query.stage][row];
       Blend both = {1.0f, 0.0f, lse};
       if (prior >= 0) both = blend(lse, given.partial_lse[prior]);
-      if constexpr (kSinks) {
-        const float factor = add_row_sink(p, assigned, row, both.lse);
-        both.own *= factor, both.other *= factor;
-      }
       __syncwarp();
       if (lane % 4 == 0) lse = both.lse;
       const float* source = given.partial_out + max(prior, int64_t(0)) * given.head_dim_v + lane % 4 * 2;
@@ -192,16 +188,19 @@ struct Consumer {
     }
   }
 
-  // Adds the sinks of the rows, whose lse the lanes of the warp have stored.
-  __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&inverse)[2]) {
+  // Adds the sinks of normalised rows, whose lse the lanes of the warp have stored.
+  __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&o)[kDim / 2]) {
+    float factor[2];
+    __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + thread % 32 / 4;
       float lse = shared.lse[query.stage][row];
-      inverse[h] *= add_row_sink(p, assigned, row, lse);
+      factor[h] = add_row_sink(p, assigned, row, lse);
       __syncwarp();
       if (thread % 4 == 0) shared.lse[query.stage][row] = lse;
     }
+    scale_rows(o, factor);
   }
 
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
@@ -225,11 +224,11 @@ struct Consumer {
     }
     const Assignment& assigned = shared.assigned[query.stage];
     __syncwarp();
-    if constexpr (kSinks) {
-      if (assigned.work.slot == -1) add_sinks(assigned, inverse);
-    }
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
+    if constexpr (kSinks) {
+      if (assigned.work.slot < 0) add_sinks(assigned, o);
+    }
     named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);
