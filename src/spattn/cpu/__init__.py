@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
+from ..request.score import ScoreOperands
 from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
@@ -178,15 +180,17 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
     made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
-    def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    def run(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         prepared, useful = made
         if own.growth is not None and (kv_len := k.shape[2]) != own.kv_len:
             prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
-            arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
-            if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
-                _core.forward(*arguments, instead)
+            arguments, sinks = (prepared, q, k, v, out, lse, scale, team_size(useful)), _sinks_of(score)
+            if _core.forward(*arguments, None, sinks) and (instead := _nonfinite.without(v)):
+                _core.forward(*arguments, instead, sinks)
         return out, lse
 
     return run
@@ -213,17 +217,26 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         lse: np.ndarray,
         dlse: np.ndarray | None,
         scale: float,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        score: ScoreOperands | None = None,
+    ) -> tuple[Any, ...]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
+        sinks = _sinks_of(score)
+        dsinks = None if sinks is None else np.zeros((call.batch, call.heads_q))
         if q.size:
             arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, team_size(useful)
-            if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
-                _core.backward(*arguments, instead)
+            if _core.backward(*arguments, None, sinks, dsinks) and (instead := _nonfinite.without(k)):
+                _core.backward(*arguments, instead, sinks, dsinks)
         else:
             dk[...], dv[...] = 0, 0
-        return dq, dk, dv
+        if score is None:
+            return dq, dk, dv
+        return dq, dk, dv, (), None if dsinks is None else dsinks.sum(axis=0).astype(lse.dtype)
 
     return run
+
+
+def _sinks_of(score: ScoreOperands | None) -> np.ndarray | None:
+    return None if score is None else score.sinks
 
 
 def forward(
@@ -317,7 +330,8 @@ def backward(
     """
     call = Call.of(q, k, v, scale=scale)
     check_results(call, dout, out, lse, dlse)
-    return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, call.scale)
+    dq, dk, dv = prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, call.scale)
+    return dq, dk, dv
 
 
 def _heads_together(call: Call, plan: Plan) -> int:

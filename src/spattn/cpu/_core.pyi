@@ -30,6 +30,7 @@ def forward(
     scale: float,
     threads: int,
     instead: tuple[np.ndarray, np.ndarray] | None = None,
+    sinks: np.ndarray | None = None,
 ) -> bool: ...
 def backward(
     prepared: Prepared,
@@ -47,4 +48,6 @@ def backward(
     scale: float,
     threads: int,
     instead: tuple[np.ndarray, np.ndarray] | None = None,
+    sinks: np.ndarray | None = None,
+    dsinks: np.ndarray | None = None,
 ) -> bool: ...

@@ -16,7 +16,7 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
-from ..request.score import KINDS, Score, check_score
+from ..request.score import KINDS, Score, ScoreOperands, check_score
 from . import _workspace
 
 cnp.import_array()
@@ -72,6 +72,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
+        const double* sinks
+        double* dsinks
         int score
         const double* score_values
         char* slots
@@ -89,6 +91,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     ctypedef void (*AddFunction)(const Call&, int64_t, int64_t, const Sums*, int64_t, int64_t, int64_t,
                                  char*) noexcept nogil
 
+    ctypedef void (*HeadFunction)(const Call&, int64_t, int64_t, char*) noexcept nogil
+
     cdef struct KernelTable:
         const char* name
         ScratchFunction scratch_bytes[4]
@@ -99,6 +103,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         BackwardFunction backward[4]
         MergeFunction merge_dq[4]
         AddFunction add_units[4]
+        HeadFunction sink_gradient[4]
 
     int usable_tables(const KernelTable** tables) noexcept
 
@@ -231,7 +236,12 @@ cdef class Prepared:
 
     cdef describe_score(self, call):
         """Set the score function and return its parameters, which must outlive the kernels."""
-        score = call.score or Score(KINDS[0], (0.0,) * call.heads_q)
+        score = call.score
+        if isinstance(score, ScoreOperands):
+            if score.program is not None:
+                raise ValueError("score: expected sinks alone, got a score function")
+            score = None
+        score = score or Score(KINDS[0], (0.0,) * call.heads_q)
         check_score(score, call.heads_q)
         kept = np.array(score.values, np.float64)
         self.call.score = KINDS.index(score.name)
@@ -272,7 +282,7 @@ cdef class Run(Prepared):
     cdef object error, workspaces
     cdef Prepared prepared
 
-    cdef begin(self, Prepared prepared, arrays, double scale):
+    cdef begin(self, Prepared prepared, arrays, double scale, sinks):
         """Fill in the kernel parameters, except the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
@@ -289,7 +299,19 @@ cdef class Run(Prepared):
         call.lse = prepared.describe("lse", lse, prepared.of_lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
         call.scale = scale
+        if sinks is not None:
+            call.sinks = self.bind_sinks(sinks)
         self.next_look = monotonic_ns() + kSignalPeriod
+
+    cdef const double* bind_sinks(self, cnp.ndarray sinks) except NULL:
+        """Return the sinks as float64. Raise ValueError if the shape or dtype differs from that of a row of lse."""
+        expected, dtype = (self.heads,), np.dtype(self.owners[0][4].dtype)
+        if (<object>sinks).shape != expected or sinks.dtype != dtype:
+            raise ValueError(f"sinks: expected shape {expected} and dtype {dtype}, "
+                             f"got {(<object>sinks).shape} of {sinks.dtype}")
+        cdef cnp.ndarray wide = np.ascontiguousarray(sinks, np.float64)
+        self.owners.append(wide)
+        return <const double*>cnp.PyArray_DATA(wide)
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
         """Bind kv_len to the length of `k` if the plan is length-polymorphic; moved() in
@@ -430,7 +452,7 @@ cdef class Run(Prepared):
                 if tasks < 0:
                     break
                 self.next_task.store(0)
-                if threads == 1 or tasks == 1:
+                if threads == 1 or tasks <= 1:
                     self.run_tasks(step, tasks, 0)
                 else:
                     self.run_team(step, tasks, threads)
@@ -474,8 +496,9 @@ cdef class Forward(Run):
 
 @cython.final
 cdef class Backward(Run):
-    """The backward of a call in up to four passes: compute the softmax statistics of rows with a far lse; run the
-    units, which write dQ and accumulate dK and dV; combine the dQ partials; sum dK and dV over the units.
+    """The backward of a call in up to five passes: compute the softmax statistics of rows with a far lse; run the
+    units, which write dQ and accumulate dK and dV; combine the dQ partials; compute the gradients of the sinks; sum dK
+    and dV over the units.
     """
 
     cdef const Unit* units
@@ -487,7 +510,7 @@ cdef class Backward(Run):
     cdef char* dk_rows   # accumulators of all units or, with by_thread, of all threads
     cdef char* dv_rows
 
-    cdef make_room(self, gradients, split, instead, int threads):
+    cdef make_room(self, gradients, split, instead, cnp.ndarray dsinks, int threads):
         cdef Call* call = &self.call
         cdef Prepared of = self.prepared
         self.replace(&call.k, "k", of.of_k, instead)
@@ -496,7 +519,9 @@ cdef class Backward(Run):
         call.dk, call.dv = of.describe("dk", dk, of.of_k), of.describe("dv", dv, of.of_v)
         if dlse is not None:
             call.dlse = of.describe("dlse", dlse, of.of_lse)
-        self.owners += [gradients, split]
+        if call.sinks is not NULL:
+            call.dsinks = <double*>cnp.PyArray_DATA(dsinks)
+        self.owners += [gradients, split, dsinks]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
         self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
@@ -561,7 +586,9 @@ cdef class Backward(Run):
             return self.unit_count
         if step == 1:
             return self.count_tasks(self.merge_variants, kMergesAtOnce, 1)
-        if step == 2 and not self.in_place and not self.by_thread:
+        if step == 2:
+            return self.all_heads if self.call.dsinks is not NULL else 0
+        if step == 3 and not self.in_place and not self.by_thread:
             return self.unit_count // self.per_head * self.tasks_per_head()
         return -1
 
@@ -581,6 +608,9 @@ cdef class Backward(Run):
                     self.add_units(task, piece * kKeysAtOnce, thread)
         elif step == 1:
             self.merge_with(self.table.merge_dq[self.dtype], task, thread)
+        elif step == 2:
+            self.table.sink_gradient[self.dtype](self.call, task // self.heads, task % self.heads,
+                                                 self.scratch + thread * self.scratch_bytes)
         else:
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
@@ -616,24 +646,25 @@ cdef class Backward(Run):
                                          self.scratch + thread * self.scratch_bytes)
 
 
-def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None):
+def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, sinks=None):
     """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
     Non-finite values of masked keys may be the reason. The caller then repeats the call with `instead`, the result of
-    :func:`._nonfinite.without` for `v`, unless that is None.
+    :func:`._nonfinite.without` for `v`, unless that is None. `sinks` is None or a (heads_q,) array of lse's dtype.
     """
     cdef Forward run = Forward.__new__(Forward)
-    run.begin(prepared, (q, k, v, out, lse), scale)
+    run.begin(prepared, (q, k, v, out, lse), scale, sinks)
     run.make_room(instead, threads)
     return run.execute(threads)
 
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
-             instead=None):
+             instead=None, sinks=None, dsinks=None):
     """Write gradients to `dq`, `dk` and `dv`. `split` holds the Units of the plan for these heads, and `prepared` was
-    created with their work items. `dlse` may be None; `instead` replaces `k`. Return value as for :func:`forward`.
+    created with their work items. `dlse` may be None; `instead` replaces `k`. With `sinks`, write the gradients of each
+    batch entry to `dsinks`, (batch, heads_q) float64. Return value as for :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
-    run.begin(prepared, (q, k, v, out, lse), scale)
-    run.make_room((dout, dlse, dq, dk, dv), split, instead, threads)
+    run.begin(prepared, (q, k, v, out, lse), scale, sinks)
+    run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, threads)
     return run.execute(threads)

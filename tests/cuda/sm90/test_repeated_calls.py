@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import struct
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,11 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
+from spattn.cuda.host.sinks import sinks_of
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
+from spattn.request.score import ScoreOperands
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -70,12 +73,14 @@ class Launches:
     computes, workspace_bytes, moves = 2, 0, False
 
     def __init__(self, kernel, gpu):
-        self.kernel, self.gpu, self.written, self.counter = kernel, gpu, [], itertools.count(1000).__next__
+        self.kernel, self.gpu, self.counter = kernel, gpu, itertools.count(1000).__next__
+        self.written, self.sinks = [], []
 
     def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
-        ((*addresses, scale, score),) = problems
+        ((*addresses, scale, score, sinks),) = problems
         assert score == 0
+        self.sinks.append(sinks)
         self.written.append(moved)
         params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
         moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address
@@ -219,6 +224,43 @@ def test_addresses(repeated, kernel, tensors):
     assert all(kernel.early)
 
 
+def test_sinks(torch, make, tensors, launcher):
+    """Launches are written for the address of each call's sinks; those that are not contiguous are copied."""
+    score = ScoreOperands(None, sinks=torch.zeros(3))
+    repeated = make(replace(Call.of(*tensors), score=score))
+    repeated._empty_like, repeated.return_lse = lambda x: x, False  # the same addresses each time
+    others = torch.ones(3), score.sinks, torch.zeros(6)[::2]
+    for sinks in (score.sinks, *others):
+        repeated(*tensors, 0.25, score._replace(sinks=sinks))
+    written = launcher.launches.sinks
+    assert written[:2] == [score.sinks.data_ptr(), others[0].data_ptr()]
+    assert len(written) == 3 and written[2] not in (0, others[2].data_ptr())
+    negated = score._replace(sinks=torch._neg_view(others[0]))
+    (found,) = sinks_of(negated, 3, "float32", namespace_of(tensors[0]), STREAM)
+    assert not found.is_neg() and found.tolist() == [-1.0] * 3
+    for wrong, message in (
+        (None, "an array, as in the prepared call"),
+        (torch.zeros(2), r"shape \(3,\) and dtype float32, got \(2,\) of float32"),
+        (torch.zeros(3, dtype=torch.float16), r"shape \(3,\) and dtype float32, got \(3,\) of float16"),
+    ):
+        with pytest.raises(ValueError, match=f"sinks: expected {message}"):
+            repeated(*tensors, 0.25, score._replace(sinks=wrong))
+
+
+def test_gradients_of_sinks(torch, operands, gradients_of, kernel):
+    """As the gradients of q, k and v: the first call prepares the others."""
+    score = ScoreOperands(None, sinks=torch.zeros(3))
+    gradients = gradients_of(score)
+    for dlse in (None, operands[5] + 1, None):
+        dq, dk, dv, dtables, dsinks = gradients(*operands, dlse, 0.25, score)
+        assert dtables == () and dsinks.shape == (3,) and dsinks.dtype == torch.float32
+        assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in operands[1:4]]
+    assert len(kernel.started) == 4
+    for call, dlse in zip(gradients.written, (True, False), strict=True):
+        assert call.sinks == score.sinks.data_ptr() and call.dsinks and (call.dlse is not None) == dlse
+        assert call.lse.pointer == operands[5].data_ptr()
+
+
 def test_an_lse_that_nobody_wants(make, kernel, tensors):
     """Is not allocated, and kernels are told so."""
     out, lse = make(Call.of(*tensors, return_lse=False))(*tensors, 0.25)
@@ -253,8 +295,14 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
 
 
 @pytest.fixture
-def gradients(torch, tensors, kernel, gpu, monkeypatch):
+def gradients(gradients_of):
     """What computes the gradients of calls like one of the tensors, after its first call."""
+    return gradients_of(None)
+
+
+@pytest.fixture
+def gradients_of(torch, tensors, kernel, gpu, monkeypatch):
+    """Makes what `gradients` is, for calls with these ScoreOperands."""
     kind = namespace_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
     monkeypatch.setattr(type(kind), "stream", lambda self, x: STREAM)
@@ -271,9 +319,13 @@ def gradients(torch, tensors, kernel, gpu, monkeypatch):
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
     launcher = SimpleNamespace(prepare_backward=lambda call: ready, alignment=16)
     family = SimpleNamespace(backward=lambda call: None, launcher=launcher)
-    made = repeat.backward(Call.of(*tensors), None, gpu, lambda: family)
-    made.written = written
-    return made
+
+    def make(score):
+        made = repeat.backward(replace(Call.of(*tensors), score=score), None, gpu, lambda: family)
+        made.written = written
+        return made
+
+    return make
 
 
 @pytest.fixture
@@ -323,7 +375,7 @@ def test_gradients_of_parts(torch, gradients, operands):
 def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypatch):
     """As :func:`test_the_long_way`."""
     gradients(*operands, None, 0.25)
-    monkeypatch.setattr(execute.Backward, "__call__", lambda self, *args: "the long way")
+    monkeypatch.setattr(execute.Backward, "run", lambda self, *args: "the long way")
     odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
     for number in range(5):
         for other in (odd, torch._neg_view(operands[number])):

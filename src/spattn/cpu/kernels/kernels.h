@@ -56,6 +56,8 @@ struct Call {
   int64_t together;        // query heads per forward task: 1 or `group`
   int64_t head_dim, head_dim_v;
   double scale;
+  const double* sinks;         // (heads_q): logits of the sinks, -inf for a head without one; null: no sinks
+  double* dsinks;              // backward output, (batch, heads_q): gradients of the sinks; null without sinks
   int score;                   // a ScoreFunction
   const double* score_values;  // (heads_q): parameter of the score function; the identity has none
   char* slots;                 // split-KV partials: partial_row() in finish/results.h
@@ -91,6 +93,9 @@ using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, cons
 using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const Sums*, int64_t count, int64_t begin,
                              int64_t end, char* scratch) noexcept;
 
+// Computes the gradient of the sink of a query head over the rows of a batch entry.
+using HeadFunction = void (*)(const Call&, int64_t batch, int64_t head, char* scratch) noexcept;
+
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
 struct KernelTable {
@@ -103,6 +108,7 @@ struct KernelTable {
   BackwardFunction backward[kDtypes];
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];
+  HeadFunction sink_gradient[kDtypes];
 };
 
 namespace baseline { extern const KernelTable table; }

@@ -32,7 +32,9 @@ class BackwardPass:
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
     score : BoundScore
-        Score function.
+        Score function and sinks.
+    dsinks : int
+        Address of the gradients of the sinks, (heads_q,) in the dtype of lse; 0 without sinks.
     """
 
     device: Device
@@ -53,6 +55,12 @@ class BackwardPass:
     allocate: Callable[[int], int]
     precision: str | None = None
     score: BoundScore = IDENTITY
+    dsinks: int = 0
+
+    @property
+    def sinks(self) -> int:
+        """Address of the sinks; 0 without sinks."""
+        return self.score.sinks
 
     def aligned(self) -> bool:
         """True if every row of the operands is 16-byte aligned."""

@@ -11,6 +11,7 @@ import numpy as np
 from ..._util.limits import environment
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand, memory_order, row_major
+from ...backends import PreparedForward
 from ...planning.contract.types import Plan
 from ...planning.contract.validated import moved, validated
 from ...request.call import Call
@@ -63,7 +64,7 @@ class _Dispatch:
 
     def __init__(self, call: Call, plan: Plan, device: Device, results: list[tuple[Any, str, int | None]]):
         self.kind, self.dtype, self.precision = call.kind, call.dtype, call.precision
-        self.binder = Binder(call, device)
+        self.binder, self.scored = Binder(call, device), call.score is not None
         self.plan, self.device, self._results = plan, device, results
         self.on_device = call.kind.ordinal(call.q) is not None
 
@@ -204,6 +205,8 @@ class Backward(_Dispatch):
         self._wanted = list(captured.wanted) if captured is not None else []
         results += [(call.score.types[number].shape, call.lse_dtype, None) for number in self._wanted if call.score]
         super().__init__(call, plan, device, results)
+        if self.binder.has_sinks:
+            self._results.append(((call.heads_q,), call.lse_dtype, None))
         self.choose = choose
 
     def __call__(
@@ -221,12 +224,14 @@ class Backward(_Dispatch):
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         with self.device:
             results = (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale, score)
-        return results if score is None else (*results[:3], self._by_array(results[3:]), None)
+        return results if score is None else self.of_score(results)
 
-    def _by_array(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the gradients of all captured arrays, None for those that are not wanted."""
-        found = dict(zip(self._wanted, gradients, strict=True))
-        return tuple(found.get(number) for number in range(self._arrays))
+    def of_score(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return (dq, dk, dv, the gradients of all captured arrays, None for those that are not wanted, dsinks)."""
+        dq, dk, dv, *rest = results
+        dsinks = rest.pop() if self.binder.has_sinks else None
+        found = dict(zip(self._wanted, rest, strict=True))
+        return dq, dk, dv, tuple(found.get(number) for number in range(self._arrays)), dsinks
 
     def enqueue(
         self,
@@ -237,8 +242,9 @@ class Backward(_Dispatch):
         allocate: Callable[[int], int],
         score: BoundScore = IDENTITY,
     ) -> None:
+        dsinks = operands.pop().pointer if self.binder.has_sinks else 0
         arrays = len(operands) - len(self._wanted)
-        call = self.call_of(stream, operands[:arrays], scale, allocate, score)
+        call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
         self.choose().backward(call)
         if self._captured is not None:
             self._captured.enqueue(call, operands[arrays:])
@@ -250,11 +256,12 @@ class Backward(_Dispatch):
         scale: float,
         allocate: Callable[[int], int],
         score: BoundScore = IDENTITY,
+        dsinks: int = 0,
     ) -> BackwardPass:
         """Return the backward pass of these arrays and results."""
         dout, q, k, v, out, lse, *dlse, dq, dk, dv = operands
         arrays = dout, q, k, v, out, lse, dlse[0] if dlse else None, dq, dk, dv
-        options = self.dtype, scale, allocate, self.precision, score
+        options = self.dtype, scale, allocate, self.precision, score, dsinks
         return BackwardPass(self.device, stream, self.plan, *arrays, *options)
 
 
@@ -271,13 +278,21 @@ class Constant:
         return tuple(map(self.kind.from_numpy, filled))
 
 
-def nothing(call: Call) -> Constant:
-    """Return a forward without queries, heads or keys: out = 0 and lse = −∞."""
-    return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+def nothing(call: Call) -> PreparedForward:
+    """Return a forward without queries, heads or keys: out = 0 and lse = −∞, or the sinks."""
+    if call.score is None or call.score.sinks is None:
+        return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+    found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
+
+    def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands) -> tuple[Any, Any]:
+        out, lse = found(q)
+        return out, lse + score.sinks[:, None]
+
+    return forward
 
 
 def no_gradients(call: Call) -> Callable[..., tuple[Any, ...]]:
-    """Return gradients of zero, for calls without queries, heads or keys."""
+    """Return gradients of zero, for calls without queries, heads or keys; a sink has that of the rows' lse."""
     found = [(tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)]
     score = call.score
     if score is None:
@@ -285,10 +300,13 @@ def no_gradients(call: Call) -> Callable[..., tuple[Any, ...]]:
     wanted = [number for number, one in enumerate(score.wanted) if one]
     results = Constant(call, (*found, *((tuple(score.types[number].shape), call.lse_dtype, 0.0) for number in wanted)))
 
-    def gradients(*arguments: Any, **options: Any) -> tuple[Any, ...]:
-        dq, dk, dv, *tables = results(*arguments, **options)
+    rows = Constant(call, (((call.heads_q,), call.lse_dtype, 0.0),))
+
+    def gradients(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
+        dq, dk, dv, *tables = results(dout)
         of_table = dict(zip(wanted, tables, strict=True))
-        return dq, dk, dv, tuple(of_table.get(number) for number in range(len(score.types))), None
+        dsinks = None if score.sinks is None else rows(dout)[0] if dlse is None else dlse.sum((0, 2))
+        return dq, dk, dv, tuple(of_table.get(number) for number in range(len(score.types))), dsinks
 
     return gradients
 

@@ -31,7 +31,9 @@ class ForwardPass:
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
     score : BoundScore
-        Score function.
+        Score function and sinks.
+    packed : int
+        Query heads whose rows are packed as those of one head of `q` and `out`.
     """
 
     device: Device
@@ -47,6 +49,12 @@ class ForwardPass:
     allocate: Callable[[int], int]
     precision: str | None = None
     score: BoundScore = IDENTITY
+    packed: int = 1
+
+    @property
+    def sinks(self) -> int:
+        """Address of the sinks; 0 without sinks."""
+        return self.score.sinks
 
     def aligned(self, itemsize: int) -> bool:
         """True if every row of every array is 16-byte aligned."""

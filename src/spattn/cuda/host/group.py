@@ -90,6 +90,7 @@ class OneLaunch:
                         lse_at,
                         scale[number],
                         scores[number].address,
+                        scores[number].sinks,
                     )
                 )
             workspace = self._workspace

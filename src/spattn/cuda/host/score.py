@@ -1,4 +1,4 @@
-"""Score functions of calls: generated source of kernels, and device blocks of the captured values."""
+"""Score functions and sinks of calls: generated source of kernels, and device blocks of the captured values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODES_KEPT = 256
 
 
 class BoundScore(NamedTuple):
-    """The score function of one call.
+    """The score function and the sinks of one call.
 
     Attributes
     ----------
@@ -35,11 +35,14 @@ class BoundScore(NamedTuple):
         Device address of the call's ``ScoreArgs``.
     owner : object
         Keeps that memory allocated.
+    sinks : int
+        Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
     """
 
     text: str = ""
     address: int = 0
     owner: object = None
+    sinks: int = 0
 
 
 IDENTITY = BoundScore()
@@ -64,11 +67,13 @@ def table_types(call: Call) -> tuple[TableType, ...]:
 
 
 class Binder:
-    """Binds the values of a score function, for calls that have the function of `call`, on one device."""
+    """Binds the values of a score function and of sinks, for calls that have the function of `call`, on one device."""
 
     def __init__(self, call: Call, device: Device):
         self._device, self._kind, self._ordinal = device, call.kind, call.kind.ordinal(call.q)
         self._key = None if call.score is None else call.score.key
+        self.has_sinks = call.score is not None and call.score.sinks is not None
+        self._sinks = call.lse_dtype, (call.heads_q,)
         self.text, self._record = "", np.dtype([])
         self._types: tuple[TableType, ...] = ()
         self._strides: list[tuple[int, ...]] = []
@@ -79,8 +84,8 @@ class Binder:
             self._pack = packer(self._record).pack
 
     def check(self, score: ScoreOperands | None) -> tuple[Any, ...]:
-        """Check the score function of a call; return its captured arrays, which the caller keeps until all kernels are
-        enqueued.
+        """Check the score function of a call; return its captured arrays, then its sinks, which the caller keeps until
+        all kernels are enqueued.
 
         Raises
         ------
@@ -92,29 +97,42 @@ class Binder:
                 "score: expected the function that the call was prepared for, with arrays of the same dtypes, shapes "
                 "and strides"
             )
-        if score is None or not self.text:
+        if score is None:
             return ()
+        given, expected = (*score.tables, *self._sinks_of(score)), [(one.dtype, tuple(one.shape)) for one in self._types]
         if len(score.tables) != len(self._types):
             raise ValueError(f"score: expected {len(self._types)} captured arrays, got {len(score.tables)}")
-        for table, expected in zip(score.tables, self._types, strict=True):
-            if namespace_of(table) is not self._kind:
-                raise TypeError(f"score: expected {self._kind.name} arrays like q, got {type(table).__name__}")
-            if self._kind.ordinal(table) != self._ordinal:
-                raise ValueError(
-                    f"score: expected captured arrays on q's device, got one on {self._kind.device(table)}"
-                )
-            found = dtype_name(table), tuple(map(int, table.shape))
-            if found != (expected.dtype, tuple(expected.shape)):
-                raise ValueError(f"score: expected an array of {expected.dtype}, {expected.shape}, got {found}")
-        return tuple(map(self._kind.resolve, score.tables))
+        for number, array in enumerate(given):
+            name = "score" if number < len(self._types) else "sinks"
+            dtype, shape = expected[number] if number < len(self._types) else self._sinks
+            if namespace_of(array) is not self._kind:
+                raise TypeError(f"{name}: expected {self._kind.name} arrays like q, got {type(array).__name__}")
+            if self._kind.ordinal(array) != self._ordinal:
+                raise ValueError(f"{name}: expected arrays on the device of q, got one on {self._kind.device(array)}")
+            found = dtype_name(array), tuple(map(int, array.shape))
+            if found != (dtype, shape):
+                raise ValueError(f"{name}: expected an array of {dtype} and shape {shape}, got {found[0]}, {found[1]}")
+        return tuple(map(self._kind.resolve, given))
+
+    def _sinks_of(self, score: ScoreOperands) -> tuple[Any, ...]:
+        """Return the sinks of a call, contiguous in device memory, as a tuple of one array; () without sinks."""
+        sinks = score.sinks
+        if sinks is None:
+            return ()
+        if self._ordinal is not None and namespace_of(sinks) is self._kind and self._kind.ordinal(sinks) is not None:
+            sinks = self._kind.resolve(sinks)
+            if sinks.ndim == 1 and self._kind.operand(sinks).strides != (1,):
+                sinks = sinks + 0  # a sum is contiguous
+        return (sinks,)
 
     def bind(self, stream: int, score: ScoreOperands | None, operands: list[Operand]) -> BoundScore:
         """Return the score function of a call, with its values in a device block that every stream sees.
 
-        `operands` are the captured arrays in device memory. The device's context must be current.
+        `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
         """
+        *operands, sinks = operands if self.has_sinks else (*operands, None)
         if score is None or not self.text:
-            return IDENTITY
+            return IDENTITY if sinks is None else BoundScore(sinks=sinks.pointer)
         if [x.strides for x in operands] != self._strides:
             raise ValueError(f"score: expected arrays of strides {self._strides}, got {[x.strides for x in operands]}")
         packed = self._pack(*self._values(score, operands))
@@ -123,7 +141,11 @@ class Binder:
         if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
             block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
-        return BoundScore(self.text, block[1]["args"], block)
+        return BoundScore(self.text, block[1]["args"], block, 0 if sinks is None else sinks.pointer)
+
+    def unbound(self) -> BoundScore:
+        """Return what launches are prepared for: the source, and whether there are sinks."""
+        return BoundScore(self.text, sinks=int(self.has_sinks))
 
     def _values(self, score: ScoreOperands, operands: list[Operand]) -> list[float]:
         """Return the fields of ``ScoreArgs``."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
+from ..host.sinks import sink_macros
 from .params import structs_of
 from .variants import Variant, captured_variant, variant
 
@@ -15,11 +16,13 @@ __all__ = ["load", "load_captured", "load_common"]
 
 
 @functools.lru_cache(1024)
-def load(device: Device, text: str, find: Callable[..., list[Variant]], *problem: Any) -> list[tuple[Kernel, int]]:
+def load(
+    device: Device, text: str, sinks: bool, find: Callable[..., list[Variant]], *problem: Any
+) -> list[tuple[Kernel, int]]:
     """Return kernels, with their rows per CTA, for the variants ``find(*problem, device.shared_bytes)``; `text` is the
     C++ of their score function."""
-    found = find(*problem, device.shared_bytes)
-    return [(_kernel(device, own.source, own.macros, text), own.rows) for own in found]
+    found, macros = find(*problem, device.shared_bytes), sink_macros(sinks)
+    return [(_kernel(device, own.source, own.macros | macros, text), own.rows) for own in found]
 
 
 def load_captured(
@@ -32,10 +35,10 @@ def load_captured(
 
 
 @functools.cache
-def load_common(device: Device, source: str, dtype: str) -> Kernel:
-    """Return a kernel that depends on the dtype only."""
+def load_common(device: Device, source: str, dtype: str, sinks: bool = False) -> Kernel:
+    """Return a kernel that depends on the dtype, and on whether there are sinks, only."""
     own = variant(source, dtype)
-    return _kernel(device, own.source, own.macros)
+    return _kernel(device, own.source, own.macros | sink_macros(sinks))
 
 
 def _kernel(device: Device, source: str, macros: dict[str, object], text: str = "", tables: int = 0) -> Kernel:

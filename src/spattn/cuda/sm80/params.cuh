@@ -63,6 +63,7 @@ struct Params {
   void* lse;              // (batch, heads_q, q_len), or null if not requested
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
+  const void* sinks;      // (heads_q,): logits of the sinks, of the type of lse; null without kSinks
   long long first_block;  // index of this launch's first CTA; a grid has at most 2^31 - 1 CTAs
   double scale_log2;      // |scale| · log2(e), 1 if scale is 0; log2(e) with a score function
   int sign;               // sign of scale, multiplied into Q so that scale_log2 is positive; 1 with a score function

@@ -62,7 +62,7 @@ LAUNCH_LIST = np.dtype(
 SCORE = np.dtype([("args", "u8"), ("scale", "f8"), ("query_offset", "i4")], align=True)
 _CALL = [
     *((name, ARRAY) for name in ("q", "k", "v", "out")),
-    *((name, "u8") for name in ("lse", "partial", "partial_lse")),
+    *((name, "u8") for name in ("lse", "partial", "partial_lse", "sinks")),
     ("first_block", "i8"),
     ("scale_log2", "f8"),
     *((name, "i4") for name in ("sign", "heads_q", "group", "head_dim", "head_dim_v")),
@@ -216,6 +216,7 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
         call.lse,
         partial,
         partial_lse,
+        call.sinks,
         first_block,
         scale_log2,
         sign,

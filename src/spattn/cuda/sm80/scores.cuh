@@ -12,6 +12,7 @@
 #include "common/element.cuh"
 #include "common/fallback_softmax.cuh"
 #include "common/score.cuh"
+#include "common/sink.cuh"
 #include "sm80/params.cuh"
 
 namespace spattn::sm80 {

@@ -20,7 +20,9 @@ from ..maps import Maps
 from .tables import ENTRY, WORK, Views
 
 __all__ = [
+    "DELTA_AT",
     "MAPS",
+    "STATISTIC_FLOATS",
     "Addresses",
     "PassParams",
     "Template",
@@ -63,6 +65,7 @@ _ADDRESS = struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
+DELTA_AT = fields(STATISTIC)["delta"][1]
 ROWS = np.dtype(
     [
         *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics", "added")),

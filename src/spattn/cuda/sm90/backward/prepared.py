@@ -21,8 +21,20 @@ from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
 from ...driver.launch import Kernel, Launch, Request, compile_together, kernel, start
 from ...host.backward_pass import BackwardPass
+from ...host.sinks import sink_gradient
 from ..maps import readable
-from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .params import (
+    DELTA_AT,
+    STATISTIC_FLOATS,
+    Addresses,
+    PassParams,
+    Template,
+    maps_needed,
+    pack_converted,
+    pack_rows,
+    pack_sum,
+    structs,
+)
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
@@ -256,6 +268,8 @@ class Ready:
             call.scale,
             call.score.address,
             call.stream,
+            call.sinks,
+            call.dsinks,
         )
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
@@ -311,6 +325,8 @@ class Ready:
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
             write(self._sum, blocks, params)
+        if call.sinks:  # after all others: it waits for them
+            written.append(sink_gradient(call, workspace + DELTA_AT, STATISTIC_FLOATS))
         return written
 
 

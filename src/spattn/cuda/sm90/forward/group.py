@@ -45,8 +45,8 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
     """Assign parts to launches, each with one specialization and within the capacity of the parameters. Larger tiles,
     which have the longer items, launch first."""
     launches: list[list[int]] = []
-    kinds = [(rows_of(call.plan.block_q), call.score.text) for _, call in parts]
-    for number in sorted(range(len(parts)), key=lambda n: (-kinds[n][0], kinds[n][1])):
+    kinds = [(-rows_of(call.plan.block_q), call.score.text, bool(call.sinks)) for _, call in parts]
+    for number in sorted(range(len(parts)), key=lambda n: kinds[n]):
         own = [*(launches[-1] if launches else []), number]
         maps = sum(parts[n].maps for n in own)
         entries = sum(len(parts[n].layout.entries) for n in own)

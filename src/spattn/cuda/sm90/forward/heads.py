@@ -24,7 +24,7 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     if q is None or out is None:
         return call
     found = pack_heads(call.plan, group)
-    return call if found is None else replace(call, plan=found, q=q, out=out)
+    return call if found is None else replace(call, plan=found, q=q, out=out, packed=group)
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:
