@@ -63,7 +63,7 @@ class _Dispatch:
 
     def __init__(self, call: Call, plan: Plan, device: Device, results: list[tuple[Any, str, int | None]]):
         self.kind, self.dtype, self.precision = call.kind, call.dtype, call.precision
-        self.binder = Binder(call, device)
+        self.binder, self.scored = Binder(call, device), call.score is not None
         self.plan, self.device, self._results = plan, device, results
         self.on_device = call.kind.ordinal(call.q) is not None
 

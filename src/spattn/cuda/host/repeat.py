@@ -16,13 +16,14 @@ from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
 from ...planning.contract.types import Plan
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
 from .execute import Backward, Forward
 from .family import CapturedGradients, Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
-from .score import Binder, BoundScore
+from .score import IDENTITY, Binder, BoundScore
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
@@ -70,11 +71,15 @@ class Repeated:
         self._moves, self._counter = launches.moves, launches.counter
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
         self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
+        self._scored = general.scored
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(
+        self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, *(() if score is None else (score,)))
+        bound = self._bound(score) if self._scored or score is not None else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -91,19 +96,26 @@ class Repeated:
             scale,
             0 if rest is None else rest.data_ptr(),
             self._stream(self._index),
+            bound.address,
             (k.stride(), v.stride()) if self._moves else None,
         )
         moved = k.size(2) - self._kv_len if self._moves else 0
         launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, *(() if score is None else (score,)))
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
 
+    def _bound(self, score: ScoreOperands | None) -> BoundScore:
+        """Return the score function of a call, which the caller keeps until the launch."""
+        with self.device.made_current():
+            tables = list(map(self._operand, self._general.binder.check(score)))
+            return self._general.binder.bind(self._stream(self._index), score, tables)
+
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
-        *problem, workspace, stream, _ = key
+        *problem, workspace, stream, score, _ = key
         if any(address % self._launcher.alignment for address in problem[:4]):
             return None
         with self.device.made_current():
@@ -111,7 +123,7 @@ class Repeated:
             if launches is None:
                 return None
             keep_if_captured(self.device, stream, launches)
-            written = launches.write([(*problem, 0)], workspace, stream, early=launches.computes, moved=moved)
+            written = launches.write([(*problem, score)], workspace, stream, early=launches.computes, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
@@ -210,13 +222,13 @@ def backward(
 ) -> Backward | RepeatedBackward:
     """Return a cached dispatch of gradients; see :class:`~spattn.cuda.host.execute.Backward`."""
     general = Backward(call, plan, device, choose, captured)
-    return RepeatedBackward(general) if _repeats(call) and choose().launcher is not None else general
+    repeats = call.score is None and _repeats(call) and choose().launcher is not None
+    return RepeatedBackward(general) if repeats else general
 
 
 def _repeats(call: Call) -> bool:
-    """True if launches are cached for such calls: PyTorch's allocator reuses addresses. Those of captured arrays and
-    their values may change."""
-    return call.score is None and call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
+    """True if launches are cached for such calls: PyTorch's allocator reuses addresses."""
+    return call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
 
 
 def _no_memory(nbytes: int) -> int:
