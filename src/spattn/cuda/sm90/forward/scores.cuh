@@ -39,6 +39,8 @@ struct ModifiedScores {
     const int32_t* rows;
 
     __device__ __forceinline__ int of(int cell) const { return __ldg(rows + cell); }
+    __device__ __forceinline__ int of_row(int cell) const { return of(cell); }
+    __device__ __forceinline__ bool one_row(int&, int&) const { return false; }
   };
 
   // Key positions of an iteration.
