@@ -27,9 +27,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
       item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
-  const Score<T> score(call, item.head);
-  compute_weights(call, tile, score, SplitLogits<T>(call), s);
-  if (score) multiply_derivatives(s.weights, s.derivatives, rows * s.width.query, s.gradients);
+  compute_weights(call, tile, SplitLogits<T>(call), s);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);
 }
