@@ -79,7 +79,7 @@ def check(score, pattern, plan, q, k, v, dout, dlse, scale=0.4, names=NAMES):
                 continue
             assert_within_bound(x, want, lossy, q.dtype, f"{isa} {name}")
         if names == NAMES:
-            assert_table_gradients(got[5:], score, expected[5], [x[5] for x in low], f"{isa} gradient")
+            assert_table_gradients(got[5:], score, expected[5], [x[5] for x in low], q.dtype, f"{isa} gradient")
 
 
 def planned(pattern, tile, workers=1, q_len=Q_LEN, kv_len=KV_LEN, **options):

@@ -103,15 +103,18 @@ def sum_terms(shape, terms, index):
     for length, x in zip(shape, index, strict=True):
         inside &= (x >= -length) & (x < length)
     found = np.zeros(shape, terms.dtype)
+    if not shape:
+        return terms.sum()
     np.add.at(found, tuple(x[inside].astype(np.int64) for x in index), terms[inside])
     return found
 
 
-def assert_table_gradients(actual, operands, exact, lossy, what):
-    """Every element within twice the sum of its terms' largest errors, and the error of one rounding of their sum.
+def assert_table_gradients(actual, operands, exact, lossy, dtype, what):
+    """Every element within the sum of its terms' bounds.
 
-    `exact` and each of `lossy` are terms of `dense`. The sum is of absolute errors, as few elements have too few
-    rounding errors to bound by their maximum.
+    `exact` and each of `lossy` are terms of `dense` for arrays of `dtype`. A term's bound is twice its largest error,
+    the largest error of its row, and two roundings. An element may have few terms, too few to bound their sum by the
+    largest error of sums.
     """
     for number, found in enumerate(actual):
         if not operands.wanted[number]:
@@ -121,8 +124,9 @@ def assert_table_gradients(actual, operands, exact, lossy, what):
         for at, (table, terms, *index) in enumerate(exact):
             if table == number:
                 wrong = np.max([np.abs(low[at][1].astype(terms.dtype) - terms) for low in lossy], axis=0)
+                bound = 2 * wrong + wrong.max(axis=-1, keepdims=True) + 2 * eps(dtype) * np.abs(terms)
                 total = total + sum_terms(shape, terms, index)
-                error = error + sum_terms(shape, 2 * wrong + eps(found.dtype) * np.abs(terms), index)
+                error = error + sum_terms(shape, np.where(terms, bound, 0), index)
         assert found.shape == shape
         wrong = np.abs(found - total) > error + eps(found.dtype) * np.abs(total)
         assert not wrong.any(), (

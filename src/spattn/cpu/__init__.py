@@ -187,7 +187,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
         q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, score: ScoreOperands | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         prepared, useful = made
-        bound = _score.bind(encoded, operands, score) if encoded and operands else None
+        bound = _score.bind(encoded, call, operands, score) if encoded and operands else None
         if own.growth is not None and (kv_len := k.shape[2]) != own.kv_len:
             prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
@@ -227,11 +227,15 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     ) -> tuple[Any, ...]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
 
-        def compute(bound: _score.Bound | None) -> None:
+        def compute(bound: _score.Bound | None, whole: bool = True) -> None:
             if not q.size:
                 dk[...], dv[...] = 0, 0
                 return
-            arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, team_size(useful)
+            own_dq, own_dk, own_dv = (
+                (dq, dk, dv) if whole else (np.empty_like(dq), np.empty_like(dk), np.empty_like(dv))
+            )
+            to = own_dq, own_dk, own_dv, scale, team_size(useful)
+            arguments = prepared, split, dout, q, k, v, out, lse, dlse, *to
             if _core.backward(*arguments, score=bound) and (instead := _nonfinite.without(k)):
                 if bound:
                     _score.clear(bound)
@@ -243,13 +247,8 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         if encoded is None:
             compute(None)
             return dq, dk, dv, (), None
-        return (
-            dq,
-            dk,
-            dv,
-            _score.gradients(encoded, operands, call, _score.bind(encoded, operands, score), compute),
-            None,
-        )
+        bound = _score.bind(encoded, call, operands, score)
+        return dq, dk, dv, _score.gradients(encoded, operands, call, bound, compute), None
 
     return run
 

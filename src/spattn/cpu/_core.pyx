@@ -51,11 +51,14 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         const int32_t* indices
         const Variant* variants
         const Use* uses
-        int32_t ends[2]
+        int32_t scalars
         int32_t registers[8]
         const double* numbers
         const ScoreTable* tables
         int64_t most_axes
+        int64_t batches[2]
+        int64_t heads[2]
+        int64_t queries[2]
         cbool shared
 
     cdef struct View:
@@ -275,8 +278,7 @@ cdef class Prepared:
         to.indices = <const int32_t*>cnp.PyArray_DATA(score.indices)
         to.variants = <const Variant*>cnp.PyArray_DATA(score.variants)
         to.uses = <const Use*>cnp.PyArray_DATA(score.uses)
-        for i in range(2):
-            to.ends[i] = score.ends[i]
+        to.scalars = score.scalars
         for i in range(8):
             to.registers[i] = score.registers[i]
         to.most_axes = kMostAxes
@@ -376,6 +378,8 @@ cdef class Run(Prepared):
             table = tables + <int64_t>number
             table.direct = <char*>cnp.PyArray_DATA(gradient)
         self.program.tables = tables
+        for axis in range(2):
+            self.program.batches[axis], self.program.heads[axis], self.program.queries[axis] = score.items[axis]
         self.program.shared = threads > 1
         self.call.score = &self.program
 

@@ -13,6 +13,7 @@ from .._util.frozen import frozen
 from ..arrays import dtype_name
 from ..request.call import Call
 from ..request.score import ScoreOperands
+from ..score.evaluate import evaluate
 from ..score.graph import BOOL, FLOAT, INT, Graph
 from ..score.program import CALL, DIAGONAL, HEAD, KEY, PAIR, QUERY, Program, scopes
 from . import _core
@@ -48,9 +49,17 @@ INSTRUCTION = np.dtype([("operation", "i4"), ("out", "i4"), ("operands", "i4", (
 """An operation on registers. A register is ``space << 24 | index``; see kernels.h for look-ups and inputs."""
 
 VARIANT = np.dtype(
-    [("diagonals", "i4", (2,)), ("pairs", "i4", (2,)), ("value", "i4"), ("derivative", "i4"), ("uses", "i4", (2,))]
+    [
+        ("lines", "i4"),
+        ("diagonals", "i4", (2,)),
+        ("pairs", "i4", (2,)),
+        ("value", "i4"),
+        ("derivative", "i4"),
+        ("uses", "i4", (2,)),
+    ]
 )
-"""How a program runs on some tiles: ranges of instructions and uses, and registers of results."""
+"""How a program runs on some tiles: end of the instructions of queries and keys, ranges of further instructions and of
+uses, and registers of results."""
 
 USE = np.dtype([("table", "i4"), ("derivative", "i4"), ("indices", "i4"), ("space", "i4")])
 """A look-up whose table has a gradient: registers of the derivative and, from `indices` on in the list of index
@@ -63,29 +72,34 @@ class Encoded(NamedTuple):
     Attributes
     ----------
     instructions : (n,) INSTRUCTION
-        [0, ends[0]) computes scalars, up to ends[1] registers of queries and keys; then those of the variants.
+        [0, scalars) computes scalars, up to the variant's `lines` registers of queries and keys; then follow those of
+        the variants.
     indices : (n,) int32
         Registers of look-up indices.
     variants : (3,) VARIANT
         For tiles whose rows and columns are evenly spaced with one step, for other tiles, and for single pairs.
     uses : (n,) USE
-    ends : (2,) int32
+    scalars : int
     registers : (8,) int32
         Registers of each space, and scalars of the variant of single pairs.
     constants : (n,) float64
         The first numbers; parameters follow.
     direct : tuple of bool
         Whether each element of a table's gradient has one contribution, which kernels store.
+    shifts : tuple of tuple of (str, Graph) or None
+        Of each axis of each table whether its index is "b", "h" or "q" up to a constant of the call, and the graph of
+        the index.
     """
 
     instructions: np.ndarray
     indices: np.ndarray
     variants: np.ndarray
     uses: np.ndarray
-    ends: np.ndarray
+    scalars: int
     registers: np.ndarray
     constants: np.ndarray
     direct: tuple[bool, ...]
+    shifts: tuple[tuple[tuple[str, Graph] | None, ...], ...]
 
 
 def encode(operands: ScoreOperands, call: Call, *, backward: bool) -> Encoded | None:
@@ -144,10 +158,12 @@ class _Encoder:
         for own in (*variants, single):
             own.whole()
         scalars, of_lines = (shared.emitted(spaces) for spaces in ({_SCALARS}, {_QUERIES, _KEYS}))
+        needed = variants[0].lines_read()
+        of_lines.sort(key=lambda instruction: instruction[1] not in needed)
         found = [*scalars, *of_lines]
-        ends = [len(scalars), len(found)]
+        ends = [len(scalars) + sum(instruction[1] in needed for instruction in of_lines), len(found), 0]
         records = []
-        for own in (*variants, single):
+        for own, end in zip((*variants, single), ends, strict=True):
             own.allocate()
             first = own.emitted({_DIAGONALS})
             second = own.emitted({_SCALARS} if own.single else {_PAIRS, _TILES})
@@ -159,6 +175,7 @@ class _Encoder:
             derivative = -1 if self.derivative is None else own.of(self.derivative)
             records.append(
                 (
+                    end,
                     (begin, middle),
                     (middle, len(found)),
                     own.of(self.value),
@@ -176,11 +193,24 @@ class _Encoder:
             frozen(np.array(self.indices, np.int32)),
             frozen(np.array(records, VARIANT)),
             frozen(np.array(self.listed_uses, USE)),
-            frozen(np.array(ends, np.int32)),
+            len(scalars),
             frozen(np.array(self.registers, np.int32)),
             frozen(np.array(self.constants, np.float64)),
             tuple(self._direct(number) for number in range(len(self.operands.types))),
+            tuple(self._shifts(number) for number in range(len(self.operands.types))),
         )
+
+    def _shifts(self, table: int) -> tuple[tuple[str, Graph] | None, ...]:
+        """The inputs that a table's gradient is indexed by, alike in all uses."""
+        uses = [use for use in self.uses if use.number == table]
+        found: list[tuple[str, Graph] | None] = []
+        for axis in range(len(self.operands.types[table].shape)):
+            indices = {use.indices[axis] for use in uses}
+            name = _shifted_input(self.graph, self.scopes, min(indices)) if len(indices) == 1 else None
+            graph = self.graph.only(indices)
+            simple = all(operation.name != "look_up" for operation in graph.operations)
+            found.append((name, graph) if name is not None and name != "k" and simple else None)
+        return tuple(found)
 
     def _direct(self, table: int) -> bool:
         """Whether every element of a table's gradient comes from at most one pair of one head."""
@@ -343,6 +373,34 @@ class _Registers:
             if out >> _SPACE_SHIFT in spaces
         ]
 
+    def _operands(self, code: int, operands: tuple[int, ...], number: int) -> list[int]:
+        """The registers that an instruction reads."""
+        if code != _core.OPERATIONS["look_up"]:
+            return list(operands)
+        axes = len(self.encoder.operands.types[number].shape)
+        return self.encoder.indices[operands[0] : operands[0] + axes]
+
+    def _results(self) -> list[int]:
+        """Operations that are read after the last instruction."""
+        encoder = self.encoder
+        derivative = [] if encoder.derivative is None else [encoder.derivative]
+        return [*derivative, *(x for use in encoder.uses for x in (use.derivative, *use.indices))]
+
+    def lines_read(self) -> set[int]:
+        """The registers of queries and keys that these instructions and results need."""
+        shared = self.shared
+        assert shared is not None
+        made = {out: self._operands(code, operands, number) for code, out, operands, number in shared.made}
+        waiting = [x for code, _, operands, number in self.made for x in self._operands(code, operands, number)]
+        waiting += [self.of(x) for x in (self.encoder.value, *self._results())]
+        found: set[int] = set()
+        while waiting:
+            register = waiting.pop()
+            if register >> _SPACE_SHIFT in (_QUERIES, _KEYS) and register not in found:
+                found.add(register)
+                waiting += made[register]
+        return found
+
     def uses(self) -> list[tuple[int, int, int, int]]:
         """The encoder's uses with these registers."""
         encoder, listed = self.encoder, []
@@ -357,29 +415,21 @@ class _Registers:
     def allocate(self) -> None:
         """Assign registers of pairs by lifetime; results that outlive a strip of rows get registers of whole tiles."""
         encoder, look_up = self.encoder, _core.OPERATIONS["look_up"]
-        kept = [*([] if encoder.derivative is None else [encoder.derivative])]
-        kept += [x for use in encoder.uses for x in (use.derivative, *use.indices)]
         new: dict[int, int] = {}
-        for index in kept:
+        for index in self._results():
             register = self.of(index)
             if register >> _SPACE_SHIFT == _PAIRS and register not in new:
                 new[register] = _TILES << _SPACE_SHIFT | self.count[_TILES]
                 self.count[_TILES] += 1
 
-        def read_by(operands: tuple[int, ...], code: int, number: int) -> list[int]:
-            if code != look_up:
-                return list(operands)
-            axes = len(encoder.operands.types[number].shape)
-            return encoder.indices[operands[0] : operands[0] + axes]
-
         last: dict[int, int] = {}
         for at, (code, _, operands, number) in enumerate(self.made):
-            last.update(dict.fromkeys(read_by(operands, code, number), at))
+            last.update(dict.fromkeys(self._operands(code, operands, number), at))
         last[self.of(encoder.value)] = len(self.made)
         free: list[int] = []
         total = 0
         for at, (code, out, operands, number) in enumerate(self.made):
-            for register in {x for x in read_by(operands, code, number) if last.get(x) == at}:
+            for register in {x for x in self._operands(code, operands, number) if last.get(x) == at}:
                 if register >> _SPACE_SHIFT == _PAIRS and new[register] >> _SPACE_SHIFT == _PAIRS:
                     free.append(new[register])
             if out >> _SPACE_SHIFT == _PAIRS and out not in new:
@@ -408,6 +458,8 @@ class Bound(NamedTuple):
     tables : tuple of ndarray
     dtypes : tuple of int
         Indices in TABLE_DTYPES.
+    items : ((int, int, int), (int, int, int))
+        First batch entry, query head and query whose items the backward runs, and their ends.
     sums : tuple of (table, begin, end, words)
         Exact accumulators, (end - begin, 10) int64, of elements [begin, end) of gradients.
     direct : tuple of (table, gradient)
@@ -417,11 +469,12 @@ class Bound(NamedTuple):
     numbers: np.ndarray
     tables: tuple[np.ndarray, ...]
     dtypes: tuple[int, ...]
+    items: tuple[tuple[int, int, int], tuple[int, int, int]]
     sums: tuple[tuple[int, int, int, np.ndarray], ...] = ()
     direct: tuple[tuple[int, np.ndarray], ...] = ()
 
 
-def bind(encoded: Encoded, prepared: ScoreOperands, operands: ScoreOperands | None) -> Bound:
+def bind(encoded: Encoded, call: Call, prepared: ScoreOperands, operands: ScoreOperands | None) -> Bound:
     """Check the values of a call against the prepared operands, and return them for the kernels."""
     if operands is None:
         raise ValueError("score: expected the operands of the prepared call, got None")
@@ -443,23 +496,56 @@ def bind(encoded: Encoded, prepared: ScoreOperands, operands: ScoreOperands | No
             table = table.astype(table.dtype.newbyteorder("="))
         tables.append(table)
         dtypes.append(TABLE_DTYPES.index(name))
-    return Bound(numbers, tuple(tables), tuple(dtypes))
+    return Bound(numbers, tuple(tables), tuple(dtypes), ((0, 0, 0), (call.batch, call.heads_q, call.q_len)))
 
 
 def gradients(
-    encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, compute: Callable[[Bound], None]
+    encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, compute: Callable[[Bound, bool], None]
 ) -> tuple[np.ndarray | None, ...]:
-    """Run the backward, `compute`, as often as accumulators of 64 MiB require; return the tables' gradients."""
+    """Run the backward as often as accumulators of 64 MiB require; return the tables' gradients.
+
+    ``compute(bound, whole)`` runs it. Only the first run is of all items; later ones sum parts of tables, and run the
+    items that have terms of them. Their other gradients are incomplete.
+    """
     dtype = np.dtype(call.lse_dtype)
     wanted = operands.wanted or (False,) * len(operands.types)
     found = [np.zeros(of.shape, dtype) if own else None for of, own in zip(operands.types, wanted, strict=True)]
     direct = tuple((number, x) for number, x in enumerate(found) if x is not None and encoded.direct[number])
-    for ranges in _passes(encoded, operands, call):
+    for number_of_pass, ranges in enumerate(_passes(encoded, operands, call)):
         words = tuple((*own, np.zeros((own[2] - own[1], _core.SUM_WORDS), np.int64)) for own in ranges)
-        compute(bound._replace(sums=words, direct=direct))
-        for number, begin, end, own in words:
-            found[number].reshape(-1)[begin:end] = _sums(own)  # type: ignore[union-attr]
+        if number_of_pass:
+            items = _items(encoded, operands, call, bound, ranges)
+            compute(bound._replace(sums=words, items=items), False)
+        else:
+            compute(bound._replace(sums=words, direct=direct), True)
+        for number, begin, end, summed in words:
+            found[number].reshape(-1)[begin:end] = _sums(summed)  # type: ignore[union-attr]
     return tuple(found)
+
+
+def _items(
+    encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, ranges: Sequence[tuple[int, int, int]]
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return (begins, ends) of the batch entries, heads and queries whose pairs may have terms of some elements."""
+    whole = bound.items
+    if len(ranges) != 1:
+        return whole
+    number, begin, end = ranges[0]
+    shape = operands.types[number].shape
+    first, last = (np.unravel_index(x, shape) for x in (begin, end - 1))
+    begins, ends = map(list, whole)
+    parameters = bound.numbers[len(encoded.constants) :].tolist()
+    start = {"score": 0, "b": 0, "h": 0, "q": call.q_offset, "k": 0, "offset": call.q_offset}
+    for axis, length in enumerate(shape):
+        own = encoded.shifts[number][axis]
+        if own is not None:
+            at, (shift,) = "bhq".index(own[0]), evaluate(own[1], start, parameters, ())
+            if shift >= 0 and shift + whole[1][at] <= length:  # no index wraps
+                begins[at] = max(begins[at], int(first[axis] - shift))
+                ends[at] = min(ends[at], int(last[axis] + 1 - shift))
+        if first[axis] != last[axis]:
+            break
+    return tuple(begins), tuple(ends)  # type: ignore[return-value]
 
 
 def clear(bound: Bound) -> None:

@@ -58,6 +58,21 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
   }
 }
 
+// Whether a pass over part of a table's elements runs an item. `scratch` has room for its positions.
+inline bool takes_part(const Item& item, char* scratch) {
+  const ScoreProgram& program = *item.call.score;
+  const auto within = [](const int64_t (&range)[2], int64_t x) { return x >= range[0] && x < range[1]; };
+  if (!within(program.batches, item.batch) || !within(program.heads, item.head)) return false;
+  if (program.queries[0] == 0 && program.queries[1] == item.call.q_len) return true;
+  Arena arena(scratch);
+  const Positions position(item.call, arena);
+  const int64_t cells = list_positions(item.query_tile(), position.query);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    if (position.query[cell] != kPadding && within(program.queries, position.query[cell])) return true;
+  }
+  return false;
+}
+
 template <class E>
 void backward(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
               char* scratch) noexcept {

@@ -306,13 +306,21 @@ template <class T>
 SPATTN_INLINE void add_axis(const Source<T>& index, int64_t row, int64_t column, int64_t count, int64_t length,
                             int64_t stride, int64_t* offsets, uint8_t* inside) {
   const T* const at = index.data + row * index.step + (index.vector ? column : 0);
-  const int64_t next = index.vector;
-  for (int64_t i = 0; i < count; ++i) {
+  const auto wrapped = [&](int64_t i) __attribute__((always_inline)) {
     Whole<T> given;
-    memcpy(&given, at + i * next, sizeof given);
-    const int64_t wrapped = int64_t(given) + (given < 0 ? length : 0);
-    inside[i] &= uint8_t(uint64_t(wrapped) < uint64_t(length));
-    offsets[i] += wrapped * stride;
+    memcpy(&given, at + i, sizeof given);
+    return int64_t(given) + (given < 0 ? length : 0);
+  };
+  if (!index.vector) {
+    const int64_t one = wrapped(0), offset = one * stride;
+    if (uint64_t(one) >= uint64_t(length)) memset(inside, 0, size_t(count));
+    for (int64_t i = 0; i < count; ++i) offsets[i] += offset;
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t one = wrapped(i);
+    inside[i] &= uint8_t(uint64_t(one) < uint64_t(length));
+    offsets[i] += one * stride;
   }
 }
 

@@ -3,9 +3,11 @@
 // The kernels compute S = q.k and pass a whole tile of it. The program replaces it by f(scale * q.k), which the softmax
 // reads with scale 1. Operations on one side or on the diagonal alone run once per row, column or diagonal; those on
 // pairs run strip by strip, so that their registers stay in the L1 cache. The kernels mask the results, so f may return
-// anything for a masked pair. A NaN becomes +inf, which sends its row to the float64 fallback in every kernel unless
-// the pair is masked.
+// anything for a masked pair. A NaN sends its row to the float64 fallback unless the pair is masked: where the softmax
+// does not keep it, it becomes +inf.
 #pragma once
+#include <utility>
+
 #include "kernels.h"
 #include "simd/blocking.h"
 #include "simd/vec.h"
@@ -62,7 +64,7 @@ template <class T> class Score {
   void begin(int64_t batch, int64_t head, int64_t slot = 0) {
     if (!program_) return;
     batch_ = batch, head_ = head, slot_ = slot;
-    for (int32_t i = 0; i < program_->ends[0]; ++i) {
+    for (int32_t i = 0; i < program_->scalars; ++i) {
       const Instruction& own = program_->instructions[i];
       run(own, {scalars(slot) + index(own.out) * L, 0, 1, L},
           [&](int32_t operand) { return Source<T>{scalars(slot) + index(operand) * L, 0, true}; });
@@ -71,40 +73,60 @@ template <class T> class Score {
 
   // Replaces the products in `scores`, (count, columns), by scores. `rows` and `lanes` are the positions along the rows
   // and columns, kPadding for padding. Rows are keys or, if kKeysInLanes, queries; `columns` is a multiple of kLanes.
-  // finish(column, row, count, score) stores column `column` of the rows from `row` on, given score(row).
+  // finish(column, row, count, score) stores column `column` of the rows from `row` on, given score(row), which may be
+  // NaN.
   template <bool kKeysInLanes, class Finish>
   void apply(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot, const Finish& finish) {
     place<kKeysInLanes>(rows, count, lanes, columns, scores, ld, slot);
+    // A last multiply-add, or product, of a register and one number per tile runs in finish(): one pass less.
+    const int32_t first = variant_->pairs[0], end = variant_->pairs[1];
+    const Instruction* const last = first < end ? program_->instructions + end - 1 : nullptr;
+    const bool fused = last && last->out == variant_->value && space(last->out) == kPairs &&
+                       (last->operation == k_multiply_add_f || last->operation == k_mul_f) &&
+                       (space(last->operands[0]) == kScalars) != (space(last->operands[1]) == kScalars);
     const int64_t at_once = strip_ / columns;
     for (int64_t row = 0; row < count; row += at_once) {
       const int64_t some = count - row < at_once ? count - row : at_once;
-      run_list(variant_->pairs, [&](const Instruction& own) {
+      for (int32_t i = first; i < end - fused; ++i) {
+        const Instruction& own = program_->instructions[i];
         const Source<T> to = pair_source(own.out, row);
         run(own, {const_cast<T*>(to.data), to.step, some, columns},
             [&](int32_t operand) { return pair_source(operand, row); });
-      });
-      const Source<T> value = pair_source(variant_->value, row);
-      const auto finish_with = [&](auto vector) __attribute__((always_inline)) {
-        constexpr bool kVector = decltype(vector)::value;
-        for (int64_t column = 0; column < columns; column += L) {
-          finish(column, row, some, [&](int64_t at) __attribute__((always_inline)) {
-            const Vec<T> found = RowReader<Vec<T>, kVector, T>(value, at - row)[column];
-            return found == found ? found : splat(kInfinity<T>);
-          });
-        }
-      };
-      value.vector ? finish_with(Count<1>{}) : finish_with(Count<0>{});
+      }
+      if (!fused) {
+        const Source<T> value = pair_source(variant_->value, row);
+        value.vector ? finish_strip<true>(row, some, value, finish) : finish_strip<false>(row, some, value, finish);
+        continue;
+      }
+      Source<T> a = pair_source(last->operands[0], row), b = pair_source(last->operands[1], row);
+      if (space(last->operands[0]) == kScalars) std::swap(a, b);
+      const T factor = *b.data;
+      if (last->operation == k_mul_f) {
+        a.vector ? finish_products<true, false>(row, some, a, factor, {zeros_, 0, false}, finish)
+                 : finish_products<false, false>(row, some, a, factor, {zeros_, 0, false}, finish);
+        continue;
+      }
+      const Source<T> c = pair_source(last->operands[2], row);
+      if (a.vector) {
+        c.vector ? finish_products<true, true>(row, some, a, factor, c, finish)
+                 : finish_products<true, false>(row, some, a, factor, c, finish);
+      } else {
+        finish_products<false, true>(row, some, a, factor, c, finish);
+      }
     }
   }
 
-  // As above; stores the scores.
+  static SPATTN_INLINE Vec<T> without_nan(Vec<T> x) { return x == x ? x : splat(kInfinity<T>); }
+
+  // As above; stores the scores, +inf for NaN.
   template <bool kKeysInLanes>
   void apply(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot = 0) {
     apply<kKeysInLanes>(rows, count, lanes, columns, scores, ld, slot,
                         [&](int64_t column, int64_t row, int64_t some, auto score) __attribute__((always_inline)) {
-                          for (int64_t at = row; at < row + some; ++at) store(scores + at * ld + column, score(at));
+                          for (int64_t at = row; at < row + some; ++at)
+                            store(scores + at * ld + column, without_nan(score(at)));
                         });
   }
 
@@ -134,6 +156,29 @@ template <class T> class Score {
   }
 
  private:
+  template <bool kVector, class Finish>
+  SPATTN_INLINE void finish_strip(int64_t row, int64_t some, const Source<T>& value, const Finish& finish) const {
+    for (int64_t column = 0; column < columns_; column += L) {
+      finish(column, row, some, [&](int64_t at) __attribute__((always_inline)) {
+        return RowReader<Vec<T>, kVector, T>(value, at - row)[column];
+      });
+    }
+  }
+
+  // As finish_strip() with a * factor + c.
+  template <bool kA, bool kC, class Finish>
+  SPATTN_INLINE void finish_products(int64_t row, int64_t some, const Source<T>& a, T factor, const Source<T>& c,
+                                     const Finish& finish) const {
+    const Vec<T> factors = splat(factor);
+    for (int64_t column = 0; column < columns_; column += L) {
+      finish(column, row, some, [&](int64_t at) __attribute__((always_inline)) {
+        const RowReader<Vec<T>, kA, T> left(a, at - row);
+        const RowReader<Vec<T>, kC, T> right(c, at - row);
+        return left[column] * factors + right[column];
+      });
+    }
+  }
+
   static int space(int32_t reg) { return reg >> kSpaceShift; }
   static int64_t index(int32_t reg) { return reg & ((1 << kSpaceShift) - 1); }
   T* scalars(int64_t slot) const { return scalars_ + slot * program_->registers[kScalars] * L; }
@@ -157,10 +202,10 @@ template <class T> class Score {
   }
 
   static void fill_whole(const Target<T>& block, int64_t start, int64_t step) {
-    for (int64_t i = 0; i < block.columns; ++i) {
-      const Whole<T> value = Whole<T>(start + i * step);
-      memcpy(block.out + i, &value, sizeof value);
-    }
+    IntVec<T> found;
+    for (int i = 0; i < L; ++i) found[i] = Whole<T>(start + i * step);
+    const Whole<T> next = Whole<T>(L * step);
+    for (int64_t i = 0; i < block.columns; i += L, found += next) store(block.out + i, found);
   }
 
   // Writes an input or a number.
@@ -223,7 +268,7 @@ template <class T> class Score {
       const bool one_step = row_.count <= 1 || lane_.count <= 1 || row_.step == lane_.step;
       if (!row_.even || !lane_.even || !one_step) ++variant_;
     }
-    const int32_t of_lines[2] = {program_->ends[0], program_->ends[1]};
+    const int32_t of_lines[2] = {program_->scalars, variant_->lines};
     run_list(of_lines, [&](const Instruction& own) {
       const int side = space(own.out);
       const int64_t length = round_up(in_lanes(side) ? columns_ : rows_, L);
@@ -279,6 +324,26 @@ template <class T> class Score {
     derivative.vector ? all(Count<1>{}) : all(Count<0>{});
   }
 
+  // Writes the sums over rows of dS times a derivative to terms_, in several chains of additions.
+  template <bool kVector> void sum_columns(const Source<T>& derivative, const T* gradients, int64_t ld) {
+    constexpr int kChains = 4;
+    for (int64_t column = 0; column < columns_; column += L) {
+      Vec<T> sum[kChains] = {};
+      const auto add = [&](int64_t row, Vec<T>& to) __attribute__((always_inline)) {
+        const Vec<T> gradient = load<Vec<T>>(gradients + row * ld + column);
+        const Vec<T> term = gradient * RowReader<Vec<T>, kVector, T>(derivative, row)[column];
+        to += gradient != T(0) ? term : Vec<T>{};
+      };
+      int64_t row = 0;
+      for (; row + kChains <= rows_; row += kChains) {
+        SPATTN_UNROLL
+        for (int i = 0; i < kChains; ++i) add(row + i, sum[i]);
+      }
+      for (; row < rows_; ++row) add(row, sum[0]);
+      store(terms_ + column, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+    }
+  }
+
   static double across(Vec<T> terms) {
     double sum = 0;
     for (int i = 0; i < L; ++i) sum += double(terms[i]);
@@ -330,12 +395,8 @@ template <class T> class Score {
         add(0, i, sum);
       }
     } else {
-      for (int64_t i = 0; i < columns_; i += L) store(terms_ + i, Vec<T>{});
-      each_row(use, gradients, ld, [&](int64_t, auto term) {
-        for (int64_t column = 0; column < columns_; column += L) {
-          store(terms_ + column, load<Vec<T>>(terms_ + column) + term(column));
-        }
-      });
+      const Source<T> derivative = pair_source(use.derivative, 0);
+      derivative.vector ? sum_columns<true>(derivative, gradients, ld) : sum_columns<false>(derivative, gradients, ld);
       if (one_side) {
         for (int64_t i = 0; i < columns_; ++i) add(0, i, double(terms_[i]));
         return;
@@ -347,6 +408,7 @@ template <class T> class Score {
   }
 
   static constexpr int64_t kDiagonalChains = 4;
+  static constexpr T zeros_[1] = {};
 
   const Call& call_;
   const ScoreProgram* program_;
