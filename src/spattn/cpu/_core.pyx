@@ -16,7 +16,6 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
-from ..request.score import KINDS, Score, ScoreOperands, check_score
 from . import _workspace
 
 cnp.import_array()
@@ -25,6 +24,42 @@ cnp.import_array()
 cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     enum: kMaxTables
     enum: kZeroedScratch, kFewQueries
+    enum: kMostAxes, kSumWords, kOperations
+
+    const char* kOperationNames[]
+
+    cdef struct Instruction:
+        int32_t operation
+
+    cdef struct Variant:
+        int32_t value
+
+    cdef struct Use:
+        int32_t table
+
+    cdef struct ScoreTable:
+        const char* data
+        int64_t shape[8]
+        int64_t stride[8]
+        int32_t dtype, axes
+        int64_t* sums
+        char* direct
+        int64_t begin, end
+
+    cdef struct ScoreProgram:
+        const Instruction* instructions
+        const int32_t* indices
+        const Variant* variants
+        const Use* uses
+        int32_t scalars
+        int32_t registers[8]
+        const double* numbers
+        const ScoreTable* tables
+        int64_t most_axes
+        int64_t batches[2]
+        int64_t heads[2]
+        int64_t queries[2]
+        cbool shared
 
     cdef struct View:
         int64_t offset
@@ -74,8 +109,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         double scale
         const double* sinks
         double* dsinks
-        int score
-        const double* score_values
+        const ScoreProgram* score
         char* slots
 
     cdef struct Sums:
@@ -121,6 +155,9 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
 FEW_QUERIES = kFewQueries                # maximum q_len for which a task computes all heads of a group
+OPERATIONS = {kOperationNames[i].decode(): i for i in range(kOperations)}  # of score programs, by name
+SUM_WORDS = kSumWords                    # words of an exact accumulator
+MOST_AXES = kMostAxes                    # of a table that a score program looks up
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by lse.itemsize: see is_far() in kernels/backward/exact.h
 
 cdef size_t kLine = 64                   # cache line in bytes, the alignment of workspaces
@@ -174,6 +211,7 @@ cdef class Prepared:
 
     cdef const KernelTable* table
     cdef Call call
+    cdef ScoreProgram program      # without the values of a call
     cdef Shape of_q, of_k, of_v, of_out, of_lse
     cdef int element, lse_element  # NumPy's type numbers
     cdef int dtype, value_bytes    # index in DTYPES; bytes of the kernels' compute type
@@ -183,10 +221,12 @@ cdef class Prepared:
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
     cdef object owners
+    cdef readonly object score     # a _score.Encoded or None
 
-    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
+    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, score=None):
         """Prepare a validated `call`. `work` holds the plan's items in execution order, and a task computes `together`
-        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed.
+        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed. `score` is the call's
+        encoded score program.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
@@ -198,8 +238,10 @@ cdef class Prepared:
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
-        score_values = self.describe_score(call)
-        self.owners = plan, work, variant, score_values
+        self.owners = plan, work, variant
+        self.score = score
+        if score is not None:
+            self.describe_score(score)
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
@@ -234,19 +276,18 @@ cdef class Prepared:
         found.data = <char*>cnp.PyArray_DATA(array)
         return found
 
-    cdef describe_score(self, call):
-        """Set the score function and return its parameters, which must outlive the kernels."""
-        score = call.score
-        if isinstance(score, ScoreOperands):
-            if score.program is not None:
-                raise ValueError("score: expected sinks alone, got a score function")
-            score = None
-        score = score or Score(KINDS[0], (0.0,) * call.heads_q)
-        check_score(score, call.heads_q)
-        kept = np.array(score.values, np.float64)
-        self.call.score = KINDS.index(score.name)
-        self.call.score_values = <const double*>cnp.PyArray_DATA(kept)
-        return kept
+    cdef describe_score(self, score):
+        cdef ScoreProgram* to = &self.program
+        cdef int i
+        to.instructions = <const Instruction*>cnp.PyArray_DATA(score.instructions)
+        to.indices = <const int32_t*>cnp.PyArray_DATA(score.indices)
+        to.variants = <const Variant*>cnp.PyArray_DATA(score.variants)
+        to.uses = <const Use*>cnp.PyArray_DATA(score.uses)
+        to.scalars = score.scalars
+        for i in range(8):
+            to.registers[i] = score.registers[i]
+        to.most_axes = kMostAxes
+        self.call.score = to  # for sizes of scratch; Run has the values of a call
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
@@ -281,8 +322,9 @@ cdef class Run(Prepared):
     cdef atomic[int64_t] worked, lost  # ns: total CPU time of the team; longest time that a thread waited for a core
     cdef object error, workspaces
     cdef Prepared prepared
+    cdef ScoreProgram program
 
-    cdef begin(self, Prepared prepared, arrays, double scale, sinks):
+    cdef begin(self, Prepared prepared, arrays, double scale, score, sinks, int threads):
         """Fill in the kernel parameters, except the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
@@ -299,6 +341,8 @@ cdef class Run(Prepared):
         call.lse = prepared.describe("lse", lse, prepared.of_lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
         call.scale = scale
+        if prepared.score is not None:
+            self.bind_score(score, threads)
         if sinks is not None:
             call.sinks = self.bind_sinks(sinks)
         self.next_look = monotonic_ns() + kSignalPeriod
@@ -327,6 +371,34 @@ cdef class Run(Prepared):
                 views[view].offset += kv_len - prepared.call.kv_len
         self.call.plan.views = views
         self.call.kv_len = self.of_k.size[2] = self.of_v.size[2] = kv_len
+
+    cdef bind_score(self, score, int threads):
+        """Set the values of the score program from a _score.Bound."""
+        cdef ScoreTable* tables
+        cdef ScoreTable* table
+        cdef int axis
+        self.program = self.prepared.program
+        self.owners.append(score)
+        self.program.numbers = <const double*>cnp.PyArray_DATA(score.numbers)
+        tables = <ScoreTable*>self.workspace(len(score.tables) * sizeof(ScoreTable))
+        for number, array in enumerate(score.tables):
+            table = tables + <int64_t>number
+            memset(table, 0, sizeof(ScoreTable))
+            table.data = <const char*>cnp.PyArray_DATA(array)
+            table.dtype, table.axes = score.dtypes[number], array.ndim
+            for axis in range(array.ndim):
+                table.shape[axis], table.stride[axis] = array.shape[axis], array.strides[axis]
+        for number, begin, end, words in score.sums:
+            table = tables + <int64_t>number
+            table.sums, table.begin, table.end = <int64_t*>cnp.PyArray_DATA(words), begin, end
+        for number, gradient in score.direct:
+            table = tables + <int64_t>number
+            table.direct = <char*>cnp.PyArray_DATA(gradient)
+        self.program.tables = tables
+        for axis in range(2):
+            self.program.batches[axis], self.program.heads[axis], self.program.queries[axis] = score.items[axis]
+        self.program.shared = threads > 1
+        self.call.score = &self.program
 
     cdef replace(self, Array* array, str name, const Shape& shape, instead):
         """Replace K or V in the tile kernels by a finite copy, unless `instead` is None."""
@@ -519,7 +591,7 @@ cdef class Backward(Run):
         call.dk, call.dv = of.describe("dk", dk, of.of_k), of.describe("dv", dv, of.of_v)
         if dlse is not None:
             call.dlse = of.describe("dlse", dlse, of.of_lse)
-        if call.sinks is not NULL:
+        if dsinks is not None:
             call.dsinks = <double*>cnp.PyArray_DATA(dsinks)
         self.owners += [gradients, split, dsinks]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
@@ -646,25 +718,27 @@ cdef class Backward(Run):
                                          self.scratch + thread * self.scratch_bytes)
 
 
-def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, sinks=None):
+def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None):
     """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
+    `score` is the _score.Bound of a call whose `prepared` has a score program.
     Non-finite values of masked keys may be the reason. The caller then repeats the call with `instead`, the result of
     :func:`._nonfinite.without` for `v`, unless that is None. `sinks` is None or a (heads_q,) array of lse's dtype.
     """
     cdef Forward run = Forward.__new__(Forward)
-    run.begin(prepared, (q, k, v, out, lse), scale, sinks)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
     run.make_room(instead, threads)
     return run.execute(threads)
 
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
-             instead=None, sinks=None, dsinks=None):
-    """Write gradients to `dq`, `dk` and `dv`. `split` holds the Units of the plan for these heads, and `prepared` was
-    created with their work items. `dlse` may be None; `instead` replaces `k`. With `sinks`, write the gradients of each
-    batch entry to `dsinks`, (batch, heads_q) float64. Return value as for :func:`forward`.
+             instead=None, score=None, sinks=None, dsinks=None):
+    """Write gradients to `dq`, `dk` and `dv`, and add those of tables to the arrays that `score` names. `split` holds
+    the Units of the plan for these heads, and `prepared` was created with their work items. `dlse` may be None;
+    `instead` replaces `k`. With `sinks`, write the gradients of each batch entry to `dsinks`, (batch, heads_q) float64,
+    unless that is None. Return value as for :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
-    run.begin(prepared, (q, k, v, out, lse), scale, sinks)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
     run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, threads)
     return run.execute(threads)

@@ -29,6 +29,7 @@ struct BackwardByRows {
 
   static void run(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
                   char* scratch) noexcept {
+    if (call.score && !takes_part({call, batch, head, work}, scratch)) return;
     by_pairs(call) ? pairwise_backward<E>({call, batch, head, work}, sums, scratch)
                    : kTiles(call, batch, head, work, sums, scratch);
   }

@@ -84,9 +84,11 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
     const double score = row.score(key, &derivative);
     if (row.removed(score)) return;
     const double weight = scalar_weight(row.logits.scalar_exponent(score, softmax.reference) - softmax.rest);
-    const double gradient = weight * (dout.times({row.values, key}, call.head_dim_v) - delta) * derivative * call.scale;
+    const double of_score = weight * (dout.times({row.values, key}, call.head_dim_v) - delta);
+    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;  // which may be NaN there
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * k[d];
     if (!sums) return;
+    if (row.score_function && weight != 0) row.score_function.template add_table_gradients<T>(of_score);
     T* dk = reinterpret_cast<T*>(sums->dk) + (key - sums->begin) * sums->ld_dk;
     T* dv = reinterpret_cast<T*>(sums->dv) + (key - sums->begin) * sums->ld_dv;
     for (int64_t d = 0; d < call.head_dim; ++d) dk[d] += T(gradient * row.query[d]);
