@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +18,14 @@ from spattn import Tiling, cuda, patterns
 from spattn.arrays import to_host
 from spattn.arrays.operand import Operand, row_major
 from spattn.choose.specializations import ARCH, build, variant
-from spattn.cuda.driver import compile
+from spattn.cuda.driver import compile, device
 from spattn.cuda.host import execute, sinks
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80 import params as portable_params
-from spattn.cuda.sm80.variants import forward_variants
+from spattn.cuda.sm80.variants import backward_variants, forward_variants, tile_within
 from spattn.cuda.sm80.variants import variant as portable_variant
+from spattn.cuda.sm90.backward import params as backward_params
+from spattn.cuda.sm90.backward import specializations as backward_table
 from spattn.cuda.sm90.forward import group, launches, prepared
 from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.planning.contract.validated import validated
@@ -54,6 +62,63 @@ CASES = {  # (pattern, q_len, kv_len)
     "plane": (patterns.Neighborhood((12, 13), 5), 156, 156),
 }
 hopper = pytest.mark.family("sm90")
+
+
+def portable_kernels(arch, shared_bytes):
+    """(source, architecture, macros, structs) of the portable kernels that the tests run."""
+    with_sinks = sinks.sink_macros(1)
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        merge = portable_variant("forward/merge", dtype)
+        found = [merge, merge._replace(macros=merge.macros | with_sinks)]
+        found += [portable_variant(f"backward/{name}", dtype) for name in ("statistics", "sum")]
+        for dim, precision in itertools.product((40, 64, 128, 256), (None, "tf32") if dtype == "float32" else (None,)):
+            tile = tile_within(shared_bytes, dtype, dim)
+            forward = forward_variants(dtype, precision, dim, dim, tile, True, shared_bytes)
+            found += [x._replace(macros=x.macros | with_sinks) for x in forward] + forward * (dim == 64)
+            for by_keys in (False, True):
+                found += backward_variants(dtype, precision, dim, dim, by_keys, True, shared_bytes)
+        yield from ((x.source, arch, x.macros, portable_params.structs_of(x.source)) for x in found)
+        yield "common/sink_gradient.cu", arch, {"SPATTN_DTYPE": dtype}, {"SinkGradient": sinks.SINK_GRADIENT}
+
+
+def hopper_kernels_of(dtype):
+    """Those of the Hopper kernels, for most numbers of tensor maps."""
+    with_sinks = sinks.sink_macros(1)
+    rooms = [(64, MAPS[0]), (64, MAPS[1]), (128, MAPS[0]), (256, MAPS[0])]
+    for (dim, room), keys in itertools.product(rooms, (256.0, np.inf)):
+        defines, structs = variant(build(128, dim, keys), dtype, room), hopper_params.structs(room)
+        for macros in ({}, with_sinks) if dim == 64 else (with_sinks,):
+            yield "sm90/forward/attention.cu", ARCH, defines | macros, structs
+    for dim in (64, 128, 256):
+        defines, structs = variant(build(128, dim), dtype, MAPS[0]), hopper_params.structs(MAPS[0])
+        yield from (("sm90/forward/merge.cu", ARCH, defines | macros, structs) for macros in ({}, with_sinks))
+    for row, room in itertools.product(backward_table.TABLE, MAPS[:2]):
+        if (row.head_dim, room) not in rooms:
+            continue
+        names = ("backward", "statistics", "sum", "convert") if room == MAPS[0] else ("backward",)
+        for name in names:
+            defines = backward_table.variant(row, dtype, room)
+            yield f"sm90/backward/{name}.cu", ARCH, defines, backward_params.structs(room)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Compile the kernels of this module in parallel, one process at a time; the calls find them in the cache."""
+    gpu = device.get()
+    found = list(portable_kernels(gpu.arch, gpu.shared_bytes))
+    if gpu.capability == (9, 0):
+        found += [*hopper_kernels_of("float16"), *hopper_kernels_of("bfloat16")]
+    lock = Path(tempfile.gettempdir()) / f"spattn-test-sinks-{os.getuid()}.lock"
+    with lock.open("w") as file, ThreadPoolExecutor() as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert all(pool.map(lambda one: compile.cubin(*one), found))
+
+
+@pytest.fixture(autouse=True)
+def compiled_on_a_gpu(request):
+    """Tests on a GPU find their kernels compiled."""
+    if request.node.get_closest_marker("gpu") is not None and compile.find_nvcc() is not None:
+        request.getfixturevalue("compiled")
 
 
 def wide(dtype):
