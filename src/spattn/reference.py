@@ -234,7 +234,7 @@ def backward(
 def prepare(call: Call, plan: Plan) -> PreparedForward:
     """Implement :meth:`.backends.Backend.prepare` for plans that have a pattern."""
     _pattern_of(plan)
-    return lambda q, k, v, scale, *score: forward(q, k, v, plan, scale, *score)
+    return lambda q, k, v, scale, score=None: forward(q, k, v, plan, scale, score)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:

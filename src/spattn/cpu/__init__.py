@@ -172,7 +172,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     strides = np.empty_like(q, shape=shape, subok=False).strides
     rows, together = call.rows, _heads_together(call, own)
     least = own.least or 0 if own.growth is None else 0  # minimum kv_len that the core binds at run time; 0: never
-    operands: ScoreOperands | None = call.score  # type: ignore[assignment]
+    operands = call.score
     encoded = operands and _score.encode(operands, call, backward=False)
 
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
@@ -208,7 +208,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     useful = _useful_threads(call, plan)
     for x in (call.q, call.k, call.v):  # raise MemoryError before the work is split into units
         np.empty_like(call.kind.to_numpy(x), subok=False)
-    operands: ScoreOperands | None = call.score  # type: ignore[assignment]
+    operands = call.score
     encoded = operands and _score.encode(operands, call, backward=True)
     if call.batch and call.heads_q:
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
@@ -247,7 +247,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         if score is None:
             compute(None)
             return dq, dk, dv
-        if encoded is None:
+        if encoded is None or operands is None:
             compute(None)
             dtables: tuple[np.ndarray | None, ...] = ()
         else:

@@ -219,15 +219,17 @@ class _Writer:
                         known = self._interval(x, lines, intervals)
                         checks.append(f"low{x} >= 0 && high{x} < {size}" if known else "false")
         positions = any(self.graph.operations[n].name in ("q", "k") for n in self._needed([value]))
-        tests = "\n           && ".join([*(f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known), *checks])
+        tests = "\n           && ".join(
+            [*(f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known), *checks]
+        )
         if "false" in checks:
             lines, tests = [], "false"
         return "\n".join(
             [
                 "  // Whether value() depends on positions.",
                 f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
-                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if that is",
-                "  // not known.",
+                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if",
+                "  // that is not known.",
                 "  template <class T>",
                 "  static SPATTN_SCORE bool inside(int query_low, int query_high, int key_low, int key_high,",
                 "                                  const Head<T>& head) {",

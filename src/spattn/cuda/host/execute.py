@@ -284,7 +284,8 @@ def nothing(call: Call) -> PreparedForward:
         return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
     found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
 
-    def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands) -> tuple[Any, Any]:
+    def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
+        assert score is not None  # the call was prepared with sinks
         out, lse = found(q)
         return out, lse + score.sinks[:, None]
 

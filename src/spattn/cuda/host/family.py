@@ -52,9 +52,9 @@ class ForwardLaunches(Protocol):
         """Return a call's launches in order of dependency, attention first; the context must be current.
 
         `problems` holds (q, k, v, out, lse, scale, score, sinks) of each problem, addresses and a scale; `score` is
-        the address of its ``ScoreArgs``, `sinks` that of its sinks, or 0. The first `early` launches may start before the stream's preceding launch
-        ends. `moved` is kv_len minus the plan's kv_len. No other launches may write to the same addresses while the
-        results are alive.
+        the address of its ``ScoreArgs``, `sinks` that of its sinks, or 0. The first `early` launches may start before
+        the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other launches may write to
+        the same addresses while the results are alive.
         """
 
 

@@ -73,9 +73,7 @@ class Repeated:
         self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
         self._scored = general.scored
 
-    def __call__(
-        self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None
-    ) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale, *(() if score is None else (score,)))
@@ -124,7 +122,8 @@ class Repeated:
             if launches is None:
                 return None
             keep_if_captured(self.device, stream, launches)
-            written = launches.write([(*problem, score, sinks)], workspace, stream, early=launches.computes, moved=moved)
+            given = *problem, score, sinks
+            written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
@@ -154,8 +153,19 @@ class RepeatedBackward:
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
+        if score is not None:  # raises ValueError: the call was prepared without it
+            return self._general(dout, q, k, v, out, lse, dlse, scale, score)
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:

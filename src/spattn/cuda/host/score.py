@@ -99,7 +99,10 @@ class Binder:
             )
         if score is None:
             return ()
-        given, expected = (*score.tables, *self._sinks_of(score)), [(one.dtype, tuple(one.shape)) for one in self._types]
+        given, expected = (
+            (*score.tables, *self._sinks_of(score)),
+            [(one.dtype, tuple(one.shape)) for one in self._types],
+        )
         if len(score.tables) != len(self._types):
             raise ValueError(f"score: expected {len(self._types)} captured arrays, got {len(score.tables)}")
         for number, array in enumerate(given):
@@ -130,9 +133,10 @@ class Binder:
 
         `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
         """
-        *operands, sinks = operands if self.has_sinks else (*operands, None)
+        sinks = operands[-1].pointer if self.has_sinks else 0
+        operands = operands[: len(self._types)]
         if score is None or not self.text:
-            return IDENTITY if sinks is None else BoundScore(sinks=sinks.pointer)
+            return BoundScore(sinks=sinks) if sinks else IDENTITY
         if [x.strides for x in operands] != self._strides:
             raise ValueError(f"score: expected arrays of strides {self._strides}, got {[x.strides for x in operands]}")
         packed = self._pack(*self._values(score, operands))
@@ -141,7 +145,7 @@ class Binder:
         if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
             block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
-        return BoundScore(self.text, block[1]["args"], block, 0 if sinks is None else sinks.pointer)
+        return BoundScore(self.text, block[1]["args"], block, sinks)
 
     def unbound(self) -> BoundScore:
         """Return what launches are prepared for: the source, and whether there are sinks."""

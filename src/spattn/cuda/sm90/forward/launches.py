@@ -110,9 +110,10 @@ class Launches:
     ) -> list[Launch]:
         """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
         template, to, launches = self.template, [], []
-        for (*arrays, scale, score, sinks), (partial, partial_lse) in zip(problems, self._partials, strict=True):
+        for problem, (partial, partial_lse) in zip(problems, self._partials, strict=True):
+            q, k, v, out, lse, scale, score, sinks = problem
             partials = workspace + partial, workspace + partial_lse
-            to.append(Addresses(*arrays, *partials, scale, moved, score, sinks))
+            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks))
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
             params, at_once = template.fill(number, to, tables), number < early
