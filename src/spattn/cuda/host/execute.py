@@ -239,6 +239,8 @@ class Backward(_Dispatch):
     ) -> None:
         arrays = len(operands) - len(self._wanted)
         call = self.call_of(stream, operands[:arrays], scale, allocate, score)
+        if self._captured is not None:
+            self._captured.compile(call)
         self.choose().backward(call)
         if self._captured is not None:
             self._captured.enqueue(call, operands[arrays:])

@@ -73,9 +73,7 @@ class Repeated:
         self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
         self._scored = general.scored
 
-    def __call__(
-        self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None
-    ) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale, *(() if score is None else (score,)))
