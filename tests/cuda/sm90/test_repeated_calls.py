@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import struct
 import threading
@@ -17,14 +18,18 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
+from spattn.cuda.host import score as host_score
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
+
+from ..score_trees import operands as operands_of
 
 pytestmark = pytest.mark.family("sm90")
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
+SLOPE = 0.5
 
 
 class Config(ctypes.Structure):
@@ -71,12 +76,13 @@ class Launches:
 
     def __init__(self, kernel, gpu):
         self.kernel, self.gpu, self.written, self.counter = kernel, gpu, [], itertools.count(1000).__next__
+        self.scores = []  # addresses of captured values
 
     def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
         ((*addresses, scale, score),) = problems
-        assert score == 0
         self.written.append(moved)
+        self.scores.append(score)
         params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
         moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address
         return [Launch(self.kernel, 5, params, stream, ADDRESSES.size, moving, n < early) for n in range(self.computes)]
@@ -201,6 +207,30 @@ def test_launches_that_follow_the_number_of_keys(kernel, monkeypatch):
     monkeypatch.setattr(_launch, "error", lambda status, call: RuntimeError(f"{call}: {status}"))
     with pytest.raises(RuntimeError, match="^cuTensorMapReplaceAddress: 1$"):
         start([Launch(kernel, 5, bytes(72), STREAM, 64, moving._replace(maps=[(0, 3, 10)]))], lambda: 1, 1)
+
+
+def test_captured_values(make, tensors, launcher, torch, monkeypatch):
+    """A call launches with the block of its own captured values, which no launch of other values reads."""
+    blocks = []
+
+    def upload(device, arrays):
+        blocks.append(arrays["args"].tobytes())
+        return None, {"args": len(blocks)}
+
+    monkeypatch.setattr(host_score, "upload", upload)
+    monkeypatch.setattr(host_score, "_blocks", {})
+    slopes = torch.zeros(3)
+    score = operands_of(lambda s, b, h, q, k: s + SLOPE * slopes[h] * (k - q))
+    repeated = make(dataclasses.replace(Call.of(*tensors), score=score))
+    other = torch.ones(3)
+    given = [score._replace(parameters=(parameter,)) for parameter in (0.5, 0.5, 0.75, 0.5)]
+    given.append(given[0]._replace(tables=(other,)))
+    kept = [repeated(*tensors, 0.25, own) for own in given]  # results of their own
+    assert launcher.launches.scores == [1, 1, 2, 1, 3] and len(kept) == 5
+    found = [struct.unpack_from("@dQ", block) for block in blocks]
+    assert found == [(0.5, slopes.data_ptr()), (0.75, slopes.data_ptr()), (0.5, other.data_ptr())]
+    with pytest.raises(ValueError, match="expected the function that the call was prepared for"):
+        repeated(*tensors, 0.25)
 
 
 def test_addresses(repeated, kernel, tensors):
