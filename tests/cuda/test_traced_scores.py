@@ -41,7 +41,7 @@ SLOPES, CAPS = RNG.normal(0, 0.05, HEADS).astype("f"), np.array([5, 0.5, -2, 30]
 RELATIVE, SCALAR, ROWS = RNG.normal(size=(HEADS, 99)), np.array(0.75, "f"), RNG.normal(1, 0.3, (2, 13))
 COLUMNS, SMALL = RNG.normal(size=(2, 7)), RNG.normal(size=11)
 OF_HEAD, PLANE = RNG.normal(size=(HEADS, 1)).astype("e"), RNG.normal(size=(HEADS, 19, 23)).astype("f")
-BIAS, SHARED_BIAS = RNG.normal(size=(BATCH, HEADS, 400, 400)).astype("f"), RNG.normal(size=(400, 400)).astype("f")
+BIAS, SHARED_BIAS = RNG.normal(size=(BATCH, HEADS, 270, 270)).astype("f"), RNG.normal(size=(270, 270)).astype("f")
 ALIBI = operands(lambda s, b, h, q, k: s + SLOPES[h] * (k - q))
 # By the index of the captured array.
 INDICES = {
@@ -65,13 +65,13 @@ HIDDEN = np.where(np.arange(801) < 400, np.nan, 0).astype("f")  # of keys after 
 REMOVED = np.where(np.arange(30) % 7 == 3, -np.inf, 0).astype("f")
 REMOVING = operands(lambda s, b, h, q, k: s + HIDDEN[400 + q - k] + REMOVED[k % 30])
 CHOSEN = {name: operands(function) for name, function in INDICES.items()}
-GRID = patterns.Neighborhood((18, 22), 7)
+GRID = patterns.Neighborhood((14, 18), 7)
 # (pattern, q_len, kv_len): other numbers of keys, tiles whose tokens are not consecutive, several views
 CASES = {
-    "more keys": (patterns.Causal(), 330, 400),
-    "plane": (GRID, 396, 396),
-    "strided": (patterns.strided(16), 400, 400),
-    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30))), 260, 260),
+    "more keys": (patterns.Causal(), 200, 270),
+    "plane": (GRID, 252, 252),
+    "strided": (patterns.strided(16), 260, 260),
+    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30))), 200, 200),
 }
 CASE_OF_TREE = ("more keys", "plane", "strided", "per head")
 

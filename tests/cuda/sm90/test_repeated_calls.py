@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import struct
 import threading
@@ -18,16 +19,19 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
-from spattn.cuda.host.sinks import sinks_of
+from spattn.cuda.host import score as host_score
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
 from spattn.request.score import ScoreOperands
 
+from ..score_trees import operands as operands_of
+
 pytestmark = pytest.mark.family("sm90")
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
+SLOPE = 0.5
 
 
 class Config(ctypes.Structure):
@@ -74,14 +78,14 @@ class Launches:
 
     def __init__(self, kernel, gpu):
         self.kernel, self.gpu, self.counter = kernel, gpu, itertools.count(1000).__next__
-        self.written, self.sinks = [], []
+        self.written, self.scores, self.sinks = [], [], []  # `scores`: addresses of captured values
 
     def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
         ((*addresses, scale, score, sinks),) = problems
-        assert score == 0
         self.sinks.append(sinks)
         self.written.append(moved)
+        self.scores.append(score)
         params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
         moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address
         return [Launch(self.kernel, 5, params, stream, ADDRESSES.size, moving, n < early) for n in range(self.computes)]
@@ -208,6 +212,30 @@ def test_launches_that_follow_the_number_of_keys(kernel, monkeypatch):
         start([Launch(kernel, 5, bytes(72), STREAM, 64, moving._replace(maps=[(0, 3, 10)]))], lambda: 1, 1)
 
 
+def test_captured_values(make, tensors, launcher, torch, monkeypatch):
+    """A call launches with the block of its own captured values, which no launch of other values reads."""
+    blocks = []
+
+    def upload(device, arrays):
+        blocks.append(arrays["args"].tobytes())
+        return None, {"args": len(blocks)}
+
+    monkeypatch.setattr(host_score, "upload", upload)
+    monkeypatch.setattr(host_score, "_blocks", {})
+    slopes = torch.zeros(3)
+    score = operands_of(lambda s, b, h, q, k: s + SLOPE * slopes[h] * (k - q))
+    repeated = make(dataclasses.replace(Call.of(*tensors), score=score))
+    other = torch.ones(3)
+    given = [score._replace(parameters=(parameter,)) for parameter in (0.5, 0.5, 0.75, 0.5)]
+    given.append(given[0]._replace(tables=(other,)))
+    kept = [repeated(*tensors, 0.25, own) for own in given]  # results of their own
+    assert launcher.launches.scores == [1, 1, 2, 1, 3] and len(kept) == 5
+    found = [struct.unpack_from("@dQ", block) for block in blocks]
+    assert found == [(0.5, slopes.data_ptr()), (0.75, slopes.data_ptr()), (0.5, other.data_ptr())]
+    with pytest.raises(ValueError, match="expected the function that the call was prepared for"):
+        repeated(*tensors, 0.25)
+
+
 def test_addresses(repeated, kernel, tensors):
     """Every call launches with its own addresses, scale and counters; results lie in memory as q does."""
     kept = [repeated(*tensors, scale) for scale in (0.25, 0.25, 0.5, 0.25)]
@@ -236,14 +264,17 @@ def test_sinks(torch, make, tensors, launcher):
     assert written[:2] == [score.sinks.data_ptr(), others[0].data_ptr()]
     assert len(written) == 3 and written[2] not in (0, others[2].data_ptr())
     negated = score._replace(sinks=torch._neg_view(others[0]))
-    (found,) = sinks_of(negated, 3, "float32", namespace_of(tensors[0]), STREAM)
+    (found,) = repeated._general.binder.check(negated)
     assert not found.is_neg() and found.tolist() == [-1.0] * 3
     for wrong, message in (
-        (None, "an array, as in the prepared call"),
-        (torch.zeros(2), r"shape \(3,\) and dtype float32, got \(2,\) of float32"),
-        (torch.zeros(3, dtype=torch.float16), r"shape \(3,\) and dtype float32, got \(3,\) of float16"),
+        (None, "score: expected the function that the call was prepared for"),
+        (torch.zeros(2), r"sinks: expected an array of float32 and shape \(3,\), got float32, \(2,\)"),
+        (
+            torch.zeros(3, dtype=torch.float16),
+            r"sinks: expected an array of float32 and shape \(3,\), got float16, \(3,\)",
+        ),
     ):
-        with pytest.raises(ValueError, match=f"sinks: expected {message}"):
+        with pytest.raises(ValueError, match=message):
             repeated(*tensors, 0.25, score._replace(sinks=wrong))
 
 
@@ -375,7 +406,7 @@ def test_gradients_of_parts(torch, gradients, operands):
 def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypatch):
     """As :func:`test_the_long_way`."""
     gradients(*operands, None, 0.25)
-    monkeypatch.setattr(execute.Backward, "run", lambda self, *args: "the long way")
+    monkeypatch.setattr(execute.Backward, "__call__", lambda self, *args: "the long way")
     odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
     for number in range(5):
         for other in (odd, torch._neg_view(operands[number])):

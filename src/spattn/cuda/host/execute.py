@@ -245,6 +245,8 @@ class Backward(_Dispatch):
         dsinks = operands.pop().pointer if self.binder.has_sinks else 0
         arrays = len(operands) - len(self._wanted)
         call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
+        if self._captured is not None:
+            self._captured.compile(call)
         self.choose().backward(call)
         if self._captured is not None:
             self._captured.enqueue(call, operands[arrays:])

@@ -108,6 +108,9 @@ class CapturedGradients(Protocol):
     def wanted(self) -> Sequence[int]:
         """The arrays that need a gradient."""
 
+    def compile(self, call: BackwardPass) -> None:
+        """Start to compile the kernel in another thread; :meth:`enqueue` waits for it."""
+
     def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
         """Enqueue all kernels; `results` are the gradients of the `wanted` arrays. The context must be current."""
 

@@ -55,6 +55,13 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
+def bound_of(general: Forward | Backward, score: ScoreOperands | None, stream: int) -> BoundScore:
+    """Return the score function of a call, which the caller keeps until the launch."""
+    with general.device.made_current():
+        given = list(map(general.kind.operand, general.binder.check(score)))
+        return general.binder.bind(stream, score, given)
+
+
 class Repeated:
     """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses are not aligned."""
 
@@ -77,7 +84,8 @@ class Repeated:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale, *(() if score is None else (score,)))
-        bound = self._bound(score) if self._scored or score is not None else IDENTITY
+        scored = self._scored or score is not None
+        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -105,12 +113,6 @@ class Repeated:
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
-
-    def _bound(self, score: ScoreOperands | None) -> BoundScore:
-        """Return the score function of a call, which the caller keeps until the launch."""
-        with self.device.made_current():
-            tables = list(map(self._operand, self._general.binder.check(score)))
-            return self._general.binder.bind(self._stream(self._index), score, tables)
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
@@ -164,14 +166,14 @@ class RepeatedBackward:
         scale: float,
         score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
-        if score is not None:  # raises ValueError: the call was prepared without it
-            return self._general(dout, q, k, v, out, lse, dlse, scale, score)
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+        scored = self._general.scored or score is not None
+        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
-            results = self._general(dout, q, k, v, out, lse, dlse, scale)
+            results = self._general(dout, q, k, v, out, lse, dlse, scale, score)
             if ready is None:
-                self._prepare(arrays, results, scale)
+                self._prepare(arrays, results[:3], scale, bound)
             return results
         require_owner()
         try:
@@ -181,26 +183,29 @@ class RepeatedBackward:
                     for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
                 ]
             )
+            dsinks = lse.new_empty(q.shape[1]) if bound.sinks else None
             rest = q.new_empty_strided((ready.workspace_bytes,), (1,), dtype=self._bytes)
         except self._types.OutOfMemoryError as error:
             with self.device:
                 raise self._general.out_of_memory() from error
         addresses = [x.data_ptr() for x in (*arrays, *results, rest)]
-        key = *addresses, scale, self._stream(self._index)
+        to_sinks = 0 if dsinks is None else dsinks.data_ptr()
+        key = *addresses, scale, bound.address, bound.sinks, to_sinks, self._stream(self._index)
         launches = self._launches.get(key)
         if launches is None:
             if any(address % self._alignment for address in addresses[:5]):
-                return self._general(dout, q, k, v, out, lse, dlse, scale)
+                return self._general(dout, q, k, v, out, lse, dlse, scale, score)
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
                 operands = list(map(self._operand, (*arrays, *results)))
-                launches = ready.write(self._general.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
+                call = self._general.call_of(key[-1], operands, scale, _no_memory, bound, to_sinks)
+                launches = ready.write(call, addresses[-1])
             launches = self._launches.keep(key, launches)
         with self.device.made_current():
             start(launches, ready.counter)
-        return results
+        return results if score is None else self._general.of_score(results if dsinks is None else (*results, dsinks))
 
-    def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float) -> None:
+    def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float, bound: BoundScore) -> None:
         """Prepare the launches for calls with these shapes and strides."""
         launcher = self._general.choose().launcher
         if launcher is None:
@@ -208,7 +213,7 @@ class RepeatedBackward:
         operands = list(map(self._operand, (*arrays, *results)))
         self._alignment = launcher.alignment
         with self.device:
-            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory))
+            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory, bound))
         self._laid_out = [
             None if x.strides == result.strides else (result.shape, result.strides)
             for x, result in zip(operands[1:4], operands[-3:], strict=True)
@@ -233,7 +238,7 @@ def backward(
 ) -> Backward | RepeatedBackward:
     """Return a cached dispatch of gradients; see :class:`~spattn.cuda.host.execute.Backward`."""
     general = Backward(call, plan, device, choose, captured)
-    repeats = call.score is None and _repeats(call) and choose().launcher is not None
+    repeats = captured is None and _repeats(call) and choose().launcher is not None
     return RepeatedBackward(general) if repeats else general
 
 

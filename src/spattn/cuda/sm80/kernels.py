@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..driver import compile
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..host.sinks import sink_macros
 from .params import structs_of
-from .variants import Variant, captured_variant, variant
+from .variants import Variant, variant
 
-__all__ = ["load", "load_captured", "load_common"]
+__all__ = ["compile_captured", "load", "load_captured", "load_common"]
 
 
 @functools.lru_cache(1024)
@@ -25,13 +26,14 @@ def load(
     return [(_kernel(device, own.source, own.macros | macros, text), own.rows) for own in found]
 
 
-def load_captured(
-    device: Device, text: str, tables: int, problem: tuple[str, str | None, int, int], aligned: bool
-) -> tuple[Kernel, int]:
-    """Return the kernel for gradients of captured arrays, with its rows per CTA; `problem` is dtype, precision and head
-    dimensions."""
-    own = captured_variant(*problem, aligned, tables, device.shared_bytes)
-    return _kernel(device, own.source, own.macros, text, tables), own.rows
+def load_captured(device: Device, own: Variant, text: str, tables: int) -> Kernel:
+    """Return the kernel for gradients of captured arrays."""
+    return _kernel(device, own.source, own.macros, text, tables)
+
+
+def compile_captured(device: Device, own: Variant, text: str, tables: int) -> None:
+    """Compile that kernel, from any thread, so that :func:`load_captured` finds it in the cache on disk."""
+    compile.cubin(own.source, device.arch, own.macros, structs_of(own.source, tables), text)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from ....arrays.operand import Operand
 from ....request.call import Call
@@ -16,8 +17,9 @@ from ...driver.buffer import clear
 from ...driver.structs import packer
 from ...host.backward_pass import BackwardPass
 from ...host.score import generated, table_types
-from ..kernels import load_captured, load_common
+from ..kernels import compile_captured, load_captured, load_common
 from ..params import captured_dtype, pack_accumulated, pack_backward, passes_on_device
+from ..variants import Variant, captured_variant
 
 __all__ = ["CapturedGradients"]
 
@@ -37,7 +39,16 @@ class CapturedGradients:
         self._tables, self._direct = len(score.types), direct
         self.text, _ = generated(score.program, table_types(call), tuple(direct.items()))
         self._pack = packer(captured_dtype(self._tables)).pack
+        self._compiled: Future[None] | None = None
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
+
+    def compile(self, call: BackwardPass) -> None:
+        """Start to compile the kernel in another thread, beside those of the backward; :meth:`enqueue` waits for it."""
+        if self._compiled is None and self._direct:
+            pool = ThreadPoolExecutor(1)
+            given = call.device, self._variant(call), self.text, self._tables
+            self._compiled = pool.submit(compile_captured, *given)
+            pool.shutdown(wait=False)
 
     def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
         """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current."""
@@ -56,6 +67,8 @@ class CapturedGradients:
                 total += size
         if not self._direct:
             return
+        if self._compiled is not None:
+            self._compiled.result()
         launch = self._prepared(call, itemsize)
         sums = load_common(call.device, "backward/captured", call.dtype)
         words = call.allocate(min(total, _MOST) * _ELEMENT_BYTES) if total else 0
@@ -69,6 +82,9 @@ class CapturedGradients:
                     given = words + (low - begin) * _ELEMENT_BYTES, address + (low - start) * itemsize, high - low
                     sums.launch(-(-(high - low) // sums.threads), pack_accumulated(*given), call.stream)
 
+    def _variant(self, call: BackwardPass) -> Variant:
+        return captured_variant(*self._problem, call.aligned(), self._tables, call.device.shared_bytes)
+
     def _prepared(self, call: BackwardPass, itemsize: int) -> Callable[[bytes], None]:
         """Enqueue the statistics; return a function that enqueues a pass with given ``Captured``."""
         batch, heads_q, q_len, _ = call.q.shape
@@ -76,8 +92,9 @@ class CapturedGradients:
         params = pack_backward(call, own, call.allocate(2 * batch * heads_q * q_len * itemsize), (call.dq, 0), None)
         statistics = load_common(call.device, "backward/statistics", call.dtype)
         statistics.launch(-(-batch * heads_q * q_len // (statistics.threads // 32)), params, call.stream)
-        ready, rows = load_captured(call.device, self.text, self._tables, self._problem, call.aligned())
-        blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
+        kernel = self._variant(call)
+        ready = load_captured(call.device, kernel, self.text, self._tables)
+        blocks = own.tasks * own.subtiles * -(-own.subtile_rows // kernel.rows)
 
         def launch(captured: bytes) -> None:
             if blocks:
