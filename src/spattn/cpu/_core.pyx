@@ -140,6 +140,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         HeadFunction sink_gradient[4]
 
     int usable_tables(const KernelTable** tables) noexcept
+    double exact_sum(const int64_t* words) noexcept
 
 
 cdef extern from "kernels/threads.h" namespace "spattn" nogil:
@@ -716,6 +717,14 @@ cdef class Backward(Run):
                                          self.sums + number * self.per_head, self.per_head, begin,
                                          min(begin + kKeysAtOnce, self.kv_len),
                                          self.scratch + thread * self.scratch_bytes)
+
+
+def exact_sums(int64_t[:, ::1] words, double[::1] out):
+    """Write the sums that exact accumulators hold, (n, SUM_WORDS), to `out`: kernels/softmax/table_gradients.h."""
+    cdef int64_t i
+    with nogil:
+        for i in range(words.shape[0]):
+            out[i] = exact_sum(&words[i, 0])
 
 
 def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None):

@@ -588,22 +588,7 @@ def _check_terms(encoded: Encoded, call: Call, table: int) -> None:
 
 
 def _sums(words: np.ndarray) -> np.ndarray:
-    """Return the float64 sums that exact accumulators hold, (n, 10) int64 -> (n,)."""
-    digits, flags = words[:, :-1], words[:, -1]
-
-    def carried(digits: np.ndarray) -> np.ndarray:
-        digits = digits.copy()
-        for at in range(digits.shape[1] - 1):
-            digits[:, at + 1] += digits[:, at] >> 32
-            digits[:, at] &= 0xFFFFFFFF
-        return digits
-
-    negative = carried(digits)[:, -1] < 0
-    digits = carried(np.where(negative[:, None], -digits, digits))
-    total = np.zeros(len(words))
-    for at in range(digits.shape[1]):
-        total += np.ldexp(digits[:, at].astype(np.float64), 32 * at - 160)
-    total = np.where(negative, -total, total)
-    plus, minus, nan = (flags & bit != 0 for bit in (1, 2, 4))
-    total = np.where(plus, np.inf, np.where(minus, -np.inf, total))
-    return np.where(nan | (plus & minus), np.nan, total)
+    """Return the float64 sums that exact accumulators hold."""
+    found = np.empty(len(words))
+    _core.exact_sums(words, found)
+    return found

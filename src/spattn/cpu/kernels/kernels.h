@@ -17,10 +17,11 @@ enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
   X(input_product)                                                                                                     \
   X(input_scale)                                                                                                       \
   X(input_b)                                                                                                           \
-  X(input_h) X(input_q) X(input_k) X(input_offset) X(number_f) X(number_i) X(number_b) X(look_up) X(add_f) X(sub_f)    \
-      X(mul_f) X(div_f) X(floordiv_f) X(mod_f) X(pow_f) X(neg_f) X(abs_f) X(minimum_f) X(maximum_f) X(exp_f) X(log_f)  \
-          X(tanh_f) X(sigmoid_f) X(sqrt_f) X(sign_f) X(adjoint_f) X(multiply_add_f) X(where_f) X(eq_f) X(ne_f) X(lt_f) \
-              X(le_f) X(to_int_f) X(add_i) X(sub_i) X(mul_i) X(floordiv_i) X(mod_i) X(neg_i) X(abs_i) X(minimum_i)     \
+  X(input_h)                                                                                                           \
+  X(input_q) X(input_k) X(input_offset) X(number_f) X(number_i) X(number_b) X(look_up) X(add_f) X(sub_f) X(mul_f)      \
+      X(div_f) X(floordiv_f) X(mod_f) X(pow_f) X(neg_f) X(abs_f) X(minimum_f) X(maximum_f) X(exp_f) X(log_f) X(tanh_f) \
+          X(sigmoid_f) X(sqrt_f) X(sign_f) X(adjoint_f) X(multiply_add_f) X(where_f) X(eq_f) X(ne_f) X(lt_f) X(le_f)   \
+              X(to_int_f) X(add_i) X(sub_i) X(mul_i) X(floordiv_i) X(mod_i) X(neg_i) X(abs_i) X(minimum_i)             \
                   X(maximum_i) X(where_i) X(eq_i) X(ne_i) X(lt_i) X(le_i) X(to_float_i) X(and_b) X(or_b) X(xor_b)      \
                       X(not_b) X(to_int_b) X(to_float_b)
 #define SPATTN_OPERATION_(name) k_##name,
@@ -190,6 +191,9 @@ namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
 namespace amx { extern const KernelTable table; }
+
+// Returns the sum that an exact accumulator of kSumWords words holds, within 2^-50 of it.
+double exact_sum(const int64_t* words) noexcept;
 
 // Lists the tables that this build includes and this machine supports, best first; returns their number.
 constexpr int kMaxTables = 5;

@@ -300,27 +300,23 @@ template <class T> __attribute__((noinline)) void execute(int operation, const T
   }
 }
 
-// Adds `stride` times each index to `offsets`, one axis at a time, for indices that may count from the end; -1 marks
-// elements that the table does not have.
+// Adds `stride` times the indices along an axis to `offsets`; indices may count from the end. Marks elements that the
+// table does not have in `outside`.
 template <class T>
 SPATTN_INLINE void add_axis(const Source<T>& index, int64_t row, int64_t column, int64_t count, int64_t length,
-                            int64_t stride, int64_t* offsets, uint8_t* inside) {
+                            int64_t stride, int64_t* offsets, int64_t* outside) {
   const T* const at = index.data + row * index.step + (index.vector ? column : 0);
-  const auto wrapped = [&](int64_t i) __attribute__((always_inline)) {
+  const auto add = [&](int64_t i, int64_t from) __attribute__((always_inline)) {
     Whole<T> given;
-    memcpy(&given, at + i, sizeof given);
-    return int64_t(given) + (given < 0 ? length : 0);
+    memcpy(&given, at + from, sizeof given);
+    const int64_t wrapped = int64_t(given) + (given < 0 ? length : 0);
+    outside[i] |= wrapped | (length - 1 - wrapped);  // negative if either is
+    offsets[i] += wrapped * stride;
   };
-  if (!index.vector) {
-    const int64_t one = wrapped(0), offset = one * stride;
-    if (uint64_t(one) >= uint64_t(length)) memset(inside, 0, size_t(count));
-    for (int64_t i = 0; i < count; ++i) offsets[i] += offset;
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t one = wrapped(i);
-    inside[i] &= uint8_t(uint64_t(one) < uint64_t(length));
-    offsets[i] += one * stride;
+  if (index.vector) {
+    for (int64_t i = 0; i < count; ++i) add(i, i);
+  } else {
+    for (int64_t i = 0; i < count; ++i) add(i, 0);
   }
 }
 
@@ -334,13 +330,13 @@ struct TruthElement {
   static SPATTN_INLINE int decode(uint8_t x) { return x ? -1 : 0; }
 };
 
-// Reads the elements of a row at `offsets`, in bytes; writes `missing` where a lane is not inside the table.
+// Reads the elements of a row at `offsets`, in bytes; writes `missing` where a lane is outside the table.
 template <class E, class To>
-SPATTN_INLINE void read_elements(const char* data, const int64_t* offsets, const uint8_t* inside, int64_t count,
+SPATTN_INLINE void read_elements(const char* data, const int64_t* offsets, const int64_t* outside, int64_t count,
                                  To missing, To* out) {
   for (int64_t i = 0; i < count; ++i) {
     To value = missing;
-    if (inside[i]) {
+    if (outside[i] >= 0) {
       typename E::Storage x;
       memcpy(&x, data + offsets[i], sizeof x);
       value = To(E::decode(x));
@@ -348,6 +344,17 @@ SPATTN_INLINE void read_elements(const char* data, const int64_t* offsets, const
     memcpy(out + i, &value, sizeof value);
   }
 }
+
+#if defined(__AVX512F__)
+SPATTN_INLINE void read_elements_of_floats(const char* data, const int64_t* offsets, const int64_t* outside,
+                                           int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += 8) {
+    const __mmask8 inside = _mm512_cmpge_epi64_mask(load<__m512i>(outside + i), _mm512_setzero_si512());
+    const __m256 missing = _mm256_set1_ps(__builtin_nanf(""));
+    store(out + i, _mm512_mask_i64gather_ps(missing, inside, load<__m512i>(offsets + i), data, 1));
+  }
+}
+#endif
 
 // Looks up elements of a table: floats as T, integers and truth values as Whole<T>. NaN, the least int32 and false
 // stand for elements that it does not have.
@@ -359,17 +366,16 @@ __attribute__((noinline)) void look_up(const ScoreTable& table, const Target<T>&
     for (int64_t column = 0; column < block.columns; column += kAtOnce) {
       const int64_t count = block.columns - column < kAtOnce ? block.columns - column : kAtOnce;
       int64_t offsets[kAtOnce] = {};
-      uint8_t inside[kAtOnce];
-      memset(inside, 1, sizeof inside);
+      int64_t outside[kAtOnce] = {};
       for (int axis = 0; axis < table.axes; ++axis) {
-        add_axis(indices[axis], row, column, count, table.shape[axis], table.stride[axis], offsets, inside);
+        add_axis(indices[axis], row, column, count, table.shape[axis], table.stride[axis], offsets, outside);
       }
       T* const to = block.out + row * block.step + column;
       const auto real = [&](auto type) {
-        read_elements<decltype(type)>(table.data, offsets, inside, count, T(__builtin_nan("")), to);
+        read_elements<decltype(type)>(table.data, offsets, outside, count, T(__builtin_nan("")), to);
       };
       const auto whole = [&](auto type, W missing) {
-        read_elements<decltype(type)>(table.data, offsets, inside, count, missing, reinterpret_cast<W*>(to));
+        read_elements<decltype(type)>(table.data, offsets, outside, count, missing, reinterpret_cast<W*>(to));
       };
       constexpr W kNone = W(INT32_MIN);
       switch (table.dtype) {

@@ -36,6 +36,19 @@ struct Spacing {
   }
 };
 
+// A score function that is `factor` times the product plus a register, which a kernel can apply to its accumulators.
+template <class T> struct LinearScore {
+  bool possible = false;
+  T factor = 1;
+  Source<T> rest = {};
+
+  // Applies it to vector `column` of row `row` of the tile.
+  SPATTN_INLINE Vec<T> operator()(Vec<T> product, int64_t row, int64_t column) const {
+    const T* const at = rest.data + row * rest.step;
+    return product * factor + (rest.vector ? load<Vec<T>>(at + column) : splat(*at));
+  }
+};
+
 // The score function of a call, with the registers of a tile. `Score` without a program is false, and owns nothing.
 template <class T> class Score {
   static constexpr int64_t L = kLanes<T>, kStrip = 4096 / sizeof(T);
@@ -79,19 +92,65 @@ template <class T> class Score {
   void apply(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot, const Finish& finish) {
     place<kKeysInLanes>(rows, count, lanes, columns, scores, ld, slot);
+    run_pairs(finish);
+  }
+
+  // Sets the tile, and computes what depends on its rows, its columns or its diagonals alone.
+  template <bool kKeysInLanes>
+  void place(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
+             int64_t slot) {
+    keys_in_lanes_ = kKeysInLanes, slot_ = slot;
+    rows_ = count, columns_ = columns, row_position_ = rows, lane_position_ = lanes;
+    products_ = scores, products_ld_ = ld;
+    variant_ = program_->variants;
+    if (program_->registers[kDiagonals]) {
+      row_ = Spacing(rows, count), lane_ = Spacing(lanes, columns);
+      step_ = lane_.count > 1 ? lane_.step : row_.step;
+      const bool one_step = row_.count <= 1 || lane_.count <= 1 || row_.step == lane_.step;
+      if (!row_.even || !lane_.even || !one_step) ++variant_;
+    }
+    const int32_t of_lines[2] = {program_->scalars, variant_->lines};
+    run_list(of_lines, [&](const Instruction& own) {
+      const int side = space(own.out);
+      const int64_t length = round_up(in_lanes(side) ? columns_ : rows_, L);
+      run(own, {line(own.out), 0, 1, length}, [&](int32_t operand) { return line_source(operand); });
+    });
+    run_list(variant_->diagonals, [&](const Instruction& own) {
+      run(own, {line(own.out), 0, 1, round_up(rows_ + columns_ - 1, L)},
+          [&](int32_t operand) { return line_source(operand); });
+    });
+  }
+
+  // The score function on the tile of place(), if it is linear in the product.
+  LinearScore<T> linear() const {
+    LinearScore<T> found;
+    const Instruction& own = program_->instructions[variant_->pairs[0]];
+    if (variant_->pairs[1] != variant_->pairs[0] + 1 || own.out != variant_->value || space(own.out) != kPairs) {
+      return found;
+    }
+    found.possible = (own.operation == k_multiply_add_f || own.operation == k_mul_f) &&
+                     space(own.operands[0]) == kProducts && space(own.operands[1]) == kScalars;
+    if (!found.possible) return found;
+    found.factor = *pair_source(own.operands[1], 0).data;
+    found.rest = own.operation == k_mul_f ? Source<T>{zeros_, 0, false} : pair_source(own.operands[2], 0);
+    return found;
+  }
+
+  // apply() to the tile of place().
+  template <class Finish> void run_pairs(const Finish& finish) {
     // A last multiply-add, or product, of a register and one number per tile runs in finish(): one pass less.
     const int32_t first = variant_->pairs[0], end = variant_->pairs[1];
     const Instruction* const last = first < end ? program_->instructions + end - 1 : nullptr;
     const bool fused = last && last->out == variant_->value && space(last->out) == kPairs &&
                        (last->operation == k_multiply_add_f || last->operation == k_mul_f) &&
                        (space(last->operands[0]) == kScalars) != (space(last->operands[1]) == kScalars);
-    const int64_t at_once = strip_ / columns;
-    for (int64_t row = 0; row < count; row += at_once) {
-      const int64_t some = count - row < at_once ? count - row : at_once;
+    const int64_t at_once = strip_ / columns_;
+    for (int64_t row = 0; row < rows_; row += at_once) {
+      const int64_t some = rows_ - row < at_once ? rows_ - row : at_once;
       for (int32_t i = first; i < end - fused; ++i) {
         const Instruction& own = program_->instructions[i];
         const Source<T> to = pair_source(own.out, row);
-        run(own, {const_cast<T*>(to.data), to.step, some, columns},
+        run(own, {const_cast<T*>(to.data), to.step, some, columns_},
             [&](int32_t operand) { return pair_source(operand, row); });
       }
       if (!fused) {
@@ -253,32 +312,6 @@ template <class T> class Score {
   }
 
   bool in_lanes(int side) const { return (side == kKeys) == keys_in_lanes_; }
-
-  // Sets the tile, and computes what depends on its rows, its columns or its diagonals alone.
-  template <bool kKeysInLanes>
-  void place(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
-             int64_t slot) {
-    keys_in_lanes_ = kKeysInLanes, slot_ = slot;
-    rows_ = count, columns_ = columns, row_position_ = rows, lane_position_ = lanes;
-    products_ = scores, products_ld_ = ld;
-    variant_ = program_->variants;
-    if (program_->registers[kDiagonals]) {
-      row_ = Spacing(rows, count), lane_ = Spacing(lanes, columns);
-      step_ = lane_.count > 1 ? lane_.step : row_.step;
-      const bool one_step = row_.count <= 1 || lane_.count <= 1 || row_.step == lane_.step;
-      if (!row_.even || !lane_.even || !one_step) ++variant_;
-    }
-    const int32_t of_lines[2] = {program_->scalars, variant_->lines};
-    run_list(of_lines, [&](const Instruction& own) {
-      const int side = space(own.out);
-      const int64_t length = round_up(in_lanes(side) ? columns_ : rows_, L);
-      run(own, {line(own.out), 0, 1, length}, [&](int32_t operand) { return line_source(operand); });
-    });
-    run_list(variant_->diagonals, [&](const Instruction& own) {
-      run(own, {line(own.out), 0, 1, round_up(rows_ + columns_ - 1, L)},
-          [&](int32_t operand) { return line_source(operand); });
-    });
-  }
 
   // A register of a row, a column or the diagonals.
   T* line(int32_t reg) const {
