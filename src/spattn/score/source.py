@@ -221,15 +221,16 @@ class _Writer:
                         checks.append(f"low{x} >= 0 && high{x} < {size}" if known else "false")
         needed = self._needed([value])
         positions = any(self.graph.operations[n].name in ("q", "k") for n in needed) and len(needed) <= _SMALL
-        tests = "\n           && ".join([*(f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known), *checks])
+        fits = [f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known]
+        tests = "\n           && ".join([*fits, *checks])
         if "false" in checks:
             lines, tests = [], "false"
         return "\n".join(
             [
-                "  // Whether value() depends on positions, and is small: kernels then have another copy for simple tiles.",
+                "  // Whether value() depends on positions, and is small: kernels have another copy for simple tiles.",
                 f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
-                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if that is",
-                "  // not known.",
+                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if",
+                "  // that is not known.",
                 "  template <class T>",
                 "  static SPATTN_SCORE bool inside(int query_low, int query_high, int key_low, int key_high,",
                 "                                  const Head<T>& head) {",
