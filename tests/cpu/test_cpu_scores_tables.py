@@ -15,7 +15,7 @@ from spattn import cpu, patterns
 from spattn.cpu import _core, _score
 from spattn.request.call import Call
 from spattn.schedule import compiler
-from spattn.score.tracing import apply, take
+from spattn.score.functions import apply, take
 from spattn.testing import DTYPES, assert_within_bound, dense_mask, inputs, random
 
 from .traced import assert_table_gradients, dense, sum_terms, traced

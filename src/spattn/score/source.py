@@ -32,6 +32,7 @@ _ELEMENTS = {
     "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
+_SMALL = 24  # operations; nvcc takes a minute for two copies of a large function in every accumulator
 _NARROW = 1 << 31  # offsets of elements that int holds
 
 
@@ -218,15 +219,15 @@ class _Writer:
                         size = self._member(f"size{place.name}_at{axis}", "int", self._size_of(place, axis))
                         known = self._interval(x, lines, intervals)
                         checks.append(f"low{x} >= 0 && high{x} < {size}" if known else "false")
-        positions = any(self.graph.operations[n].name in ("q", "k") for n in self._needed([value]))
-        tests = "\n           && ".join(
-            [*(f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known), *checks]
-        )
+        needed = self._needed([value])
+        positions = any(self.graph.operations[n].name in ("q", "k") for n in needed) and len(needed) <= _SMALL
+        fits = [f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known]
+        tests = "\n           && ".join([*fits, *checks])
         if "false" in checks:
             lines, tests = [], "false"
         return "\n".join(
             [
-                "  // Whether value() depends on positions.",
+                "  // Whether value() depends on positions, and is small: kernels have another copy for simple tiles.",
                 f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
                 "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if",
                 "  // that is not known.",

@@ -143,7 +143,8 @@ class Binder:
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
         if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
-            block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
+            with self._device:  # PyCUDA allocates in a context of its own stack
+                block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
 
