@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from spattn import cpu, patterns
 from spattn.cpu import _core, _score
+from spattn.planning.contract.validated import validated_for
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.score.functions import apply, take
@@ -355,3 +356,25 @@ def test_random_functions(tree, pattern, tile, dtype, isa):
 @given(tree=trees(smooth=True), **cases)
 def test_random_derivatives(tree, pattern, tile, dtype, isa):
     check_tree(tree, pattern, tile, dtype, isa, backward=True)
+
+
+@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 0), patterns.Causal()], ids=["moves", "grows"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_growing_keys(dtype, pattern):
+    """A cached dispatch that binds kv_len at run time has the positions of the call; parameters are the call's."""
+    q, k, v, *_ = problem(dtype, batch=1, q_len=1, kv_len=200)
+    slope = 0.25
+    score = traced(lambda score, b, h, q, k: score + slope * (k - q) + BY_QUERY[q % 50] * slope)
+
+    def prepared(kv_len):
+        call = replace(Call.of(q, k[:, :, :kv_len], v[:, :, :kv_len], scale=0.4), score=score)
+        plan = cpu.plan_for(pattern, call)
+        return cpu.prepare(call, plan), plan
+
+    own, plan = prepared(100)
+    own_plan = validated_for(plan, 1, HEADS, 1, 100)
+    assert own_plan.least or own_plan.growth is not None
+    for kv_len, slopes in ((100, (0.25,)), (150, (0.25,)), (151, (-0.5,)), (200, (0.125,))):
+        arrays = q, k[:, :, :kv_len], v[:, :, :kv_len], 0.4, score._replace(parameters=slopes)
+        for x, y in zip(own(*arrays), prepared(kv_len)[0](*arrays), strict=True):
+            np.testing.assert_array_equal(x, y)

@@ -13,17 +13,17 @@ namespace spattn {
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
 
 // Operations of score programs, with the dtype of their last operand: f, i or b (float, integer, truth value).
-#define SPATTN_OPERATIONS(X)                                                                                           \
-  X(input_product)                                                                                                     \
-  X(input_scale)                                                                                                       \
-  X(input_b)                                                                                                           \
-  X(input_h)                                                                                                           \
-  X(input_q) X(input_k) X(input_offset) X(number_f) X(number_i) X(number_b) X(look_up) X(add_f) X(sub_f) X(mul_f)      \
-      X(div_f) X(floordiv_f) X(mod_f) X(pow_f) X(neg_f) X(abs_f) X(minimum_f) X(maximum_f) X(exp_f) X(log_f) X(tanh_f) \
-          X(sigmoid_f) X(sqrt_f) X(sign_f) X(adjoint_f) X(multiply_add_f) X(where_f) X(eq_f) X(ne_f) X(lt_f) X(le_f)   \
-              X(to_int_f) X(add_i) X(sub_i) X(mul_i) X(floordiv_i) X(mod_i) X(neg_i) X(abs_i) X(minimum_i)             \
-                  X(maximum_i) X(where_i) X(eq_i) X(ne_i) X(lt_i) X(le_i) X(to_float_i) X(and_b) X(or_b) X(xor_b)      \
-                      X(not_b) X(to_int_b) X(to_float_b)
+// clang-format off
+#define SPATTN_OPERATIONS(X) \
+  X(input_product) X(input_scale) X(input_b) X(input_h) X(input_q) X(input_k) X(input_offset) \
+  X(number_f) X(number_i) X(number_b) X(look_up) \
+  X(add_f) X(sub_f) X(mul_f) X(div_f) X(floordiv_f) X(mod_f) X(pow_f) X(neg_f) X(abs_f) X(minimum_f) X(maximum_f) \
+  X(exp_f) X(log_f) X(tanh_f) X(sigmoid_f) X(sqrt_f) X(sign_f) X(adjoint_f) X(multiply_add_f) X(where_f) \
+  X(eq_f) X(ne_f) X(lt_f) X(le_f) X(to_int_f) \
+  X(add_i) X(sub_i) X(mul_i) X(floordiv_i) X(mod_i) X(neg_i) X(abs_i) X(minimum_i) X(maximum_i) X(where_i) \
+  X(eq_i) X(ne_i) X(lt_i) X(le_i) X(to_float_i) \
+  X(and_b) X(or_b) X(xor_b) X(not_b) X(to_int_b) X(to_float_b)
+// clang-format on
 #define SPATTN_OPERATION_(name) k_##name,
 enum Operation { SPATTN_OPERATIONS(SPATTN_OPERATION_) kOperations };
 #undef SPATTN_OPERATION_

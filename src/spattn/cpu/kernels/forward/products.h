@@ -37,12 +37,10 @@ template <class Path> struct FeatureSteps {
 };
 
 // Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. With a score
-// function that is not linear, score_tile() does the latter two. `row` is the row of the keys in the score function's
-// tile. Not inlined, because the loop needs all registers.
+// function that is not linear, score_tile() does the latter two. Not inlined, because the loop needs all registers.
 template <class Path, int N, bool kMasked, class T = typename Path::T, class Element = typename Path::Element>
 __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Element> values, int64_t head_dim,
-                                           int64_t key, int64_t column, const LinearScore<T>& linear, int64_t row,
-                                           ForwardScratch<T>& s) {
+                                           int64_t key, int64_t column, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const int64_t ld = s.width.query, at = key * ld + column;
   const Element* left = keys.data + key * keys.ld;
@@ -50,11 +48,11 @@ __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Elemen
   const FeatureSteps<Path> steps = {head_dim, left + 2 * kKeyRows * keys.ld, values.data + key * values.ld, keys.ld,
                                     values.ld};
   multiply<Path>(left, keys.ld, 1, {reinterpret_cast<const Element*>(s.query) + column, ld}, steps, sum);
-  if (linear.possible) {
+  if (s.score && s.linear.possible) {
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
       SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] = linear(sum[i][j], row + i, column + j * L);
+      for (int j = 0; j < N; ++j) sum[i][j] = s.linear(sum[i][j], key + i, column + j * L);
     }
   } else if (s.score) {
     SPATTN_UNROLL
@@ -97,11 +95,10 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
                     int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
-  LinearScore<T> linear;
   if (s.score) {
     s.score.template place<false>(s.position.key + blocks.begin, blocks.end - blocks.begin, s.position.query,
                                   vectors * L, s.scores + blocks.begin * s.width.query, s.width.query, 0);
-    linear = s.score.linear();
+    s.linear = s.score.linear(blocks.begin);
   }
   const auto mark = [&](int64_t key, int64_t column) {
     store(s.scores + key * s.width.query + column, splat(-kInfinity<T>));
@@ -109,9 +106,9 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
   s.mask.each_block(blocks, vectors, mask, mark, [&](auto some, int64_t key, int64_t column) {
     constexpr int N = decltype(some)::value;
     const auto run = mask ? score_block<Path, N, true> : score_block<Path, N, false>;
-    run(keys, values, head_dim, key, column, linear, key - blocks.begin, s);
+    run(keys, values, head_dim, key, column, s);
   });
-  if (s.score && !linear.possible) mask ? score_tile<true>(blocks, s) : score_tile<false>(blocks, s);
+  if (s.score && !s.linear.possible) mask ? score_tile<true>(blocks, s) : score_tile<false>(blocks, s);
 }
 
 // Iterates over the keys to which any of rows [row, row + count) attends. All other weights are 0.

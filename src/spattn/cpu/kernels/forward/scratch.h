@@ -47,6 +47,7 @@ template <class T> struct ForwardScratch {
   Positions position;
   FallbackRowBuffer exact;
   Score<T> score;
+  LinearScore<T> linear;  // of the current key tile; its rows are those of `scores`
   KeyTiles<T> tiles;
 
   ForwardScratch(const Call& call, Arena& arena)

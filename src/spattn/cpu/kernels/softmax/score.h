@@ -121,8 +121,8 @@ template <class T> class Score {
     });
   }
 
-  // The score function on the tile of place(), if it is linear in the product.
-  LinearScore<T> linear() const {
+  // The score function on the tile of place(), if it is linear in the product; its rows are numbered from `first_row`.
+  LinearScore<T> linear(int64_t first_row) const {
     LinearScore<T> found;
     const Instruction& own = program_->instructions[variant_->pairs[0]];
     if (variant_->pairs[1] != variant_->pairs[0] + 1 || own.out != variant_->value || space(own.out) != kPairs) {
@@ -133,6 +133,7 @@ template <class T> class Score {
     if (!found.possible) return found;
     found.factor = *pair_source(own.operands[1], 0).data;
     found.rest = own.operation == k_mul_f ? Source<T>{zeros_, 0, false} : pair_source(own.operands[2], 0);
+    found.rest.data -= first_row * found.rest.step;
     return found;
   }
 
