@@ -16,10 +16,16 @@ from spattn.cpu import _core, _score
 from spattn.planning.contract.validated import validated_for
 from spattn.request.call import Call
 from spattn.schedule import compiler
-from spattn.score.functions import apply, take
+from spattn.score import functions, take
 from spattn.testing import DTYPES, assert_within_bound, dense_mask, inputs, random
 
 from .traced import assert_table_gradients, dense, sum_terms, traced
+
+
+def apply(name, *operands):
+    """The function of spattn.score with this name."""
+    return getattr(functions, name)(*operands)
+
 
 ISAS = cpu.instruction_sets()
 BATCH, HEADS, HEADS_KV, Q_LEN, KV_LEN = 2, 4, 2, 37, 70

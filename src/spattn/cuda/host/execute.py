@@ -242,7 +242,8 @@ class Backward(_Dispatch):
         allocate: Callable[[int], int],
         score: BoundScore = IDENTITY,
     ) -> None:
-        dsinks = operands.pop().pointer if self.binder.has_sinks else 0
+        dsinks = operands[-1].pointer if self.binder.has_sinks else 0
+        operands = operands[: len(operands) - self.binder.has_sinks]
         arrays = len(operands) - len(self._wanted)
         call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
         if self._captured is not None:
