@@ -31,6 +31,7 @@ SECTIONS = (
         "Dynamic masks",
         inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__),
     ),
+    ("spattn.score", "Score functions", inspect.cleandoc(importlib.import_module("spattn.score").__doc__)),
     ("spattn.index_set", "Index sets", "The allowed pairs of a pattern at given lengths, as affine runs."),
     ("spattn.testing", "Testing", inspect.cleandoc(importlib.import_module("spattn.testing").__doc__)),
 )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from . import patterns
+from . import patterns, score
 from ._util.imports import whole_imports
 from .api.attention import attention, attention_backward
 from .api.plans import Tiling, plan, plan_for
@@ -28,6 +28,7 @@ __all__ = [
     "plan",
     "plan_cache_info",
     "plan_for",
+    "score",
     "set_num_threads",
     "show_versions",
     "threads",

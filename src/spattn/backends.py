@@ -11,6 +11,7 @@ from .errors import BackendUnavailableError
 from .patterns import Pattern
 from .planning import Plan
 from .request.call import Call
+from .request.score import ScoreOperands
 
 if TYPE_CHECKING:
     from .patterns.dynamic import MaskedPattern
@@ -68,17 +69,33 @@ class Limits(NamedTuple):
 class PreparedForward(Protocol):
     """The cached dispatch of a forward pass, after all checks, the plan and the kernel choice."""
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """Return (out, lse); lse may be None if the cached dispatch was prepared without it."""
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
+        """Return (out, lse); lse may be None if the cached dispatch was prepared without it.
+
+        `score` has the values of a score function and of sinks, for a call that was prepared with them.
+        """
 
 
 class PreparedBackward(Protocol):
     """The cached dispatch of a backward pass."""
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
-        """Return (dq, dk, dv); None as `dlse` means zeros."""
+        """Return (dq, dk, dv); None as `dlse` means zeros.
+
+        With `score`, return (dq, dk, dv, the gradient of each captured array or None unless wanted, that of the sinks
+        or None).
+        """
 
 
 class PreparedGroup(Protocol):

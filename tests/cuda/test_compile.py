@@ -17,12 +17,13 @@ import pytest
 from spattn.choose import specializations as builds
 from spattn.cuda import prebuild
 from spattn.cuda.driver import compile, structs
-from spattn.cuda.host.score import score_macros
+from spattn.cuda.host.score import generated
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import params, variants
 from spattn.cuda.sm90.forward import params as hopper_params
-from spattn.request.score import KINDS, Score
 from spattn.schedule.tensor_maps import MAPS
+
+from .score_trees import operands
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
@@ -54,9 +55,9 @@ def nvcc(unit, arch, defines, cubin):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def check_registers(source, arch, defines, structs, cubin, most, allowed_spill):
+def check_registers(source, arch, defines, structs, cubin, most, allowed_spill, text=""):
     """Compiles a kernel into `cubin`; at most so many registers a thread and bytes of spills."""
-    done = nvcc(compile.translation_unit(source, structs), arch, defines, cubin)
+    done = nvcc(text + compile.translation_unit(source, structs), arch, defines, cubin)
     report = done.stderr
     assert done.returncode == 0, report
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill", report)) <= allowed_spill, report
@@ -307,6 +308,26 @@ def test_shared_bytes(tmp_path, dims, by_keys):
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", None), ("float32", "tf32"), ("float32", None)])
+def test_gradients_of_captured_arrays(tmp_path, dtype, precision):
+    """Kernels of all head dimensions and shared memories compile, and take the shared memory that the host computes."""
+    score = operands(lambda s, b, h, q, k: s * OF_HEADS[h] + OF_PAIRS[h, q - k, k % 9] + OF_PAIRS[h, q - k, 0])
+    text, _ = generated(score.program, score.types, ((0, False), (1, False)))
+    structs = params.structs_of("sm80/backward/", 2)
+    for head_dim, room in itertools.product((40, 128, 256), ROOMS[::2]):
+        own = variants.captured_variant(dtype, precision, head_dim, 64, False, 2, room)
+        unit = text + compile.translation_unit(own.source, structs)
+        if "SPATTN_ROWS" in own.macros:
+            sizes = [own.macros[f"SPATTN_{name}"] for name in ("HEAD_DIM", "HEAD_DIM_V", "ROWS")]
+            itemsize = variants.ITEMSIZE[dtype]
+            needed = variants.backward_shared_bytes(sizes[:2], True, sizes[2], 32, 1, itemsize, True)
+            assert needed <= room
+            unit += f'\nstatic_assert(sizeof(spattn::sm80_backward::Shared) == {needed}, "");'
+        done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 40), (96, 256)], ids=str)
 def test_forward_shared_bytes(tmp_path, dims, dtype):
@@ -320,21 +341,28 @@ def test_forward_shared_bytes(tmp_path, dims, dtype):
         assert done.returncode == 0, done.stderr
 
 
+OF_HEADS, OF_PAIRS = np.ones(4, np.float32), np.ones((4, 9, 9), np.float32)
+FUNCTIONS = {
+    "softcap": lambda s, b, h, q, k: OF_HEADS[h] * np.tanh(s / OF_HEADS[h]),
+    "alibi": lambda s, b, h, q, k: s + OF_HEADS[h] * (k - q),
+    "bias": lambda s, b, h, q, k: s + OF_PAIRS[h, q, k],
+}
 SCORED = [("bfloat16", None, 128), ("float32", None, 64), ("float32", "tf32", 64), ("float64", None, 64)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS[1:])
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(("dtype", "precision", "head_dim"), SCORED)
 def test_scores(tmp_path, dtype, precision, head_dim, name):
     """Every kernel compiles with each score function and spills at most 256 bytes."""
-    tile, macros = variants.tile_within(ROOMS[1], dtype, head_dim), score_macros(Score(name, ()))
+    tile, score = variants.tile_within(ROOMS[1], dtype, head_dim), operands(FUNCTIONS[name])
+    text, _ = generated(score.program, score.types)
     found = variants.forward_variants(dtype, precision, head_dim, head_dim, tile, True, ROOMS[1])
     for by_keys in (False, True):
         found += variants.backward_variants(dtype, precision, head_dim, head_dim, by_keys, True, ROOMS[1])
     for own in found:
         structs = params.structs_of(own.source)
-        check_registers(own.source, "sm_80", own.macros | macros, structs, tmp_path / "kernel.cubin", 255, 256)
+        check_registers(own.source, "sm_80", own.macros, structs, tmp_path / "kernel.cubin", 255, 256, text)
 
 
 def test_hopper_table():

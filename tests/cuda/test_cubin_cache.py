@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from spattn.cuda.driver import cache, compile
-from spattn.cuda.host.score import score_macros
+from spattn.cuda.host.score import generated
 from spattn.cuda.sm80.params import structs_of
-from spattn.request.score import KINDS, Score
+
+from .score_trees import operands
 
 pytestmark = pytest.mark.family("sm80")
 
 SOURCE = "sm80/forward/merge.cu"
+SLOPE = 0.1
 FAKE_NVCC = """#!/bin/sh
 echo "$@" >> "{log}"
 if [ "$1" = --version ]; then echo "{version}"; exit 0; fi
@@ -111,14 +113,18 @@ def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["forward/attention_mma.cu", "backward/backward_ffma.cu"])
 def test_score_functions_are_part_of_the_key(nvcc, place, source):
-    """The files of all functions, which C++ shares, and the number of the one that is compiled."""
+    """The generated text, and the header that it includes; no captured value."""
     source = f"sm80/{source}"
-    for name in KINDS[1:]:
-        assert compile.SOURCES / f"../scores/{name}.h" in compile.headers(source)
-    for name in KINDS:
-        macros = {"SPATTN_DTYPE": "float32", **score_macros(Score(name, ()))}
-        compile.cubin(source, "sm_80", macros, structs_of(source))
-    assert len(cubins(place)) == len(KINDS)
+    assert compile.SOURCES / "common/score_functions.cuh" in compile.headers(source)
+    texts = [""]
+    for function in (lambda s, b, h, q, k: s * SLOPE, lambda s, b, h, q, k: s + SLOPE * k):
+        score = operands(function)
+        for value in (0.5, 0.75):
+            other = score._replace(parameters=(value,))
+            texts.append(generated(other.program, other.types)[0])
+    for text in texts:
+        compile.cubin(source, "sm_80", {"SPATTN_DTYPE": "float32"}, structs_of(source), text)
+    assert len(cubins(place)) == 3
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user needs root")

@@ -8,22 +8,25 @@ import numpy as np
 import pytest
 
 from spattn import Tiling, patterns, plan
-from spattn.arrays.operand import Operand
-from spattn.cuda.host import score as scores
+from spattn.arrays.operand import Operand, row_major
+from spattn.cuda.host import score as host_score
 from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.host.score import IDENTITY, Binder, BoundScore
 from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import kernels, params
 from spattn.cuda.sm90.forward import launches, prepared
 from spattn.cuda.sm90.forward import params as hopper_params
 from spattn.planning.contract.validated import validated
-from spattn.request.score import Score
+from spattn.request.call import Call
+
+from .score_trees import operands, type_of
 
 pytestmark = pytest.mark.family("sm80")
 
 PARAMS = hopper_params.params_dtype(16)
-ALIBI, SOFTCAP = Score("alibi", (0.5, 0.25, 0.125, 0.0625)), Score("softcap", (2.0, 3.0, 4.0, 5.0))
+SCORED = BoundScore("text of a function", 77)
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
@@ -90,52 +93,108 @@ def backward_of(call):
     return BackwardPass(call.device, 7, call.plan, *arrays, call.dtype, call.scale, None, call.precision, call.score)
 
 
-@pytest.mark.parametrize(("q_len", "score"), [(400, None), (400, ALIBI), (399, ALIBI)])
-def test_portable_score(call, monkeypatch, q_len, score):
+@pytest.mark.parametrize(("q_len", "score"), [(400, IDENTITY), (400, SCORED), (399, SCORED)])
+def test_portable_score(call, q_len, score):
     """Scores are scaled before the function, and the exponent by log2(e) alone; the last query is at the last key."""
-    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
     call = dataclasses.replace(call, score=score, q=call.q._replace(shape=(2, 4, q_len, 64)))
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
-    expected = (77, -0.5, 400 - q_len) if score else (0, 0.0, 0)
+    expected = (77, -0.5, 400 - q_len) if score.text else (0, 0.0, 0)
     assert found["score"].tolist() == expected
-    assert found["scale_log2"] == pytest.approx(np.log2(np.e) if score else 0.5 * np.log2(np.e))
-    assert found["sign"] == (1 if score else -1)
+    assert found["scale_log2"] == pytest.approx(np.log2(np.e) if score.text else 0.5 * np.log2(np.e))
+    assert found["sign"] == (1 if score.text else -1)
     backward = backward_of(call)
     own, _ = params.passes_on_device(call.plan, GPU, 2, 4, 2)
     (found,) = np.frombuffer(params.pack_backward(backward, own, 111, (call.q, 0), None), params.BACKWARD_PARAMS)
     assert found["score"].tolist() == expected and found["scale"] == -0.5
 
 
-def test_portable_score_is_checked(call, monkeypatch):
-    """Kernels read a parameter for each query head; a named identity folds the scale as no function does."""
-    monkeypatch.setattr(scores, "_on_device", lambda device, values: (None, {"values": 77}))
-    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
-    for wrong in (Score("alibi", (1.0, 2.0)), Score("cube", (1.0,) * 4)):
-        call.score = wrong
-        with pytest.raises(
-            ValueError, match=f"expected one of identity, softcap, alibi with 4 values, got .*{wrong.name}"
-        ):
-            params.pack(call, on_device, 111, 222)
-        with pytest.raises(ValueError, match=f"with 4 values, got .*{wrong.name}"):
-            scores.score_values(GPU, wrong, 4)  # which the Hopper kernels call
-    call.score = Score("identity", (0.0,) * 4)
-    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222), params.PARAMS)
-    assert found["scale_log2"] == pytest.approx(0.5 * np.log2(np.e)) and found["sign"] == -1
+SLOPES, TABLE, SLOPE = np.arange(4, dtype=np.float32), np.arange(12.0).reshape(3, 4)[:, ::2], 0.25
+
+
+def function(score, b, h, q, k):
+    return score + SLOPES[h] * (k - q) + TABLE[b, h] * SLOPE
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """A dispatch's score function; blocks that were uploaded, by address."""
+    uploaded = {}
+
+    def upload(device, arrays):
+        uploaded[1 << 20 | len(uploaded)] = arrays["args"].tobytes()
+        return None, {"args": next(reversed(uploaded))}
+
+    monkeypatch.setattr(host_score, "upload", upload)
+    monkeypatch.setattr(host_score, "_blocks", {})
+    monkeypatch.setattr(host_score, "keep_if_captured", lambda *_: None)
+    q = np.zeros((2, 4, 400, 64), np.float32)
+    call = dataclasses.replace(Call.of(q, q, q), score=operands(function))
+    return Binder(call, GPU), uploaded
+
+
+def on_device(score, first=4096):
+    """The captured arrays in C order, as host arrays are copied."""
+    shapes = [x.shape for x in score.tables]
+    return [Operand(first * (1 + n), shape, row_major(shape)) for n, shape in enumerate(shapes)]
+
+
+def test_values_are_bound(bound):
+    """Equal values share a block; others have a block of their own, and the text is the same for all."""
+    binder, uploaded = bound
+    score = operands(function)
+    other = score._replace(parameters=(0.75,))
+    found = [binder.bind(0, one, on_device(one)) for one in (score, other, score)]
+    found.append(binder.bind(0, score, on_device(score, 8192)))
+    assert len(uploaded) == 3 and found[0] == found[2] and len({one.text for one in found}) == 1
+    _, record = host_score.generated(score.program, tuple(type_of(np.ascontiguousarray(x)) for x in score.tables))
+    for one, parameter, first in zip(found, (0.25, 0.75, 0.25, 0.25), (4096,) * 3 + (8192,), strict=True):
+        (args,) = np.frombuffer(uploaded[one.address], record)
+        assert args["parameter0"] == parameter
+        assert (args["table0"], args["table1"]) == (first, 2 * first)
+        assert args["stride0"].tolist() == [1] and args["shape0"].tolist() == [4]
+        assert args["stride1"].tolist() == [2, 1] and args["shape1"].tolist() == [3, 2]
+
+
+def test_blocks_are_bounded(bound, monkeypatch):
+    monkeypatch.setattr(host_score, "_BLOCKS_KEPT", 2)
+    binder, uploaded = bound
+    score = operands(function)
+    for value in (0.0, 1.0, 2.0, 0.0):
+        binder.bind(0, score._replace(parameters=(value,)), on_device(score))
+    assert len(uploaded) == 4 and len(host_score._blocks[GPU]) == 2
+
+
+def test_operands_are_checked(bound):
+    """What a call captures must be what the kernels were prepared for."""
+    binder, _ = bound
+    score = operands(function)
+    assert binder.check(score) == score.tables
+    for wrong in (None, operands(lambda s, b, h, q, k: s), score._replace(wanted=(True, False))):
+        with pytest.raises(ValueError, match="expected the function that the call was prepared for"):
+            binder.check(wrong)
+    with pytest.raises(ValueError, match="expected 2 captured arrays, got 1"):
+        binder.check(score._replace(tables=score.tables[:1]))
+    with pytest.raises(ValueError, match=r"expected an array of float32, \(4,\), got .*\(3,\)"):
+        binder.check(score._replace(tables=(SLOPES[:3], TABLE)))
+    with pytest.raises(ValueError, match="expected an array of float32.* got .*float64"):
+        binder.check(score._replace(tables=(SLOPES.astype(float), TABLE)))
+    with pytest.raises(ValueError, match="expected arrays of strides"):
+        binder.bind(0, score, [x._replace(strides=(2,) * len(x.shape)) for x in on_device(score)])
+    assert binder.check(score._replace(parameters=(5.0,))) == score.tables
 
 
 def test_portable_kernels_depend_on_the_score(call, monkeypatch):
-    """Each function has kernels of its own, for any parameters; the identity has no macro."""
-    monkeypatch.setattr(kernels, "kernel", lambda device, source, arch, macros, *_: macros.get("SPATTN_SCORE_KIND"))
+    """Each text has kernels of its own."""
+    monkeypatch.setattr(kernels, "kernel", lambda *arguments: arguments[6])
     call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
-    others = ALIBI._replace(values=(1.0,) * 4), Score("identity", (0.0,) * 4)
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
-    for score, kind in ((None, None), (ALIBI, 2), (SOFTCAP, 1), (others[0], 2), (others[1], None), (None, None)):
-        call.score = score
-        assert portable.attention_kernel(call, on_device) == (kind, 128)
+    for text in ("", "one", "another", "one", ""):
+        call.score = BoundScore(text, 77)
+        assert portable.attention_kernel(call, on_device) == (text, 128)
         for by_keys in (False, True):
             found = portable_backward.backward_kernels(backward_of(call), by_keys)
-            assert [ready for ready, _ in found] == [kind]
+            assert [ready for ready, _ in found] == [text]
 
 
 def test_hopper(call):

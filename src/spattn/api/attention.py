@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Never
 
 from .. import dispatch
@@ -24,6 +25,8 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = "bhsd",
+    score: Callable[..., Any] | None = None,
+    sinks: Any = None,
     **others: Never,
 ) -> Any:
     r"""Compute softmax attention over the (query, key) pairs that a pattern allows.
@@ -55,6 +58,13 @@ def attention(
         pattern has a grid, its axes may replace the length axis: (batch, heads, \*grid, head_dim). "thd" is
         (total, heads, head_dim): a packed batch of variable-length sequences. The pattern must separate the
         sequences, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
+    score : callable, optional
+        A function ``(score, b, h, q, k) -> score`` of the scaled score, the batch entry, the query head and the
+        positions of query and key, which replaces the scores of the allowed pairs before the softmax. It is traced
+        once per call with symbols: see :mod:`spattn.score`, which also has ALiBi, soft-caps and position biases.
+    sinks : (heads_q,) array, optional
+        A logit per query head that takes part in the softmax without a value, as in gpt-oss. `score` and `scale` do
+        not apply to it.
     **others
         Not accepted: keywords of other attention functions raise a TypeError that says what to pass instead.
 
@@ -63,8 +73,8 @@ def attention(
     out : (batch, heads_q, q_len, head_dim_v) array
         Array library, dtype, device and layout of `q`.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
-        Natural logarithm; −inf for a row with no allowed key. Heads precede queries in every layout: the shape is
-        (batch, heads_q, \*grid) if q has a grid, and (heads_q, total) in "thd".
+        Natural logarithm; −inf for a row with no allowed key. It includes the sink. Heads precede queries in every
+        layout: the shape is (batch, heads_q, \*grid) if q has a grid, and (heads_q, total) in "thd".
 
     Raises
     ------
@@ -91,16 +101,17 @@ def attention(
 
     Notes
     -----
-    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i is at position
-    ``i + kv_len - q_len``. A row with no allowed key gives 0. Keys and values outside the pattern have no influence on
-    the result, NaN included.
+    ``out[i] = Σ_j softmax_j(score(scale · q[i]·k[j])) v[j]`` over the allowed keys j of query i, where `score` is the
+    identity by default. Query row i is at position ``i + kv_len - q_len``. A row with no allowed key gives 0. Keys and
+    values outside the pattern have no influence on the result, NaN included.
 
     Time is O(tiles · head_dim), where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is
     O(batch · heads · q_len · head_dim).
 
-    PyTorch autograd differentiates out and lse once, through :func:`attention_backward`; double backward is not
-    supported. In graphs of :func:`torch.compile` and :mod:`torch.export` the call is a single operator with the
-    serialized pattern as an attribute, or the mask as an input. ``torch.autocast`` casts q, k and v as it does for
+    PyTorch autograd differentiates out and lse once, through :func:`attention_backward`, also with respect to the
+    tensors that `score` captures; double backward is not supported. In graphs of :func:`torch.compile` and
+    :mod:`torch.export` the call is a single operator with the serialized pattern as an attribute, or the mask as an
+    input; with `score` or `sinks`, torch.compile breaks the graph. ``torch.autocast`` casts q, k and v as it does for
     ``scaled_dot_product_attention``, except float64. In JAX programs use ``spattn.jax.attention``.
 
     Examples
@@ -129,6 +140,8 @@ def attention(
             precision=precision,
             layout=layout,
             gradients=attention_backward,
+            score=score,
+            sinks=sinks,
         )
         if found is not NotImplemented:
             return found
@@ -142,6 +155,7 @@ def attention(
         return_lse=return_lse,
         precision=precision,
         layout=layout,
+        **({} if score is None and sinks is None else {"score": score, "sinks": sinks}),
     )
 
 
@@ -159,8 +173,10 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = "bhsd",
-) -> tuple[Any, Any, Any]:
-    r"""Compute the gradients of :func:`attention` with respect to q, k and v.
+    score: Callable[..., Any] | None = None,
+    sinks: Any = None,
+) -> tuple[Any, ...]:
+    r"""Compute the gradients of :func:`attention` with respect to q, k and v, captured arrays and sinks.
 
     Parameters
     ----------
@@ -174,13 +190,17 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient with respect to `lse`, in its dtype; None means zero. It is ignored in rows with ``lse = -inf``.
-    scale, backend, precision, layout
+    scale, backend, precision, layout, score, sinks
         As in the forward call.
 
     Returns
     -------
     dq, dk, dv : array
         Gradients with the shapes and dtype of q, k and v.
+    dcaptured : tuple of arrays, only with `score`
+        Gradients of the arrays of floats that the function captures, in the order of ``spattn.score.captured(score)``.
+    dsinks : (heads_q,) array, only with `sinks`
+        Gradient of the sinks.
 
     Raises
     ------
@@ -209,15 +229,14 @@ def attention_backward(
     (1, 2, 100, 16)
     """
     arrays = dout, q, k, v, out, lse, pattern
+    options: dict[str, Any] = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision}
+    if score is not None or sinks is not None:
+        options |= {"score": score, "sinks": sinks}
     if not compiling():
-        found = dispatch.attention_backward(
-            *arrays, dlse=dlse, scale=scale, backend=backend, precision=precision, layout=layout
-        )
+        found = dispatch.attention_backward(*arrays, layout=layout, **options)
         if found is not NotImplemented:
             return found
-    return _operators().attention_backward(
-        *arrays, dlse=dlse, scale=scale, backend=backend, precision=precision, layout=layout
-    )
+    return _operators().attention_backward(*arrays, layout=layout, **options)
 
 
 def _operators() -> Any:

@@ -31,6 +31,8 @@ def grouped_attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = "bhsd",
+    score: Callable[..., Any] | None = None,
+    sinks: Any = None,
 ) -> list[Any]:
     r"""Compute softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 
@@ -49,6 +51,8 @@ def grouped_attention(
     precision : {None, "tf32"}, optional
         As for :func:`attention`.
     layout : {"bhsd", "bshd", "thd"}, optional
+        As for :func:`attention`; the same for all problems.
+    score, sinks : optional
         As for :func:`attention`; the same for all problems.
 
     Returns
@@ -79,11 +83,11 @@ def grouped_attention(
     equal to that of :func:`attention` with the same plan. Each problem with split-KV rows needs one more launch to
     combine them.
 
-    All other problems run one after another through :func:`attention`: problems on the CPU or on other GPUs, with other
-    dtypes or array libraries, with arrays that are not aligned to 16 bytes, with tensor subclasses, with a bool array
-    as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the array can be grouped), and problems in a traced
-    PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first such call only, which tensors the
-    kernels do not group, and why.
+    All other problems run one after another through :func:`attention`: problems with a score function or sinks, on the
+    CPU or on other GPUs, with other dtypes or array libraries, with arrays that are not aligned to 16 bytes, with
+    tensor subclasses, with a bool array as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the array can be
+    grouped), and problems in a traced PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first
+    such call only, which tensors the kernels do not group, and why.
 
     PyTorch autograd differentiates each result separately, one problem after another, through
     :func:`attention_backward`.
@@ -100,19 +104,21 @@ def grouped_attention(
     """
     given = _checked(problems)
     options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+    modified = {name: x for name, x in {"score": score, "sinks": sinks}.items() if x is not None}
     if compiling():  # one operator per call in the graph
-        return [attention(q, k, v, pattern, return_lse=return_lse, **options) for q, k, v, pattern in given]
+        return [attention(q, k, v, pattern, return_lse=return_lse, **options, **modified) for q, k, v, pattern in given]
     given = [(*(autocast(q, k, v) or (q, k, v)), pattern) for q, k, v, pattern in given]
     check_options(backend, return_lse, precision, layout)
     options["scale"] = scale = None if scale is None else check_scale(scale, "float64")
     results: list[Any] = [None] * len(given)
-    for group in _find(given, backend, precision, return_lse, layout) if len(given) > 1 else []:
+    groups = [] if len(given) < 2 or modified else _find(given, backend, precision, return_lse, layout)
+    for group in groups:
         for number, found in zip(group.numbers, group.run(given, scale), strict=True):
             results[number] = found if return_lse or found is None else found[0]
     for number, (q, k, v, pattern) in enumerate(given):
         if results[number] is None:
             with _named(number):
-                results[number] = attention(q, k, v, pattern, return_lse=return_lse, **options)
+                results[number] = attention(q, k, v, pattern, return_lse=return_lse, **options, **modified)
     return results
 
 

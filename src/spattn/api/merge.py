@@ -45,6 +45,8 @@ def merge_attentions(outs: Iterable[Any], lses: Iterable[Any], *, layout: str = 
     ``lse = log Σ exp(lseᵢ)``, ``out = Σ exp(lseᵢ − lse) outᵢ``, computed in the dtype of `lses`. The function is
     differentiable in PyTorch and JAX. The result may differ by rounding from one call over all keys.
 
+    Each sink takes part in one part only: call :func:`spattn.attention` with sinks for one element of `outs`.
+
     Examples
     --------
     >>> import numpy as np, spattn

@@ -31,6 +31,10 @@ class CuPy(ArrayNamespace):
     def to_host(self, x: Any) -> np.ndarray:
         return x.get()
 
+    def on_device(self, x: np.ndarray, like: Any) -> Any:
+        with like.device:
+            return self.module.asarray(x)
+
     # -- in device memory ---------------------------------------------------------------------------------------------
 
     def ordinal(self, x: Any) -> int | None:

@@ -42,6 +42,9 @@ class Jax(ArrayNamespace):
     def from_numpy(self, x: np.ndarray) -> Any:
         return self.module.numpy.asarray(x)
 
+    def on_device(self, x: np.ndarray, like: Any) -> Any:
+        return self.module.device_put(x, next(iter(like.devices())))
+
     # -- in device memory ---------------------------------------------------------------------------------------------
 
     def ordinal(self, x: Any) -> int | None:

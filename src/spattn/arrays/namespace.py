@@ -67,6 +67,10 @@ class ArrayNamespace:
         """Convert a NumPy result to a host array of this library."""
         return x
 
+    def on_device(self, x: np.ndarray, like: Any) -> Any:
+        """Copy a NumPy array to the device of `like`, an array of this library."""
+        return self.from_numpy(x)
+
     def wants_gradient(self, x: Any) -> bool:
         """Return whether the library currently tracks gradients or tangents of this array."""
         return False

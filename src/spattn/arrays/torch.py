@@ -83,6 +83,9 @@ class Torch(ArrayNamespace):
             return self.module.from_numpy(x.view(np.int16)).view(self.module.bfloat16)
         return self.module.from_numpy(x)
 
+    def on_device(self, x: np.ndarray, like: Any) -> Any:
+        return self.from_numpy(np.require(x, requirements="W")).to(like.device)
+
     def wants_gradient(self, x: Any) -> bool:
         if x.requires_grad and self.module.is_grad_enabled():
             return True

@@ -13,30 +13,45 @@ __all__ = ["Recorded", "without_repeats"]
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
     """Attention with recorded gradients: ``apply(backward, forward, q, k, v, scale)`` returns out and lse.
 
-    It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``.
+    It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``. A call with a
+    score function or sinks has two more arguments and its captured arrays, (…, scale, given, sinks, *tables): they are
+    :class:`spattn.dispatch.scores.Given` and its arrays, of which tensors get gradients. Then it calls
+    ``forward(q, k, v, scale, given.operands)`` and ``backward(…, given=given, wanted=)``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, backward: Callable[..., Any], forward: Callable[..., Any], *operands: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        *arrays, scale = operands
-        out, lse = forward(*operands)
-        ctx.save_for_backward(*arrays, out, lse)
-        ctx.backward_of, ctx.scale = backward, scale
+        q, k, v, scale, *score = operands
+        out, lse = forward(q, k, v, scale, *(given.operands for given in score[:1]))
+        ctx.backward_of, ctx.scale, ctx.given = backward, scale, score[0] if score else None
+        # PyTorch then checks that nobody has changed a captured tensor before the backward pass.
+        captured = [x for x in score[1:] if isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(q, k, v, out, lse, *captured)
         ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *_ = ctx.saved_tensors
         if dout is None:  # out is unused
             dout = torch.zeros_like(out)
         again = torch.is_grad_enabled()  # create_graph=True
         gradients = (_Once.apply if again else _gradients)(
-            ctx.backward_of, without_repeats(dout), q, k, v, out, lse, dlse, ctx.scale
+            ctx.backward_of,
+            without_repeats(dout),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dlse,
+            ctx.scale,
+            ctx.given,
+            ctx.needs_input_grad[7:],
         )
-        return None, None, *gradients, None
+        return None, None, *gradients[:3], None, *((None, *gradients[3:]) if ctx.given is not None else ())
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
@@ -55,8 +70,12 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _gradients(backward: Callable[..., tuple[torch.Tensor, ...]], *operands: Any) -> tuple[torch.Tensor, ...]:
-    *arrays, dlse, scale = operands
-    return backward(*arrays, dlse=dlse, scale=scale)
+    *arrays, dlse, scale, given, wanted = operands
+    if given is None:
+        return backward(*arrays, dlse=dlse, scale=scale)
+    of_sinks, *of_tables = wanted
+    dq, dk, dv, dtables, dsinks = backward(*arrays, dlse=dlse, scale=scale, given=given, wanted=tuple(of_tables))
+    return dq, dk, dv, dsinks if of_sinks else None, *dtables
 
 
 def without_repeats(dout: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
+from ..request.score import ScoreOperands
 from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from . import _core, _nonfinite
+from . import _core, _nonfinite, _score
 from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 
@@ -170,23 +172,29 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     strides = np.empty_like(q, shape=shape, subok=False).strides
     rows, together = call.rows, _heads_together(call, own)
     least = own.least or 0 if own.growth is None else 0  # minimum kv_len that the core binds at run time; 0: never
+    operands = call.score
+    encoded = operands and _score.encode(operands, call, backward=False)
 
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's cached dispatch for `plan.kv_len` keys and the number of threads with enough work."""
         here = replace(call, kv_len=plan.kv_len)
-        return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
+        work = neighbours_together(plan)
+        return _core.Prepared(here, plan, work, together, isa, least, encoded), _useful_threads(here, plan)
 
     made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
-    def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    def run(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         prepared, useful = made
+        bound = _score.bind(encoded, call, operands, score) if encoded and operands else None
         if own.growth is not None and (kv_len := k.shape[2]) != own.kv_len:
             prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
-            arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
-            if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
-                _core.forward(*arguments, instead)
+            arguments, sinks = (prepared, q, k, v, out, lse, scale, team_size(useful)), _sinks_of(score)
+            if _core.forward(*arguments, score=bound, sinks=sinks) and (instead := _nonfinite.without(v)):
+                _core.forward(*arguments, instead, bound, sinks)
         return out, lse
 
     return run
@@ -200,9 +208,11 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     useful = _useful_threads(call, plan)
     for x in (call.q, call.k, call.v):  # raise MemoryError before the work is split into units
         np.empty_like(call.kind.to_numpy(x), subok=False)
+    operands = call.score
+    encoded = operands and _score.encode(operands, call, backward=True)
     if call.batch and call.heads_q:
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
-        prepared = _core.Prepared(call, plan, split.work, 1, isa)
+        prepared = _core.Prepared(call, plan, split.work, 1, isa, score=encoded)
 
     def run(
         dout: np.ndarray,
@@ -213,17 +223,43 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         lse: np.ndarray,
         dlse: np.ndarray | None,
         scale: float,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        score: ScoreOperands | None = None,
+    ) -> tuple[Any, ...]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
-        if q.size:
-            arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, team_size(useful)
-            if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
-                _core.backward(*arguments, instead)
+        sinks = _sinks_of(score)
+        dsinks = None if sinks is None else np.zeros((call.batch, call.heads_q))
+
+        def compute(bound: _score.Bound | None, whole: bool = True) -> None:
+            if not q.size:
+                dk[...], dv[...] = 0, 0
+                return
+            own_dq, own_dk, own_dv = (
+                (dq, dk, dv) if whole else (np.empty_like(dq), np.empty_like(dk), np.empty_like(dv))
+            )
+            to = own_dq, own_dk, own_dv, scale, team_size(useful)
+            arguments = prepared, split, dout, q, k, v, out, lse, dlse, *to
+            of_sinks = sinks, dsinks if whole else None
+            if _core.backward(*arguments, None, bound, *of_sinks) and (instead := _nonfinite.without(k)):
+                if bound:
+                    _score.clear(bound)
+                _core.backward(*arguments, instead, bound, *of_sinks)
+
+        if score is None:
+            compute(None)
+            return dq, dk, dv
+        if encoded is None or operands is None:
+            compute(None)
+            dtables: tuple[np.ndarray | None, ...] = ()
         else:
-            dk[...], dv[...] = 0, 0
-        return dq, dk, dv
+            bound = _score.bind(encoded, call, operands, score)
+            dtables = _score.gradients(encoded, operands, call, bound, compute)
+        return dq, dk, dv, dtables, None if dsinks is None else dsinks.sum(axis=0).astype(lse.dtype)
 
     return run
+
+
+def _sinks_of(score: ScoreOperands | None) -> np.ndarray | None:
+    return None if score is None else score.sinks
 
 
 def forward(
@@ -317,7 +353,8 @@ def backward(
     """
     call = Call.of(q, k, v, scale=scale)
     check_results(call, dout, out, lse, dlse)
-    return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, call.scale)
+    dq, dk, dv = prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, call.scale)
+    return dq, dk, dv
 
 
 def _heads_together(call: Call, plan: Plan) -> int:

@@ -5,10 +5,14 @@ import numpy as np
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule.gradients import Units
+from ._score import Bound, Encoded
 
 DTYPES: tuple[str, ...]
 OPENMP: bool
 FEW_QUERIES: int
+OPERATIONS: dict[str, int]
+SUM_WORDS: int
+MOST_AXES: int
 FAR_LSE: dict[int, float]
 
 def table_names() -> tuple[str, ...]: ...
@@ -16,9 +20,20 @@ def openmp_threads() -> int: ...
 def in_parallel() -> bool: ...
 def team_size(threads: int) -> int: ...
 def observe(threads: int, region: int, worked: int, lost: int) -> None: ...
+def exact_sums(words: np.ndarray, out: np.ndarray) -> None: ...
 
 class Prepared:
-    def __init__(self, call: Call, plan: Plan, work: np.ndarray, together: int, isa: str, least: int = 0) -> None: ...
+    score: Encoded | None
+    def __init__(
+        self,
+        call: Call,
+        plan: Plan,
+        work: np.ndarray,
+        together: int,
+        isa: str,
+        least: int = 0,
+        score: Encoded | None = None,
+    ) -> None: ...
 
 def forward(
     prepared: Prepared,
@@ -30,6 +45,8 @@ def forward(
     scale: float,
     threads: int,
     instead: tuple[np.ndarray, np.ndarray] | None = None,
+    score: Bound | None = None,
+    sinks: np.ndarray | None = None,
 ) -> bool: ...
 def backward(
     prepared: Prepared,
@@ -47,4 +64,7 @@ def backward(
     scale: float,
     threads: int,
     instead: tuple[np.ndarray, np.ndarray] | None = None,
+    score: Bound | None = None,
+    sinks: np.ndarray | None = None,
+    dsinks: np.ndarray | None = None,
 ) -> bool: ...

@@ -16,7 +16,6 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
-from ..request.score import KINDS, Score, check_score
 from . import _workspace
 
 cnp.import_array()
@@ -25,6 +24,42 @@ cnp.import_array()
 cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     enum: kMaxTables
     enum: kZeroedScratch, kFewQueries
+    enum: kMostAxes, kSumWords, kOperations
+
+    const char* kOperationNames[]
+
+    cdef struct Instruction:
+        int32_t operation
+
+    cdef struct Variant:
+        int32_t value
+
+    cdef struct Use:
+        int32_t table
+
+    cdef struct ScoreTable:
+        const char* data
+        int64_t shape[8]
+        int64_t stride[8]
+        int32_t dtype, axes
+        int64_t* sums
+        char* direct
+        int64_t begin, end
+
+    cdef struct ScoreProgram:
+        const Instruction* instructions
+        const int32_t* indices
+        const Variant* variants
+        const Use* uses
+        int32_t scalars
+        int32_t registers[8]
+        const double* numbers
+        const ScoreTable* tables
+        int64_t most_axes
+        int64_t batches[2]
+        int64_t heads[2]
+        int64_t queries[2]
+        cbool shared
 
     cdef struct View:
         int64_t offset
@@ -72,8 +107,9 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
-        int score
-        const double* score_values
+        const double* sinks
+        double* dsinks
+        const ScoreProgram* score
         char* slots
 
     cdef struct Sums:
@@ -89,6 +125,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     ctypedef void (*AddFunction)(const Call&, int64_t, int64_t, const Sums*, int64_t, int64_t, int64_t,
                                  char*) noexcept nogil
 
+    ctypedef void (*HeadFunction)(const Call&, int64_t, int64_t, char*) noexcept nogil
+
     cdef struct KernelTable:
         const char* name
         ScratchFunction scratch_bytes[4]
@@ -99,8 +137,10 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         BackwardFunction backward[4]
         MergeFunction merge_dq[4]
         AddFunction add_units[4]
+        HeadFunction sink_gradient[4]
 
     int usable_tables(const KernelTable** tables) noexcept
+    double exact_sum(const int64_t* words) noexcept
 
 
 cdef extern from "kernels/threads.h" namespace "spattn" nogil:
@@ -116,6 +156,9 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
 FEW_QUERIES = kFewQueries                # maximum q_len for which a task computes all heads of a group
+OPERATIONS = {kOperationNames[i].decode(): i for i in range(kOperations)}  # of score programs, by name
+SUM_WORDS = kSumWords                    # words of an exact accumulator
+MOST_AXES = kMostAxes                    # of a table that a score program looks up
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by lse.itemsize: see is_far() in kernels/backward/exact.h
 
 cdef size_t kLine = 64                   # cache line in bytes, the alignment of workspaces
@@ -169,6 +212,7 @@ cdef class Prepared:
 
     cdef const KernelTable* table
     cdef Call call
+    cdef ScoreProgram program      # without the values of a call
     cdef Shape of_q, of_k, of_v, of_out, of_lse
     cdef int element, lse_element  # NumPy's type numbers
     cdef int dtype, value_bytes    # index in DTYPES; bytes of the kernels' compute type
@@ -178,10 +222,12 @@ cdef class Prepared:
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
     cdef object owners
+    cdef readonly object score     # a _score.Encoded or None
 
-    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
+    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, score=None):
         """Prepare a validated `call`. `work` holds the plan's items in execution order, and a task computes `together`
-        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed.
+        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed. `score` is the call's
+        encoded score program.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
@@ -193,8 +239,10 @@ cdef class Prepared:
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
-        score_values = self.describe_score(call)
-        self.owners = plan, work, variant, score_values
+        self.owners = plan, work, variant
+        self.score = score
+        if score is not None:
+            self.describe_score(score)
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
@@ -229,14 +277,18 @@ cdef class Prepared:
         found.data = <char*>cnp.PyArray_DATA(array)
         return found
 
-    cdef describe_score(self, call):
-        """Set the score function and return its parameters, which must outlive the kernels."""
-        score = call.score or Score(KINDS[0], (0.0,) * call.heads_q)
-        check_score(score, call.heads_q)
-        kept = np.array(score.values, np.float64)
-        self.call.score = KINDS.index(score.name)
-        self.call.score_values = <const double*>cnp.PyArray_DATA(kept)
-        return kept
+    cdef describe_score(self, score):
+        cdef ScoreProgram* to = &self.program
+        cdef int i
+        to.instructions = <const Instruction*>cnp.PyArray_DATA(score.instructions)
+        to.indices = <const int32_t*>cnp.PyArray_DATA(score.indices)
+        to.variants = <const Variant*>cnp.PyArray_DATA(score.variants)
+        to.uses = <const Use*>cnp.PyArray_DATA(score.uses)
+        to.scalars = score.scalars
+        for i in range(8):
+            to.registers[i] = score.registers[i]
+        to.most_axes = kMostAxes
+        self.call.score = to  # for sizes of scratch; Run has the values of a call
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
@@ -271,8 +323,9 @@ cdef class Run(Prepared):
     cdef atomic[int64_t] worked, lost  # ns: total CPU time of the team; longest time that a thread waited for a core
     cdef object error, workspaces
     cdef Prepared prepared
+    cdef ScoreProgram program
 
-    cdef begin(self, Prepared prepared, arrays, double scale):
+    cdef begin(self, Prepared prepared, arrays, double scale, score, sinks, int threads):
         """Fill in the kernel parameters, except the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
@@ -289,7 +342,21 @@ cdef class Run(Prepared):
         call.lse = prepared.describe("lse", lse, prepared.of_lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
         call.scale = scale
+        if prepared.score is not None:
+            self.bind_score(score, threads)
+        if sinks is not None:
+            call.sinks = self.bind_sinks(sinks)
         self.next_look = monotonic_ns() + kSignalPeriod
+
+    cdef const double* bind_sinks(self, cnp.ndarray sinks) except NULL:
+        """Return the sinks as float64. Raise ValueError if the shape or dtype differs from that of a row of lse."""
+        expected, dtype = (self.heads,), np.dtype(self.owners[0][4].dtype)
+        if (<object>sinks).shape != expected or sinks.dtype != dtype:
+            raise ValueError(f"sinks: expected shape {expected} and dtype {dtype}, "
+                             f"got {(<object>sinks).shape} of {sinks.dtype}")
+        cdef cnp.ndarray wide = np.ascontiguousarray(sinks, np.float64)
+        self.owners.append(wide)
+        return <const double*>cnp.PyArray_DATA(wide)
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
         """Bind kv_len to the length of `k` if the plan is length-polymorphic; moved() in
@@ -305,6 +372,34 @@ cdef class Run(Prepared):
                 views[view].offset += kv_len - prepared.call.kv_len
         self.call.plan.views = views
         self.call.kv_len = self.of_k.size[2] = self.of_v.size[2] = kv_len
+
+    cdef bind_score(self, score, int threads):
+        """Set the values of the score program from a _score.Bound."""
+        cdef ScoreTable* tables
+        cdef ScoreTable* table
+        cdef int axis
+        self.program = self.prepared.program
+        self.owners.append(score)
+        self.program.numbers = <const double*>cnp.PyArray_DATA(score.numbers)
+        tables = <ScoreTable*>self.workspace(len(score.tables) * sizeof(ScoreTable))
+        for number, array in enumerate(score.tables):
+            table = tables + <int64_t>number
+            memset(table, 0, sizeof(ScoreTable))
+            table.data = <const char*>cnp.PyArray_DATA(array)
+            table.dtype, table.axes = score.dtypes[number], array.ndim
+            for axis in range(array.ndim):
+                table.shape[axis], table.stride[axis] = array.shape[axis], array.strides[axis]
+        for number, begin, end, words in score.sums:
+            table = tables + <int64_t>number
+            table.sums, table.begin, table.end = <int64_t*>cnp.PyArray_DATA(words), begin, end
+        for number, gradient in score.direct:
+            table = tables + <int64_t>number
+            table.direct = <char*>cnp.PyArray_DATA(gradient)
+        self.program.tables = tables
+        for axis in range(2):
+            self.program.batches[axis], self.program.heads[axis], self.program.queries[axis] = score.items[axis]
+        self.program.shared = threads > 1
+        self.call.score = &self.program
 
     cdef replace(self, Array* array, str name, const Shape& shape, instead):
         """Replace K or V in the tile kernels by a finite copy, unless `instead` is None."""
@@ -430,7 +525,7 @@ cdef class Run(Prepared):
                 if tasks < 0:
                     break
                 self.next_task.store(0)
-                if threads == 1 or tasks == 1:
+                if threads == 1 or tasks <= 1:
                     self.run_tasks(step, tasks, 0)
                 else:
                     self.run_team(step, tasks, threads)
@@ -474,8 +569,9 @@ cdef class Forward(Run):
 
 @cython.final
 cdef class Backward(Run):
-    """The backward of a call in up to four passes: compute the softmax statistics of rows with a far lse; run the
-    units, which write dQ and accumulate dK and dV; combine the dQ partials; sum dK and dV over the units.
+    """The backward of a call in up to five passes: compute the softmax statistics of rows with a far lse; run the
+    units, which write dQ and accumulate dK and dV; combine the dQ partials; compute the gradients of the sinks; sum dK
+    and dV over the units.
     """
 
     cdef const Unit* units
@@ -487,7 +583,7 @@ cdef class Backward(Run):
     cdef char* dk_rows   # accumulators of all units or, with by_thread, of all threads
     cdef char* dv_rows
 
-    cdef make_room(self, gradients, split, instead, int threads):
+    cdef make_room(self, gradients, split, instead, cnp.ndarray dsinks, int threads):
         cdef Call* call = &self.call
         cdef Prepared of = self.prepared
         self.replace(&call.k, "k", of.of_k, instead)
@@ -496,7 +592,9 @@ cdef class Backward(Run):
         call.dk, call.dv = of.describe("dk", dk, of.of_k), of.describe("dv", dv, of.of_v)
         if dlse is not None:
             call.dlse = of.describe("dlse", dlse, of.of_lse)
-        self.owners += [gradients, split]
+        if dsinks is not None:
+            call.dsinks = <double*>cnp.PyArray_DATA(dsinks)
+        self.owners += [gradients, split, dsinks]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
         self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
@@ -561,7 +659,9 @@ cdef class Backward(Run):
             return self.unit_count
         if step == 1:
             return self.count_tasks(self.merge_variants, kMergesAtOnce, 1)
-        if step == 2 and not self.in_place and not self.by_thread:
+        if step == 2:
+            return self.all_heads if self.call.dsinks is not NULL else 0
+        if step == 3 and not self.in_place and not self.by_thread:
             return self.unit_count // self.per_head * self.tasks_per_head()
         return -1
 
@@ -581,6 +681,9 @@ cdef class Backward(Run):
                     self.add_units(task, piece * kKeysAtOnce, thread)
         elif step == 1:
             self.merge_with(self.table.merge_dq[self.dtype], task, thread)
+        elif step == 2:
+            self.table.sink_gradient[self.dtype](self.call, task // self.heads, task % self.heads,
+                                                 self.scratch + thread * self.scratch_bytes)
         else:
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
@@ -616,24 +719,35 @@ cdef class Backward(Run):
                                          self.scratch + thread * self.scratch_bytes)
 
 
-def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None):
+def exact_sums(int64_t[:, ::1] words, double[::1] out):
+    """Write the sums that exact accumulators hold, (n, SUM_WORDS), to `out`: kernels/softmax/table_gradients.h."""
+    cdef int64_t i
+    with nogil:
+        for i in range(words.shape[0]):
+            out[i] = exact_sum(&words[i, 0])
+
+
+def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None):
     """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
+    `score` is the _score.Bound of a call whose `prepared` has a score program.
     Non-finite values of masked keys may be the reason. The caller then repeats the call with `instead`, the result of
-    :func:`._nonfinite.without` for `v`, unless that is None.
+    :func:`._nonfinite.without` for `v`, unless that is None. `sinks` is None or a (heads_q,) array of lse's dtype.
     """
     cdef Forward run = Forward.__new__(Forward)
-    run.begin(prepared, (q, k, v, out, lse), scale)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
     run.make_room(instead, threads)
     return run.execute(threads)
 
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
-             instead=None):
-    """Write gradients to `dq`, `dk` and `dv`. `split` holds the Units of the plan for these heads, and `prepared` was
-    created with their work items. `dlse` may be None; `instead` replaces `k`. Return value as for :func:`forward`.
+             instead=None, score=None, sinks=None, dsinks=None):
+    """Write gradients to `dq`, `dk` and `dv`, and add those of tables to the arrays that `score` names. `split` holds
+    the Units of the plan for these heads, and `prepared` was created with their work items. `dlse` may be None;
+    `instead` replaces `k`. With `sinks`, write the gradients of each batch entry to `dsinks`, (batch, heads_q) float64,
+    unless that is None. Return value as for :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
-    run.begin(prepared, (q, k, v, out, lse), scale)
-    run.make_room((dout, dlse, dq, dk, dv), split, instead, threads)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
+    run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, threads)
     return run.execute(threads)

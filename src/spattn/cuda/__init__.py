@@ -22,11 +22,12 @@ from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
-from ..request.score import Score
+from ..request.score import ScoreOperands
 from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .host import dynamic_masks, execute, group, repeat
+from .sm80.backward.captured import CapturedGradients
 
 __all__ = [
     "LIMITS",
@@ -137,13 +138,13 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
 
 
 def _forward_again(
-    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: Score | None
+    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None, score: ScoreOperands | None
 ) -> tuple[Any, Any]:
     """Run a call again after SPATTN_CUDA_KERNEL has changed; make a new plan if the kernels now chosen need one."""
     call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
-    return prepare(call, plan)(q, k, v, scale)
+    return prepare(call, plan)(q, k, v, scale, *(() if score is None else (score,)))
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
@@ -158,7 +159,8 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         return families.executing(families.of(gpu, *sizes), plan, backward=True)
 
     choose()  # raises ValueError if no family executes the plan
-    return repeat.backward(call, plan, gpu, choose)
+    captured = CapturedGradients(call) if call.score is not None and True in call.score.wanted else None
+    return repeat.backward(call, plan, gpu, choose, captured)
 
 
 def memory(call: Call) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from .._util.index_checks import LONGEST
 from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
 from ..arrays import cache_key as cache_key_of
-from ..backends import DynamicMaskBackend, PredictingBackend
+from ..backends import Backend, DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
@@ -22,6 +22,7 @@ from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
 
 if TYPE_CHECKING:
     from ..patterns.dynamic import MaskedPattern
+    from .scores import Given
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
@@ -40,42 +41,48 @@ def attention(
     precision: str | None = None,
     layout: str = "bhsd",
     gradients: Callable[..., Any] | None = None,
+    score: Any = None,
+    sinks: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention` on concrete arrays; return NotImplemented for traced PyTorch tensors.
 
     `gradients` is the backward function for autograd, by default :func:`attention_backward`.
     """
     check_options(backend, return_lse, precision, layout)
-    key = cache_key_of(q, k, v), backend, precision, return_lse, layout
+    key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
+    given = _read(score, sinks, q, k, v, backend, layout)
+    if given is not None:
+        key = *key, given.key
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
         if cast is not None:
             q, k, v = cast
+            options |= {"score": score, "sinks": sinks}
             return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
         chosen = _selected(pattern)
         if chosen is not None:
-            found = _attend_masked(q, k, v, chosen, return_lse, gradients or attention_backward, **options)
+            found = _attend_masked(q, k, v, chosen, return_lse, gradients or attention_backward, given, **options)
             return found if return_lse else found[0]
         if traced(q, k, v):
             return NotImplemented
-        record = recorder(q, k, v)
+        record = recorder(q, k, v, *_captured(given))
         wants_lse = return_lse or record is not None
         call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+        call = _with_score(call, given)
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
             # Copy a mask, which the caller may change before the backward pass.
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
-            record = functools.partial(
-                record, functools.partial(gradients or attention_backward, pattern=constant, **options)
-            )
+            backward = gradients or attention_backward if given is None else _backward_with_score
+            record = functools.partial(record, functools.partial(backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
-    found = prepared.run(q, k, v, scale)
+    found = prepared.run(q, k, v, scale, *_more(given))
     return found if return_lse else found[0]
 
 
@@ -93,23 +100,103 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = "bhsd",
+    score: Any = None,
+    sinks: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
+    arrays = dout, q, k, v, out, lse, pattern
+    options: dict[str, Any] = {
+        "dlse": dlse,
+        "scale": scale,
+        "backend": backend,
+        "precision": precision,
+        "layout": layout,
+    }
+    if score is None and sinks is None:
+        return _backward(*arrays, given=None, **options)
+    given = _read(score, sinks, q, k, v, backend, layout, backward=True)
+    found = _backward(*arrays, given=given, **options)
+    if found is NotImplemented:
+        return found
+    dtables: tuple[Any, ...] = ()
+    if given is not None:
+        *found, of_tables, dsinks = found
+        dtables = tuple(x for x in of_tables if x is not None)
+    return *found, *(() if score is None else (dtables,)), *(() if sinks is None else (dsinks,))
+
+
+def _backward_with_score(*arrays: Any, given: Given, wanted: tuple[bool, ...], **options: Any) -> tuple[Any, ...]:
+    """Compute the gradients of a recorded call; return (dq, dk, dv, dtables, dsinks)."""
+    given = given._replace(operands=given.operands._replace(wanted=wanted))
+    found: tuple[Any, ...] = _backward(*arrays, given=given, **options)
+    return found
+
+
+def _backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    pattern: Any,
+    *,
+    dlse: Any = None,
+    scale: float | None,
+    backend: str,
+    precision: str | None,
+    layout: str,
+    given: Given | None,
+) -> Any:
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
-    key = cache_key_of(*arrays), backend, precision, layout
+    key: tuple[Any, ...] = (cache_key_of(*arrays), backend, precision, layout)
+    if given is not None:
+        key = *key, given.key
     prepared = find_call(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
             return NotImplemented
         call = Call.of(q, k, v, scale=scale, precision=precision, layout=layout)
         check_results(call, dout, out, lse, dlse)
+        call = _with_score(call, given)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))
         prepared, scale = _prepare(call, pattern, backend, key, backward=True), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
-    return prepared.run(dout, q, k, v, out, lse, dlse, scale)
+    found = prepared.run(dout, q, k, v, out, lse, dlse, scale, *(() if given is None else (given.operands,)))
+    if given is None:
+        return found
+    from .scores import gradients_of
+
+    return gradients_of(given, found)
+
+
+def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given | None:
+    if score is None and sinks is None or traced(q):
+        return None
+    from .scores import read  # the tracer of score functions is imported with the first one
+
+    return read(score, sinks, q, *others, **options)
+
+
+def _captured(given: Given | None) -> tuple[Any, ...]:
+    return () if given is None else given.captured
+
+
+def _more(given: Given | None) -> tuple[Any, ...]:
+    """Return the arguments of a cached dispatch after the scale."""
+    if given is None:
+        return ()
+    return (given, *given.captured) if given.recorded else (given.operands,)
+
+
+def _with_score(call: Call, given: Given | None) -> Call:
+    if given is None:
+        return call
+    given.check(call)
+    return replace(call, score=given.operands)
 
 
 class CachedCall(NamedTuple):
@@ -147,10 +234,7 @@ def _prepare(
             plan, cast(PredictingBackend, module), call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype
         )
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
-    if module.LIMITS.host_arrays and call.kind is not NUMPY:
-        run = _through_numpy(call.kind, run)
-    if not call.layout.is_default:
-        run = call.layout.around(run)
+    run = _around(module, call, run)
     if record is not None:
         run = functools.partial(record, run)
     own = validated(plan)
@@ -177,6 +261,7 @@ def _attend_masked(
     chosen: MaskedPattern,
     return_lse: bool,
     gradients: Callable[..., Any],
+    given: Given | None,
     *,
     scale: float | None,
     backend: str,
@@ -186,9 +271,10 @@ def _attend_masked(
     """Compute attention with a dynamic mask; only the plan of its static pattern is cached."""
     if traced(q, k, v):
         raise TypeError("pattern: a pattern of device arrays is not supported in a PyTorch graph; use .to_host(kv_len)")
-    record = recorder(q, k, v)
+    record = recorder(q, k, v, *_captured(given))
     wants_lse = return_lse or record is not None
     call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+    call = _with_score(call, given)
     if record is None:
         check_gradients("attention", call.kind, q=q, k=k, v=v)
     check_grid(call.layout, chosen.pattern)
@@ -199,19 +285,28 @@ def _attend_masked(
             f"pattern: a pattern of device arrays requires backend 'cuda', got {name!r}; use .to_host(kv_len)"
         )
     run: Callable[..., Any] = cast(DynamicMaskBackend, module).prepare_masked(call, chosen)
-    if not call.layout.is_default:
-        run = call.layout.around(run)
+    run = _around(module, call, run)
     if record is not None:
         # The backward pass converts a copy of the mask, as it is now, to a host pattern.
         then = replace(chosen, selection=chosen.selection.copied())
         same: dict[str, Any] = {"backend": backend, "precision": precision, "layout": layout}
 
         def backward(*operands: Any, **options: Any) -> Any:
-            of = functools.partial(gradients, pattern=then.to_host(call.kv_len), **same)
+            of = functools.partial(
+                gradients if given is None else _backward_with_score, pattern=then.to_host(call.kv_len), **same
+            )
             return of(*operands, **options)
 
         run = functools.partial(record, backward, run)
-    return cast("tuple[Any, Any]", run(q, k, v, call.scale))
+    return cast("tuple[Any, Any]", run(q, k, v, call.scale, *_more(given)))
+
+
+def _around(module: Backend, call: Call, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a backend's cached dispatch for the arrays and the layout of the caller."""
+    scored = call.score is not None
+    if module.LIMITS.host_arrays and call.kind is not NUMPY:
+        run = (_through_numpy_with_score if scored else _through_numpy)(call.kind, run)
+    return run if call.layout.is_default else call.layout.around(run, scored=scored)
 
 
 def _through_numpy(kind: ArrayNamespace, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,5 +316,17 @@ def _through_numpy(kind: ArrayNamespace, run: Callable[..., Any]) -> Callable[..
         *arrays, scale = operands
         given = (x if x is None else kind.to_numpy(x) for x in arrays)
         return tuple([kind.from_numpy(x) for x in run(*given, scale)])
+
+    return call
+
+
+def _through_numpy_with_score(kind: ArrayNamespace, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a NumPy implementation that takes a score function, and may return gradients of its arrays."""
+
+    def call(*operands: Any) -> tuple[Any, ...]:
+        *arrays, scale, score = operands
+        given = (x if x is None else kind.to_numpy(x) for x in arrays)
+        found = run(*given, scale, score)
+        return *(kind.from_numpy(x) for x in found[:3]), *found[3:]
 
     return call

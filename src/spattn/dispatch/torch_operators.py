@@ -181,9 +181,13 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = DEFAULT,
+    **modified: Any,
 ) -> Any:
-    """Implement :func:`spattn.attention` while PyTorch traces the call."""
+    """Implement :func:`spattn.attention` while PyTorch traces the call; `modified` has a score function or sinks."""
     check_options(backend, return_lse, precision, layout)
+    if modified:
+        options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
+        return _with_score(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
@@ -209,9 +213,13 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = DEFAULT,
+    **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
+    if modified:
+        options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
+        return _with_score(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
@@ -272,6 +280,17 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+def _with_score(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
+    if traced(arguments[0]):
+        raise TypeError(
+            "score, sinks: a PyTorch graph of one piece does not support them yet; use torch.compile without "
+            "fullgraph=True, or call spattn.attention outside the graph"
+        )
+    return function(*arguments, **options)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
@@ -288,11 +307,14 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 # -- in a layer --------------------------------------------------------------------------------------------------------
 
 
-def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern) -> Any:
+def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `text` is the serialized pattern, which lets torch.compile guard on the pattern's value and not on its identity.
+    `modified` has a score function and sinks, or nothing. `text` is the serialized pattern, which lets torch.compile
+    guard on the pattern's value and not on its identity.
     """
+    if modified:
+        return _with_score(_attend_padded, q, k, v, valid, pattern, **modified)
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]
     if valid is None:
@@ -300,5 +322,5 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
     return _without_text_or_tensors(_attend_padded, q, k, v, valid, pattern)
 
 
-def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern) -> Any:
-    return _eager(q, k, v, pattern & _padding(valid))
+def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
+    return _eager(q, k, v, pattern if valid is None else pattern & _padding(valid), **modified)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from ..dispatch import as_pattern
 from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import Call, check_options
+from ..score.recorder import Sizes
+from ..score.tracing import trace
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
 __all__ = ["attention"]
@@ -31,6 +34,8 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
+    score: Callable[..., Any] | None = None,
+    sinks: Any = None,
 ) -> Any:
     r"""Compute softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
@@ -53,6 +58,11 @@ def attention(
         Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
         As for :func:`spattn.attention`; applies to gradients too.
+    score : callable, optional
+        Score function, as for :func:`spattn.attention`. The arrays that it captures may be traced and get gradients;
+        numbers are constants of the program.
+    sinks : (heads_q,) array, optional
+        As for :func:`spattn.attention`.
 
     Returns
     -------
@@ -69,8 +79,9 @@ def attention(
         `return_lse` or `precision` has the wrong type.
     ValueError
         If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
-        is not finite, or exceeds the float32 range and `q` is not float64; if the pattern differs between batch entries
-        under :func:`jax.vmap`.
+        is not finite, or exceeds the float32 range and `q` is not float64; if, under :func:`jax.vmap`, the pattern
+        differs between batch entries, the score function depends on the batch entry or its arrays are mapped, or
+        gradients of its arrays are wanted.
     jax.errors.JaxRuntimeError
         At run time, if the named backend cannot run on this machine or does not support the device, or if memory is
         exhausted. The message contains the type and the message of the original error.
@@ -99,8 +110,27 @@ def attention(
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
     text = _fitting_text(as_pattern(pattern, call.sizes), *call.sizes)
-    found = _attend(Options(text, call.scale, backend, precision), q, k, v)
+    options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
+    found = _attend(options, q, k, v, *captured)
     return found if return_lse else found[0]
+
+
+def _with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[Options, tuple[Any, ...]]:
+    """Return the options with a score function and sinks, and the captured arrays."""
+    wide = jnp.float64 if call.dtype == "float64" else jnp.float32
+    captured: list[Any] = []
+    if sinks is not None:
+        sinks = jnp.asarray(sinks)
+        if sinks.shape != (call.heads_q,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
+            raise ValueError(f"sinks: expected floats of shape ({call.heads_q},), got {sinks.dtype} of {sinks.shape}")
+        captured.append(sinks.astype(wide))
+    if score is not None:
+        traced = trace(score, Sizes(*call.sizes))
+        tables = [jnp.asarray(x) for x in traced.tables]
+        captured += [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in tables]
+        program = (traced.graph.operations, traced.graph.results, traced.parameters)
+        options = options._replace(score=program, tables=len(tables))
+    return options._replace(sinks=sinks is not None), tuple(captured)
 
 
 def _described(name: str, x: Any) -> Buffer:
@@ -134,16 +164,20 @@ def _attend(options: Options, *operands: Any) -> tuple[Any, Any]:
     any operand varies, and JAX sums its gradient over the axes that were added.
     """
     nothing = jax.lax.stop_gradient(_nothing(operands))
-    out, lse = _differentiable(options, *(x + nothing for x in operands))
+    own = len(operands) - options.captured
+    arrays, captured = [x + nothing for x in operands[:own]], operands[own:]
+    if any(getattr(jax.typeof(x), "vma", ()) for x in operands):  # else vmap would map the captured arrays
+        captured = tuple(x + nothing.astype(x.dtype) for x in captured)
+    out, lse = _differentiable(options, *arrays, *captured)
     return out, lse
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(options: Options, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+def _differentiable(options: Options, q: Any, k: Any, v: Any, *captured: Any) -> tuple[Any, ...]:
     wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     of_rows = q.shape[:3]
     out, lse = ((*of_rows, v.shape[3]), q.dtype, 0.0), (of_rows, wide, -math.inf)
-    return _call(ATTENTION, options, (out, lse), q, k, v)
+    return _call(ATTENTION, options, (out, lse), q, k, v, *captured)
 
 
 def _remember(options: Options, *operands: Any) -> tuple[Any, Any]:
@@ -152,8 +186,14 @@ def _remember(options: Options, *operands: Any) -> tuple[Any, Any]:
 
 
 def _gradients(options: Options, kept: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
-    results = tuple((x.shape, x.dtype, 0.0) for x in kept[:3])
-    return _call(ATTENTION_BACKWARD, options, results, *cotangents, *kept)
+    q, k, v, *captured, out, lse = kept
+    sinks, tables = captured[: options.sinks], captured[options.sinks :]
+    wanted = [jnp.issubdtype(x.dtype, jnp.floating) for x in tables]
+    like = (q, k, v, *(x for x, own in zip(tables, wanted, strict=True) if own), *sinks)
+    results = tuple((x.shape, x.dtype, 0.0) for x in like)
+    dq, dk, dv, *rest = _call(ATTENTION_BACKWARD, options, results, *cotangents, q, k, v, out, lse, *captured)
+    dsinks, of_floats = rest[len(rest) - options.sinks :], iter(rest)
+    return dq, dk, dv, *dsinks, *(next(of_floats) if own else None for own in wanted)
 
 
 _differentiable.defvjp(_remember, _gradients)
@@ -168,6 +208,7 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
     `results` holds (shape, dtype, value if an operand is empty) of each result. Under vmap, the pattern must not differ
     between batch entries.
     """
+    own = len(operands) - options.captured
 
     def of_nothing(*operands: Any) -> tuple[Any, ...]:
         nothing = _nothing(operands)
@@ -176,7 +217,7 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
     @custom_vmap  # type: ignore[untyped-decorator]
     def call(*operands: Any) -> tuple[Any, ...]:
         nothing = of_nothing(*operands)
-        if not all(x.size for x in operands):
+        if not all(x.size for x in operands[:own]):
             return nothing
         kinds = tuple(jax.typeof(x) for x in nothing)
         found: tuple[Any, ...] = jax.ffi.ffi_call(name, kinds)(*operands, call=options.text)
@@ -188,15 +229,26 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
             raise ValueError(
                 f"pattern: must not differ between batch entries under jax.vmap, got {from_json(options.pattern)}"
             )
-        given = (x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(operands, mapped, strict=True))
+        _check_mapped(name, options, mapped[own:])
+        pairs = zip(operands[:own], mapped[:own], strict=True)
+        given = (x if over else jnp.broadcast_to(x, (size, *x.shape)) for x, over in pairs)
         folded = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in given]
         more = tuple(((size * shape[0], *shape[1:]), dtype, value) for shape, dtype, value in results)
-        found = _call(name, options, more, *folded)
+        found = _call(name, options, more, *folded, *operands[own:])
         unfolded = tuple(x.reshape(size, *shape) for x, (shape, _, _) in zip(found, results, strict=True))
         return unfolded, (True,) * len(results)
 
     made: tuple[Any, ...] = call(*operands)
     return made
+
+
+def _check_mapped(name: str, options: Options, mapped: list[bool]) -> None:
+    """Raise ValueError if a mapped call does not have the result of one call on all entries."""
+    names = () if options.score is None else [name for name, *_ in options.score[0]]
+    if any(mapped) or "b" in names:
+        raise ValueError("score, sinks: must not depend on the batch entry under jax.vmap")
+    if mapped and name == ATTENTION_BACKWARD:
+        raise ValueError("score, sinks: jax.vmap does not support the gradients of captured arrays")
 
 
 def _nothing(arrays: tuple[Any, ...]) -> Any:

@@ -13,7 +13,9 @@ from . import _c_api as c_api
 
 __all__ = ["Execution", "new_error"]
 
-_DTYPES = {10: "float16", 11: "float32", 12: "float64", 16: "bfloat16"}  # XLA_FFI_DataType
+_INTEGERS = "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
+# XLA_FFI_DataType
+_DTYPES = dict(enumerate(("bool", *_INTEGERS, "float16", "float32", "float64"), start=1)) | {16: "bfloat16"}
 _ALIGNMENT = 16  # bytes; the largest alignment that XLA guarantees
 _CODES = {MemoryError: 8, TypeError: 3, ValueError: 3, KeyboardInterrupt: 1}  # XLA_FFI_Error_Code
 _INTERNAL = 13

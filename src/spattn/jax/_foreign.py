@@ -18,6 +18,8 @@ from .. import dispatch
 from ..arrays import add_plain
 from ..arrays.xla import Buffer, Xla
 from ..patterns import from_json
+from ..score.graph import Graph, Operation
+from ..score.tracing import Traced
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
@@ -29,12 +31,25 @@ add_plain(Buffer, XLA)
 
 
 class Options(NamedTuple):
-    """Static arguments of a call, stored in the program."""
+    """Static arguments of a call, stored in the program.
+
+    `score` is the graph of the score function, its results and its captured numbers; None is the identity. `sinks` says
+    whether there are sinks, and `tables` how many arrays the function captures: they are the last operands, in this
+    order.
+    """
 
     pattern: str
     scale: float
     backend: str
     precision: str | None
+    score: tuple[Any, ...] | None = None
+    sinks: bool = False
+    tables: int = 0
+
+    @property
+    def captured(self) -> int:
+        """Number of operands behind the attention's own."""
+        return self.sinks + self.tables
 
     @property
     def text(self) -> str:
@@ -43,17 +58,40 @@ class Options(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def _options_of(text: str) -> dict[str, Any]:
-    options = Options(*json.loads(text))._asdict()
-    return options | {"pattern": from_json(options["pattern"])}
+def _options_of(text: str) -> tuple[Options, dict[str, Any]]:
+    """Return the options, and the static arguments of the dispatch."""
+    options = Options(*json.loads(text))
+    if options.score is not None:
+        operations, results, parameters = options.score
+        steps = tuple(Operation(name, tuple(operands), dtype, number) for name, operands, dtype, number in operations)
+        options = options._replace(score=(Graph(steps, tuple(results)), tuple(parameters)))
+    same = {"scale": options.scale, "backend": options.backend, "precision": options.precision}
+    return options, same | {"pattern": from_json(options.pattern)}
 
 
-def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return dispatch.attention(q, k, v, return_lse=True, **options)
+def _split(options: Options, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the attention's own operands, and the score function and sinks as arguments of the dispatch."""
+    own = len(operands) - options.captured
+    sinks, tables = operands[own : own + options.sinks], operands[own + options.sinks :]
+    score = None
+    if options.score is not None:
+        graph, parameters = options.score
+        score = Traced(graph, parameters, tables)
+    return operands[:own], {"score": score, "sinks": sinks[0] if sinks else None}
 
 
-def _attention_backward(dout: Any, dlse: Any, *arrays: Any, **options: Any) -> Any:
-    return dispatch.attention_backward(dout, *arrays, dlse=dlse, **options)
+def _attention(options: Options, *operands: Any, **same: Any) -> Any:
+    (q, k, v), modified = _split(options, operands)
+    return dispatch.attention(q, k, v, return_lse=True, **same, **modified)
+
+
+def _attention_backward(options: Options, *operands: Any, **same: Any) -> Any:
+    (dout, dlse, q, k, v, out, lse), modified = _split(options, operands)
+    *found, last = dispatch.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **same, **modified)
+    if options.score is None:
+        return *found, last
+    dcaptured, dsinks = (found.pop(), (last,)) if options.sinks else (last, ())
+    return *found, *dcaptured, *dsinks
 
 
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:
@@ -94,7 +132,8 @@ def _answer(frame: Any) -> bool:
 
 
 def _execute(function: Callable[..., Any], execution: Execution) -> None:
-    found = function(*execution.operands, **_options_of(execution.text()))
+    options, same = _options_of(execution.text())
+    found = function(options, *execution.operands, **same)
     for made, result in zip(found, execution.results, strict=True):
         if made is not result:  # the backend allocated a new host array
             XLA.to_numpy(result)[...] = made

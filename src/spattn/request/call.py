@@ -14,7 +14,7 @@ from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_
 
 if TYPE_CHECKING:
     from .layout import Layout
-    from .score import Score
+    from .score import ScoreOperands
 
 __all__ = [
     "LARGEST_HEAD_DIM",
@@ -56,8 +56,8 @@ class Call:
         Precision of the matrix products; None means the precision of `dtype`.
     return_lse : bool
         Whether lse is required.
-    score : Score or None
-        Score function; None means the identity.
+    score : ScoreOperands or None
+        Score function and sinks; None means neither.
     """
 
     q: Any = field(repr=False)
@@ -77,7 +77,7 @@ class Call:
     scale: float
     precision: str | None = None
     return_lse: bool = True
-    score: Score | None = None
+    score: ScoreOperands | None = None
 
     @classmethod
     def of(

@@ -99,14 +99,22 @@ class Layout:
         x = x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
         return x if shape is None else x.reshape(shape)
 
-    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of canonical arrays and the scale, so that it takes and returns arrays in this layout."""
+    def around(self, run: Callable[..., Any], *, scored: bool = False) -> Callable[..., Any]:
+        """Wrap a cached dispatch of canonical arrays, so that it takes and returns arrays in this layout.
+
+        A score function and sinks, and what a backward pass returns for them, have no layout.
+        """
 
         def call(*operands: Any) -> tuple[Any, ...]:
             *arrays, scale = operands
             return tuple([self.back(x) for x in run(*map(self.view, arrays), scale)])
 
-        return call
+        def call_with_score(*operands: Any) -> tuple[Any, ...]:
+            *arrays, scale, score = operands
+            found = run(*map(self.view, arrays), scale, score)
+            return *(self.back(x) for x in found[:3]), *found[3:]
+
+        return call_with_score if scored else call
 
     def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
         """Raise ValueError if the arrays have a grid that is not the pattern's only grid."""

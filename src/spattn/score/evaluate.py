@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .graph import BOOL, FLOAT, INPUTS, Graph
+from .graph import BOOL, FLOAT, INPUTS, INT, Graph
+from .operations import FUNCTIONS
 
-__all__ = ["FUNCTIONS", "evaluate"]
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x))
+__all__ = ["evaluate"]
 
 
-# Names of operations and their NumPy equivalents; floor division and remainder are Python's.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "floordiv": np.floor_divide,
-    "mod": np.remainder,
-    "pow": np.power,
-    "neg": np.negative,
-    "abs": np.absolute,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-    "sqrt": np.sqrt,
-    "sign": np.sign,
-    "where": np.where,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "xor": np.logical_xor,
-    "not": np.logical_not,
-    # The product of an adjoint and a derivative: nothing comes from where nothing goes to, whatever the derivative is.
-    "adjoint": lambda a, b: np.where(a == 0, 0, a * np.where(a == 0, 0, b)),
-    "to_float": lambda x: np.asarray(x, np.float64)[()],
-    "to_int": lambda x: (
-        np.trunc(x).astype(np.int64) if np.asarray(x).dtype.kind == "f" else np.asarray(x, np.int64)[()]
-    ),
-}
+def _look_up(table: np.ndarray, indices: Sequence[np.ndarray], kind: str, dtype: Any) -> np.ndarray:
+    """Elements of a table; NaN, the least int32 or False where an index is out of range."""
+    outside = False
+    for index, size in zip(indices, table.shape, strict=True):
+        outside = outside | (index < -size) | (index >= size)
+    absent = {FLOAT: np.nan, INT: -(2**31), BOOL: False}[kind]
+    of = {FLOAT: dtype, INT: np.int64, BOOL: bool}[kind]
+    if table.size == 0:
+        return np.full(np.shape(outside), absent, of)
+    value = table[tuple(np.where(outside, 0, index) for index in indices)]
+    return np.where(outside, absent, value).astype(of)
 
 
 def evaluate(
@@ -87,9 +60,7 @@ def evaluate(
             elif name == "parameter":
                 value = np.asarray(parameters[int(number)], dtype if kind == FLOAT else np.int64)
             elif name == "look_up":
-                table = tables[int(number)]
-                value = table[tuple(found[x] for x in operands)]
-                value = np.asarray(value, dtype if kind == FLOAT else bool if kind == BOOL else np.int64)
+                value = _look_up(tables[int(number)], [found[x] for x in operands], kind, dtype)
             else:
                 value = np.asarray(FUNCTIONS[name](*(found[x] for x in operands)))
                 value = value.astype(dtype) if kind == FLOAT else value

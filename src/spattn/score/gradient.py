@@ -99,8 +99,12 @@ def _rules(build: Builder, index: int, own: int) -> list[int | None]:
         return [first, times(apply("neg", apply("div", index, b)))]
     if name == "pow":
         a, b = operands
-        first = times(apply("mul", b, apply("pow", a, apply("sub", b, number(1.0)))))
-        return [first, times(apply("mul", index, apply("log", a)))]
+        # 0 where the exponent or the power is 0, also if the other factor is infinite there.
+        first = times(apply("adjoint", b, apply("pow", a, apply("sub", b, number(1.0)))))
+        return [first, times(apply("adjoint", index, apply("log", a)))]
+    if name == "mod":
+        a, b = operands
+        return [own, times(apply("neg", apply("floordiv", a, b)))]
     if name == "exp":
         return [times(index)]
     if name == "log":
@@ -117,11 +121,10 @@ def _rules(build: Builder, index: int, own: int) -> list[int | None]:
         a, b = operands if name == "minimum" else operands[::-1]
         half = apply("where", apply("eq", a, b), number(0.5), number(0.0))
         first = apply("where", apply("lt", a, b), number(1.0), half)
-        taken: list[int | None] = [times(first), times(apply("sub", number(1.0), first))]
-        return taken if name == "minimum" else taken[::-1]
+        return [times(first), times(apply("sub", number(1.0), first))]
     if name == "where":
         test = operands[0]
         return [None, apply("where", test, own, number(0.0)), apply("where", test, number(0.0), own)]
     if name == "adjoint":
         raise ValueError("score: the derivative of a derivative is not supported")
-    return [None] * len(operands)  # constant pieces: floor division, remainder of integers, casts, comparisons, sign
+    return [None] * len(operands)  # constant pieces: floor division, casts, comparisons, sign

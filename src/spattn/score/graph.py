@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["BOOL", "FLOAT", "INT", "Builder", "Graph", "Operation"]
+from .operations import FUNCTIONS
+
+__all__ = ["BOOL", "COMPARISONS", "FLOAT", "INPUTS", "INT", "Builder", "Graph", "Operation"]
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
 # Inputs: `number` distinguishes parameters and tables; constants have their value in `number`.
 INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT, "offset": INT}  # offset: kv_len - q_len
-_COMPARISONS = ("eq", "ne", "lt", "le")
+COMPARISONS = ("eq", "ne", "lt", "le")
 _OF_TRUTH = ("and", "or", "xor", "not")
 _OF_FLOATS = ("exp", "log", "tanh", "sigmoid", "sqrt", "div", "pow")
 _COMMUTE = ("add", "mul", "minimum", "maximum", "eq", "ne", "and", "or", "xor")
@@ -96,7 +99,9 @@ class Builder:
         return self._append(Operation(name, (), INPUTS[name]))
 
     def constant(self, value: float) -> int:
-        """A number."""
+        """A number; kernels compute with integers of 32 bits."""
+        if isinstance(value, int) and not -(2**31) <= value < 2**31:
+            raise ValueError(f"score: integers have 32 bits, got {value}")
         dtype = BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT
         return self._append(Operation("constant", (), dtype, value))
 
@@ -116,7 +121,7 @@ class Builder:
             return known
         if name in _COMMUTE:
             operands = tuple(sorted(operands))
-        if name in _COMPARISONS or name in _OF_TRUTH:
+        if name in COMPARISONS or name in _OF_TRUTH:
             dtype = BOOL
         elif name in ("to_float", "to_int"):
             dtype = FLOAT if name == "to_float" else INT
@@ -126,8 +131,10 @@ class Builder:
 
     def _append(self, operation: Operation) -> int:
         # Operations compare equal if 1 == 1.0 == True; the dtype tells them apart. 0.0 and -0.0 are equal, too.
-        if operation.dtype == FLOAT and operation.name == "constant" and operation.number == 0:
-            operation = operation._replace(number=0.0)
+        # One object for all NaN: tuples compare their elements by identity first.
+        if operation.dtype == FLOAT and operation.name == "constant":
+            number = operation.number
+            operation = operation._replace(number=0.0 if number == 0 else math.nan if number != number else number)
         found = self._known.get(operation)
         if found is None:
             found = self._known[operation] = len(self.operations)
@@ -187,15 +194,13 @@ class Builder:
         return operands[1] if name == "where" and operands[1] == operands[2] else None
 
     def _computed(self, name: str, operands: tuple[int, ...], values: Sequence[Any]) -> int | None:
-        from .evaluate import FUNCTIONS
-
         dtype = self.dtype(operands[0]) if name != "where" else self.dtype(operands[1])
         if name in ("floordiv", "mod") and values[1] == 0:
             return None
         numbers = (np.float64(x) if isinstance(x, float) else x for x in values)
         with np.errstate(all="ignore"):
             found = FUNCTIONS[name](*numbers)
-        if name in _COMPARISONS or name in _OF_TRUTH:
+        if name in COMPARISONS or name in _OF_TRUTH:
             return self.constant(bool(found))
         kind = FLOAT if name == "to_float" or (dtype == FLOAT and name != "to_int") else INT
         return self.constant(float(found) if kind == FLOAT else int(found))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from .gradient import Captured, derivatives
-from .graph import FLOAT, Graph
+from .graph import COMPARISONS, FLOAT, Graph
 
-__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "program_of", "scopes"]
+__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "joined", "program_of", "scopes"]
 
 # Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
 # per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
@@ -40,6 +41,7 @@ class Program(NamedTuple):
         return self.graph.only(self.graph.results[:2])
 
 
+@functools.lru_cache(1024)
 def program_of(graph: Graph) -> Program:
     """Differentiate a traced graph."""
     found = derivatives(graph)
@@ -60,17 +62,20 @@ def scopes(graph: Graph) -> tuple[str, ...]:
     slopes: list[tuple[int, int] | None] = []  # (of q, of k) of integers that are affine in both; None for others
     for name, operands, dtype, _ in graph.operations:
         slope = None if dtype == FLOAT else _slope(name, operands, slopes, graph)
+        # Comparisons depend on the difference of their operands.
+        relation = _slope("sub", operands, slopes, graph) if name in COMPARISONS else slope
         scope = _OF_INPUT.get(name, CALL)
         for operand in operands:
-            scope = _joined(scope, found[operand])
-        if slope is not None and slope[0] == -slope[1] and scope == PAIR:
-            scope = DIAGONAL if slope[0] else HEAD
+            scope = joined(scope, found[operand])
+        if relation is not None and relation[0] == -relation[1] and scope == PAIR:
+            scope = DIAGONAL if relation[0] else HEAD
         found.append(scope)
         slopes.append(slope)
     return tuple(found)
 
 
-def _joined(a: str, b: str) -> str:
+def joined(a: str, b: str) -> str:
+    """The scope of what depends on two scopes."""
     for smaller in (CALL, HEAD):
         if smaller in (a, b):
             return b if a == smaller else a
@@ -83,8 +88,6 @@ def _slope(
     known = {"q": (1, 0), "k": (0, 1)}.get(name)
     if known is not None:
         return known
-    if not operands:
-        return 0, 0
     given = [slopes[x] for x in operands]
     if any(x is None for x in given) or name == "score":
         return None

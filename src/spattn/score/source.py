@@ -1,69 +1,482 @@
-"""C++ of a graph: the body of a kernel's ``Score``."""
+"""C++ of a score function: the ``Score`` struct of kernels, and the arguments that it reads.
+
+The text compiles with g++ and nvcc, for float and double. Operations of scope CALL and HEAD are computed once, by
+``Score::open``; the others for each pair, after inlining once per row, column or pair of a thread.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from .graph import BOOL, FLOAT, INPUTS, INT, Graph, Operation
+import numpy as np
 
-__all__ = ["statements"]
+from .._util.records import declaration
+from .gradient import Captured
+from .graph import BOOL, FLOAT, INPUTS, INT
+from .program import CALL, HEAD, Program, joined, scopes
+
+__all__ = ["Array", "arguments", "source"]
 
 _TYPES = {FLOAT: "T", INT: "int", BOOL: "bool"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "xor": "!="}
 _INFIX |= {"and": "&&", "or": "||"}
+_WRAPS = ("add", "sub", "mul")  # of int: modulo 2^32
+_INPUT_NAMES = {"score": "score", "b": "batch", "h": "query_head", "q": "query", "k": "key", "offset": "offset"}
+_ELEMENTS = {
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_SMALL = 24  # operations; nvcc takes a minute for two copies of a large function in every accumulator
+_NARROW = 1 << 31  # offsets of elements that int holds
 
 
-def statements(graph: Graph, tables: Sequence[int] = ()) -> list[str]:
-    """Return the C++ statements that compute a graph, one per operation; operation ``n`` defines the variable ``xn``.
+class Array(NamedTuple):
+    """What the text depends on of a captured array: not its sizes.
 
-    The surrounding C++ function must define ``score`` (of type ``T``), the ints ``b``, ``h``, ``q`` and ``k``,
-    ``parameters`` with the methods ``real(n)`` and ``whole(n)``, and ``tables`` with ``real(n, index...)``,
-    ``whole(n, index...)`` and ``truth(n, index...)``. ``score_exp(T)``, ``score_tanh(T)`` etc. must exist, one function
-    for each operation that C++ has no operator for.
+    Attributes
+    ----------
+    dtype : str
+    steps : tuple of int or None
+        Strides of 0 and 1 in elements; None for others, which are read at run time.
+    wide : bool
+        True if offsets of elements need 64 bits.
     """
-    return [
-        f"const {_TYPES[operation.dtype]} x{number} = {_expression(graph, operation)};"
-        for number, operation in enumerate(graph.operations)
+
+    dtype: str
+    steps: tuple[int | None, ...]
+    wide: bool
+
+    @classmethod
+    def of(cls, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Array:
+        """Describe an array of this dtype, shape and strides."""
+        extent = sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True) if size)
+        wide = max(extent, math.prod(shape)) >= _NARROW
+        return cls(dtype, tuple(stride if stride in (0, 1) else None for stride in strides), wide)
+
+
+def arguments(program: Program, arrays: Sequence[Array]) -> np.dtype:
+    """Return the dtype of ``ScoreArgs``: captured numbers, then each captured array's address, strides and shape."""
+    numbers = {int(op.number): op.dtype for op in program.graph.operations if op.name == "parameter"}
+    fields: list[tuple[str, str] | tuple[str, str, int]] = [
+        (f"parameter{number}", "f8" if dtype == FLOAT else "i8") for number, dtype in sorted(numbers.items())
     ]
+    for number, array in enumerate(arrays):
+        fields.append((f"table{number}", "u8"))
+        if array.steps:
+            fields += [(f"stride{number}", "i8", len(array.steps)), (f"shape{number}", "i4", len(array.steps))]
+    return np.dtype(fields or [("unused", "i8")], align=True)
 
 
-def _expression(graph: Graph, operation: Operation) -> str:
-    name, operands, dtype, number = operation
-    given = [f"x{operand}" for operand in operands]
-    if name in INPUTS:
-        return name
-    if name == "constant":
-        return _literal(number, dtype)
-    reader = {FLOAT: "real", INT: "whole", BOOL: "truth"}[dtype]
-    if name == "parameter":
-        return f"parameters.{reader}({int(number)})"
-    if name == "look_up":
-        return f"tables.{reader}({', '.join([str(int(number)), *given])})"
-    if name in _INFIX:
-        return f"{given[0]} {_INFIX[name]} {given[1]}"
-    if name == "neg":
-        return f"-{given[0]}"
-    if name == "not":
-        return f"!{given[0]}"
-    if name == "to_float":
-        return f"T({given[0]})"
-    if name == "to_int":
-        return f"int({given[0]})"
-    if name == "where":
-        return f"{given[0]} ? {given[1]} : {given[2]}"
-    if name == "adjoint":
-        return f"{given[0]} == T(0) ? T(0) : {given[0]} * {given[1]}"
-    return f"score_{name}({', '.join(given)})"
+def source(program: Program, arrays: Sequence[Array], direct: Mapping[int, bool] | None = None) -> str:
+    """Return the definitions of ``ScoreArgs`` and ``Score``.
+
+    `direct` has the arrays that need a gradient, for ``Score::Uses``, and whether each of their elements gets it from
+    one pair alone.
+    """
+    return _Writer(program, arrays).text(direct or {})
+
+
+class _Place(NamedTuple):
+    """Elements of an array at fixed indices along some axes: where they start, and the axes that are left."""
+
+    table: int
+    fixed: tuple[int | None, ...]  # the operation of each index of scope CALL or HEAD, else None
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}" + "".join(f"_{'' if x is None else x}" for x in self.fixed)
+
+
+class _Writer:
+    def __init__(self, program: Program, arrays: Sequence[Array]) -> None:
+        self.program, self.graph, self.arrays = program, program.graph, arrays
+        self._scopes = scopes(program.graph)
+        self._members: dict[str, tuple[str, str]] = {}  # of Head: (type, value)
+
+    def text(self, direct: Mapping[int, bool]) -> str:
+        value, derivative, *_ = self.graph.results
+        functions = [
+            self._function("value", value, "value of a pair"),
+            self._function("derivative", derivative, "derivative with respect to the score"),
+            self._inside(value),
+        ]
+        uses = [use for use in self.program.captured if use.name == "look_up" and use.number in direct]
+        functions += [self._use(number, use, direct[use.number]) for number, use in enumerate(uses)]
+        functions.append(f"  using Uses = ScoreUses<{', '.join(f'Use{number}' for number in range(len(uses)))}>;")
+        record = arguments(self.program, self.arrays)
+        return "\n".join(
+            [
+                "#define SPATTN_SCORED 1",
+                '#include "common/score_functions.cuh"',
+                "namespace spattn {",
+                declaration("ScoreArgs", record),
+                "struct Score {",
+                "  // Values that depend on the call, the batch entry and the query head alone.",
+                "  template <class T>",
+                "  struct Head {",
+                *(f"    {ctype} {name};" for name, (ctype, _) in self._members.items()),
+                "  };",
+                "",
+                "  template <class T>",
+                "  static SPATTN_SCORE Head<T> open(const ScoreArgs& args, int offset, int batch, int query_head) {",
+                "    Head<T> head;",
+                *self._opened(),
+                "    return head;",
+                "  }",
+                "",
+                *functions,
+                "};",
+                "}  // namespace spattn",
+                "",
+            ]
+        )
+
+    def _small(self, x: int) -> bool:
+        """Whether an operation is the same for all pairs of a head."""
+        return self._scopes[x] in (CALL, HEAD)
+
+    def _name(self, x: int) -> str:
+        """An operand in the code of a pair."""
+        operation = self.graph.operations[x]
+        if operation.name == "constant":
+            return _literal(operation.number, operation.dtype)
+        if operation.name in INPUTS and not self._small(x):
+            return _INPUT_NAMES[operation.name]
+        return self._member(f"x{x}", _TYPES[operation.dtype], f"x{x}") if self._small(x) else f"x{x}"
+
+    def _local(self, x: int) -> str:
+        """An operand in ``open``."""
+        operation = self.graph.operations[x]
+        return _literal(operation.number, operation.dtype) if operation.name == "constant" else f"x{x}"
+
+    def _member(self, name: str, ctype: str, value: str) -> str:
+        self._members.setdefault(name, (ctype, value))
+        return f"head.{name}"
+
+    def _opened(self) -> list[str]:
+        """Statements of ``open``: the operations that members need, and their assignments."""
+        needed = {int(name[1:]) for name in self._members if name.startswith("x")}
+        needed |= {int(name.rpartition("_x")[2]) for name in self._members if name.startswith("inverse_")}
+        for place in self._places():
+            needed |= {x for x in place.fixed if x is not None}
+        lines = self._statements(needed, self._local, self._whole_look_up)
+        for place in self._places():
+            lines += self._start_of(place)
+        lines += [f"    head.{name} = {value};" for name, (_, value) in self._members.items()]
+        return lines
+
+    def _places(self) -> list[_Place]:
+        """Places of the array elements that are looked up for each pair."""
+        found: dict[_Place, None] = {}
+        for n, operation in enumerate(self.graph.operations):
+            if operation.name == "look_up" and not self._small(n):
+                place = self._place(n)
+                if f"at{place.name}" in self._members:
+                    found[place] = None
+        return list(found)
+
+    @staticmethod
+    def _size_of(place: _Place, axis: int) -> str:
+        """The size of an axis in ``open``; 0 if an index of the head is out of range."""
+        return f"in{place.name} ? score_read(args.shape{place.table}[{axis}]) : 0"
+
+    def _place(self, n: int) -> _Place:
+        operation = self.graph.operations[n]
+        fixed = tuple(x if self._small(x) else None for x in operation.operands)
+        return _Place(int(operation.number), fixed)
+
+    def _function(self, name: str, result: int, what: str) -> str:
+        lines = self._statements([result], self._name, self._look_up)
+        return "\n".join(
+            [
+                f"  // The {what}; kInside: inside() is true.",
+                "  template <bool kInside = false, class T>",
+                f"  static SPATTN_SCORE T {name}(T score, int query, int key, const Head<T>& head) {{",
+                *lines,
+                f"    return {self._name(result)};",
+                "  }",
+                "",
+            ]
+        )
+
+    def _inside(self, value: int) -> str:
+        """A function that tells whether no look-up of a tile needs a check: interval arithmetic on the indices."""
+        lines: list[str] = []
+        intervals: dict[int, bool] = {}
+        checks = []
+        for n in self._needed([value]):
+            operation = self.graph.operations[n]
+            if operation.name == "look_up" and not self._small(n):
+                place = self._place(n)
+                for axis, x in enumerate(operation.operands):
+                    if not self._small(x):
+                        size = self._member(f"size{place.name}_at{axis}", "int", self._size_of(place, axis))
+                        known = self._interval(x, lines, intervals)
+                        checks.append(f"low{x} >= 0 && high{x} < {size}" if known else "false")
+        needed = self._needed([value])
+        positions = any(self.graph.operations[n].name in ("q", "k") for n in needed) and len(needed) <= _SMALL
+        fits = [f"score_fits(low{x}, high{x})" for x, known in intervals.items() if known]
+        tests = "\n           && ".join([*fits, *checks])
+        if "false" in checks:
+            lines, tests = [], "false"
+        return "\n".join(
+            [
+                "  // Whether value() depends on positions, and is small: kernels have another copy for simple tiles.",
+                f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
+                "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if",
+                "  // that is not known.",
+                "  template <class T>",
+                "  static SPATTN_SCORE bool inside(int query_low, int query_high, int key_low, int key_high,",
+                "                                  const Head<T>& head) {",
+                *lines,
+                f"    return {tests or 'true'};",
+                "  }",
+                "",
+            ]
+        )
+
+    def _interval(self, x: int, lines: list[str], known: dict[int, bool]) -> bool:
+        """Append statements that find the least and the largest value of an integer; return False if unknown."""
+        if x in known:
+            return known[x]
+        name, operands, dtype, _ = self.graph.operations[x]
+        found: tuple[str, str] | None = None
+        if self._small(x) and dtype == INT:
+            found = self._name(x), self._name(x)
+        elif name in ("q", "k"):
+            found = (f"{_INPUT_NAMES[name]}_low", f"{_INPUT_NAMES[name]}_high")
+        elif dtype == INT and name != "look_up" and all(self._interval(y, lines, known) for y in operands):
+            found = self._interval_of(name, operands)
+        known[x] = found is not None
+        if found is not None:
+            lines.append(f"    const long long low{x} = {found[0]}, high{x} = {found[1]};")
+        return known[x]
+
+    def _interval_of(self, name: str, operands: Sequence[int]) -> tuple[str, str] | None:
+        a, *rest = operands
+        low, high = f"low{a}", f"high{a}"
+        if name == "neg":
+            return f"-{high}", f"-{low}"
+        if name == "abs":
+            return f"score_least({low}, {high})", f"score_larger(-{low}, {high})"
+        if not rest or name == "where":
+            return None
+        b = rest[0]
+        other_low, other_high = f"low{b}", f"high{b}"
+        if name in ("add", "minimum", "maximum"):
+            function = {"add": "score_sum", "minimum": "score_smaller", "maximum": "score_larger"}[name]
+            return f"{function}({low}, {other_low})", f"{function}({high}, {other_high})"
+        if name == "sub":
+            return f"{low} - {other_high}", f"{high} - {other_low}"
+        divisor = self.graph.operations[b]
+        if name in ("floordiv", "mod") and divisor.name == "constant" and divisor.number > 0:
+            if name == "mod":
+                return "0", f"{int(divisor.number) - 1}"
+            return f"score_down({low}, {int(divisor.number)})", f"score_down({high}, {int(divisor.number)})"
+        return None
+
+    def _use(self, number: int, use: Captured, direct: bool) -> str:
+        """A struct: contributions to the gradient of an array by one of its uses, and which element they belong to."""
+        gradient = f"score_adjoint(gradient, {self._name(use.derivative)})"
+        lines = self._statements(use.indices, self._name, self._look_up)
+        indices, sizes = [], []
+        for axis, x in enumerate(use.indices):
+            sizes.append(
+                self._member(f"shape{use.number}_{axis}", "int", f"score_read(args.shape{use.number}[{axis}])")
+            )
+            indices.append(f"i{axis}")
+            lines.append(f"    const int i{axis} = {self._index(self._name(x), x, sizes[-1])};")
+        flat = "(long long)i0" if indices else "0ll"
+        for index, size in zip(indices[1:], sizes[1:], strict=True):
+            flat = f"({flat}) * {size} + {index}"
+        scope = CALL
+        for x in use.indices:
+            scope = joined(scope, self._scopes[x])
+        pair = "int query, int key, const Head<T>& head"
+        return "\n".join(
+            [
+                f"  struct Use{number} {{",
+                f"    static constexpr int kNumber = {number}, kTable = {use.number};",
+                f"    static constexpr ScoreScope kScope = ScoreScope::{'head' if scope == CALL else scope};",
+                f"    static constexpr bool kDirect = {'true' if direct else 'false'};  // one pair per element",
+                "",
+                "    // `gradient` is that with respect to the value.",
+                "    template <class T>",
+                f"    static SPATTN_SCORE T contribution(T score, {pair}, T gradient) {{",
+                "      constexpr bool kInside = false;",
+                *self._statements([use.derivative], self._name, self._look_up),
+                f"    return {gradient};",
+                "    }",
+                "    // The row-major index of the element; -1 outside the array.",
+                "    template <class T>",
+                f"    static SPATTN_SCORE long long index({pair}) {{",
+                "      constexpr bool kInside = false;",
+                *lines,
+                f"    return {_tests(indices, sizes)} ? {flat} : -1ll;",
+                "    }",
+                "  };",
+            ]
+        )
+
+    def _statements(
+        self, results: Iterable[int], name: Callable[[int], str], look_up: Callable[[int], list[str]]
+    ) -> list[str]:
+        """Statements that compute operations and what they need, in the code of a pair or in ``open``."""
+        whole, lines = name == self._local, []
+        for x in self._needed(results, whole):
+            operation = self.graph.operations[x]
+            if operation.name == "look_up":
+                lines += look_up(x)
+            elif operation.name not in INPUTS or whole:
+                lines.append(f"    const {_TYPES[operation.dtype]} x{x} = {self._expression(x, name)};")
+        return lines
+
+    def _needed(self, results: Iterable[int], whole: bool = False) -> list[int]:
+        """The operations to compute for some results, for each pair or, if `whole`, in ``open``."""
+        needed: set[int] = set()
+        waiting = list(results)
+        while waiting:
+            x = waiting.pop()
+            operation = self.graph.operations[x]
+            if x in needed or operation.name == "constant" or (not whole and self._small(x)):
+                continue
+            needed.add(x)
+            waiting += operation.operands
+        return sorted(needed)
+
+    def _expression(self, x: int, name: Callable[[int], str]) -> str:
+        operation, operands, dtype, number = self.graph.operations[x]
+        if operation in INPUTS:  # in open(), an integer that has q and k in it depends on neither, such as q - q
+            return "0" if operation in ("q", "k") else _INPUT_NAMES[operation]
+        if operation == "parameter":
+            return f"{_TYPES[dtype]}(score_read(args.parameter{int(number)}))"
+        given = [name(operand) for operand in operands]
+        if operation in _WRAPS and dtype == INT:
+            return f"int(unsigned({given[0]}) {_INFIX[operation]} unsigned({given[1]}))"
+        if operation == "div" and name == self._name and self._small(operands[1]):
+            return f"score_divide({given[0]}, {given[1]}, {self._inverse(operands[1])})"
+        if operation in _INFIX:
+            return f"{given[0]} {_INFIX[operation]} {given[1]}"
+        if operation == "neg":
+            return f"-{given[0]}" if dtype == FLOAT else f"int(0u - unsigned({given[0]}))"
+        if operation == "not":
+            return f"!{given[0]}"
+        if operation == "to_float":
+            return f"T({given[0]})"
+        if operation == "to_int":
+            return f"int({given[0]})"
+        if operation == "where":
+            return f"{given[0]} ? {given[1]} : {given[2]}"
+        return f"score_{operation}({', '.join(given)})"
+
+    def _inverse(self, x: int) -> str:
+        """1 / an operation of scope CALL or HEAD."""
+        operation = self.graph.operations[x]
+        if operation.name == "constant":
+            return f"T(1) / {_literal(operation.number, operation.dtype)}"
+        return self._member(f"inverse_x{x}", "T", f"T(1) / x{x}")
+
+    def _index(self, given: str, x: int, size: str) -> str:
+        """An index counted from the start."""
+        return given if self._counts_from_start(x) else f"score_index({given}, {size})"
+
+    def _counts_from_start(self, x: int) -> bool:
+        """Whether an index is never negative for an allowed pair."""
+        operation, operands, _, number = self.graph.operations[x]
+        if operation == "constant":
+            return number >= 0
+        if operation == "maximum":
+            return any(map(self._counts_from_start, operands))
+        if operation == "minimum":
+            return all(map(self._counts_from_start, operands))
+        return operation in ("k", "b", "h", "abs")
+
+    def _start_of(self, place: _Place) -> list[str]:
+        """Statements of ``open`` that find the first element of a place."""
+        table, name = place.table, place.name
+        element = _ELEMENTS[self.arrays[table].dtype]
+        lines = [f"    const {element}* at{name} = score_start<{element}>(args.table{table}, &args);"]
+        axes = [axis for axis, x in enumerate(place.fixed) if x is not None]
+        sizes = [f"score_read(args.shape{table}[{axis}])" for axis in axes]
+        indices = [f"i{name}_at{axis}" for axis in axes]
+        for axis, index, size in zip(axes, indices, sizes, strict=True):
+            x = place.fixed[axis]
+            assert x is not None
+            lines.append(f"    const int {index} = {self._index(self._local(x), x, size)};")
+        lines.append(f"    const bool in{name} = {_tests(indices, sizes)};")
+        if axes:
+            steps = [f"{index} * {self._step(table, axis)}" for axis, index in zip(axes, indices, strict=True)]
+            lines.append(f"    if (in{name}) at{name} += {' + '.join(steps)};")
+        return lines
+
+    def _step(self, table: int, axis: int) -> str:
+        step = self.arrays[table].steps[axis]
+        return f"score_read(args.stride{table}[{axis}])" if step is None else f"{step}ll"
+
+    def _whole_look_up(self, n: int) -> list[str]:
+        """Statements of ``open`` that read an element."""
+        operation = self.graph.operations[n]
+        place = _Place(int(operation.number), operation.operands)
+        lines = self._start_of(place)
+        read = f"score_load<{_TYPES[operation.dtype]}>(at{place.name})"
+        lines.append(
+            f"    const {_TYPES[operation.dtype]} x{n} = in{place.name} ? {read} : {_missing(operation.dtype)};"
+        )
+        return lines
+
+    def _look_up(self, n: int) -> list[str]:
+        """Statements that read an element for a pair: a load that the compiler can share, from inside the array."""
+        operation, place = self.graph.operations[n], self._place(n)
+        table, name = place.table, place.name
+        array = self.arrays[table]
+        at = self._member(f"at{name}", f"const {_ELEMENTS[array.dtype]}*", f"at{name}")
+        axes = [axis for axis, x in enumerate(place.fixed) if x is None]
+        lines, indices, sizes, steps = [], [], [], []
+        for axis in axes:
+            size = self._member(f"size{name}_at{axis}", "int", self._size_of(place, axis))
+            x = operation.operands[axis]
+            index = self._index(self._name(x), x, size)
+            lines.append(f"    const int i{n}_{axis} = kInside ? {self._name(x)} : {index};")
+            indices.append(f"i{n}_{axis}")
+            sizes.append(size)
+            step = array.steps[axis]
+            if step is None:
+                ctype = "long long" if array.wide else "int"
+                own = self._member(f"step{table}_at{axis}", ctype, f"{ctype}(score_read(args.stride{table}[{axis}]))")
+                steps.append(f"i{n}_{axis} * {own}")
+            elif step:
+                steps.append(f"(long long)i{n}_{axis}" if array.wide else f"i{n}_{axis}")
+        ctype = _TYPES[operation.dtype]
+        lines.append(f"    const bool in{n} = kInside || ({_tests(indices, sizes)});")
+        read = f"score_load<{ctype}>({at} + (in{n} ? {' + '.join(steps) or '0'} : 0))"
+        lines.append(f"    const {ctype} x{n} = score_select(in{n}, {read}, {_missing(operation.dtype)});")
+        return lines
+
+
+def _tests(indices: Sequence[str], sizes: Sequence[str]) -> str:
+    """Whether indices are inside an array."""
+    tests = [f"unsigned({index}) < unsigned({size})" for index, size in zip(indices, sizes, strict=True)]
+    return " & ".join(f"({test})" for test in tests) or "true"
+
+
+def _missing(dtype: str) -> str:
+    """What an index out of range gives."""
+    return {FLOAT: "score_nan<T>()", INT: "INT32_MIN", BOOL: "false"}[dtype]
 
 
 def _literal(value: float, dtype: str) -> str:
     if dtype == BOOL:
         return "true" if value else "false"
     if dtype == INT:
-        return str(int(value))
+        return f"int({(int(value) + (1 << 31)) % (1 << 32) - (1 << 31)}ll)"
     if math.isnan(value):
-        return 'T(__builtin_nan(""))'
+        return "score_nan<T>()"
     if math.isinf(value):
         return f"{'-' if value < 0 else ''}T(__builtin_huge_val())"
     return f"T({value!r})"

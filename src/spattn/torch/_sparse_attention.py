@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     num_kv_heads : int, optional
         Number of key and value heads (grouped-query attention); default `num_heads`. ``in_proj_weight`` has
         ``(num_heads + 2 * num_kv_heads) * head_dim`` rows.
+    score : callable, optional
+        Score function, as for :func:`spattn.attention`. An ``nn.Module`` becomes a submodule: its parameters train.
+    sinks : bool, optional
+        Whether the layer learns a sink per query head, the parameter ``sinks``, which starts at 0.
     device, dtype : optional
         Device and dtype of the parameters.
     **others
@@ -97,6 +102,8 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         *,
         bias: bool = True,
         num_kv_heads: int | None = None,
+        score: Callable[..., Any] | None = None,
+        sinks: bool = False,
         device: Any = None,
         dtype: Any = None,
         **others: Any,
@@ -114,12 +121,18 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
             raise ValueError(f"embed_dim: must be a multiple of num_heads ({self.num_heads}), got {self.embed_dim}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads: must divide num_heads ({self.num_heads}), got {self.num_kv_heads}")
+        if score is not None and not callable(score):
+            raise TypeError(f"score: expected a function of (score, b, h, q, k), got {type(score).__name__}")
+        if not isinstance(sinks, bool):
+            raise TypeError(f"sinks: expected a bool, whether the layer learns sinks, got {type(sinks).__name__}")
         self.pattern = pattern
+        self.score = score
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty(rows, self.embed_dim, **like))
         self.in_proj_bias = nn.Parameter(torch.empty(rows, **like)) if bias else None
         self.out_proj = nn.Linear(self.embed_dim, self.embed_dim, bias=bias, **like)
+        self.sinks = nn.Parameter(torch.zeros(self.num_heads, **like)) if sinks else None
         self._start()
 
     def _start(self) -> None:
@@ -190,7 +203,9 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
         )
         valid = None if key_padding_mask is None else _valid(key_padding_mask, key)
-        out = attend(q, k, v, valid, self._text, self._pattern)
+        named = {"score": self.score, "sinks": self.sinks}
+        modified = {name: given for name, given in named.items() if given is not None}
+        out = attend(q, k, v, valid, self._text, self._pattern, **modified)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
     def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, others: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from hypothesis import strategies as st
 import spattn
 from spattn import Tiling, cuda, patterns
 from spattn.cuda.driver import compile, device
-from spattn.cuda.host.score import score_macros
+from spattn.cuda.host.score import generated
 from spattn.cuda.sm80.params import structs_of
 from spattn.cuda.sm80.variants import backward_variants, forward_variants, tile_within, variant
 from spattn.request.call import Call
-from spattn.request.score import Score
 from spattn.testing import DTYPES, assert_within_bound, count_orders, dense_mask, eps, inputs, random
 from spattn.testing.strategies import compositions
+
+from ..score_trees import operands
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
@@ -31,6 +33,22 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 SIZES = _, HEADS, HEADS_KV, Q_LEN, KV_LEN = 1, 4, 2, 150, 201
 DIMS, ODD_DIMS = (40, 24), (33, 65)  # of q and k, and of v
 SCALE = 0.4
+
+
+class Score(NamedTuple):
+    """A score function with one captured number per query head, of which `dense` has the formula."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def operands(self):
+        each = np.array(self.values, np.float32)
+        if self.name == "softcap":
+            return operands(lambda s, b, h, q, k: each[h] * np.tanh(s / each[h]), wanted=False)
+        return operands(lambda s, b, h, q, k: s + each[h] * (k - q), wanted=False)
+
+
 SCORES = {
     "softcap": Score("softcap", (30.0, 0.5, -2.0, 5.0)),
     "alibi": Score("alibi", (0.5, -0.25, 0.0, 2.0**-4)),
@@ -47,7 +65,7 @@ def compiled():
     """Compile the kernels of this module in parallel, one process at a time; the calls find them in the cache."""
     gpu = device.get()
     common = "forward/merge", "backward/statistics", "backward/sum"
-    found = [variant(source, dtype) for source in common for dtype in DTYPES]
+    found = [(variant(source, dtype), "") for source in common for dtype in DTYPES]
     scored = [(kind, DIMS, score) for kind in KERNELS for score in SCORES.values()]
     scored += [((dtype, None), ODD_DIMS, SCORES["alibi"]) for dtype in ODD_KERNELS]
     for (dtype, precision), dims, score in scored:
@@ -55,11 +73,15 @@ def compiled():
         own = forward_variants(dtype, precision, *dims, tile, aligned, gpu.shared_bytes)
         for by_keys in (False, True):
             own += backward_variants(dtype, precision, *dims, by_keys, aligned, gpu.shared_bytes)
-        found += [one._replace(macros=one.macros | score_macros(score)) for one in own]
+        given = score.operands
+        text, _ = generated(given.program, given.types)
+        found += [(one, text) for one in own]
     lock = Path(tempfile.gettempdir()) / f"spattn-test-scores-{os.getuid()}.lock"
     with lock.open("w") as file, ThreadPoolExecutor() as pool:
         fcntl.flock(file, fcntl.LOCK_EX)
-        cubins = [pool.submit(compile.cubin, x.source, gpu.arch, x.macros, structs_of(x.source)) for x in found]
+        cubins = [
+            pool.submit(compile.cubin, x.source, gpu.arch, x.macros, structs_of(x.source), text) for x, text in found
+        ]
         assert all(one.result() for one in cubins)
 
 
@@ -142,9 +164,10 @@ def problem(dtype, sizes=SIZES, dims=DIMS):
 
 
 def run(score, precision, plan, q, k, v, dout, dlse, scale=SCALE):
-    call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=score)
-    out, lse = cuda.prepare(call, plan)(q, k, v, scale)
-    return out, lse, *cuda.prepare_backward(call, plan)(dout, q, k, v, out, lse, dlse, scale)
+    given = score.operands
+    call = replace(Call.of(q, k, v, scale=scale, precision=precision), score=given)
+    out, lse = cuda.prepare(call, plan)(q, k, v, scale, given)
+    return out, lse, *cuda.prepare_backward(call, plan)(dout, q, k, v, out, lse, dlse, scale, given)[:3]
 
 
 def check(score, precision, pattern, plan, q, k, v, dout, dlse, scale=SCALE, given=None):
@@ -233,8 +256,8 @@ def test_huge_scores(dtype):
     mask = dense_mask(pattern, *q.shape[:3], KV_LEN)
     args = score, q, k, v, mask, scale, dout, dlse
     (want, want_lse, *_), (low, low_lse, *_) = (dense(np.dtype(x), None, *args) for x in (np.longdouble, np.float64))
-    call = replace(Call.of(q, k, v, scale=scale), score=score)
-    out, lse = cuda.prepare(call, planned(pattern, q, k, v))(q, k, v, scale)
+    call = replace(Call.of(q, k, v, scale=scale), score=score.operands)
+    out, lse = cuda.prepare(call, planned(pattern, q, k, v))(q, k, v, scale, score.operands)
     assert_within_bound(out, want, low.astype(dtype).astype(np.float64), q.dtype)
     assert_within_bound(lse, want_lse, low_lse.astype(np.float32).astype(np.float64), np.float32, "lse")
 
@@ -281,12 +304,3 @@ def test_hidden_keys(dtype, precision, bad):
     other_k[:, :, ~seen] = other_v[:, :, ~seen] = bad
     given = q, other_k, other_v
     check(SCORES["softcap"], precision, pattern, plan, q, k, v, *upstream, given=given)
-
-
-@each_kernel
-def test_identity(dtype, precision):
-    """A named identity has the bits of a call without a score function."""
-    args = problem(dtype)
-    plan = planned(patterns.Causal(), *args[:3])
-    results = [run(score, precision, plan, *args) for score in (None, Score("identity", (0.0,) * HEADS))]
-    assert all(one.tobytes() == other.tobytes() for one, other in zip(*results, strict=True))

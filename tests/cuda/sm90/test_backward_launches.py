@@ -29,7 +29,7 @@ def launched(monkeypatch):
     def upload(device, arrays):
         return None, {name: next(addresses) for name in arrays}
 
-    def kernel(device, source, arch, defines, structs, entry):
+    def kernel(device, source, arch, defines, structs, entry, text):
         name = entry.removeprefix("hopper_")
         what = f"{name} by {'keys' if defines['SPATTN_BY_KEYS'] else 'queries'}" if name == "backward" else name
         return SimpleNamespace(name=what, params_bytes=structs[PARAMETERS[name]].itemsize)

@@ -86,7 +86,7 @@ def gpu(torch, monkeypatch, started, tensor_maps):
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
 
-    def kernel(device, source, arch, defines, structs, entry):
+    def kernel(device, source, arch, defines, structs, entry, text):
         assert arch == "sm_90a" and source == f"sm90/forward/{entry.removeprefix('hopper_')}.cu"
         kernels.append(Kernel(structs["Params" if "attention" in entry else "Merge"], started, made.early))
         return kernels[-1]

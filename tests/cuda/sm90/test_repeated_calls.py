@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import struct
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +19,19 @@ from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.host import execute, repeat
+from spattn.cuda.host import score as host_score
 from spattn.patterns import SlidingWindow
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
+from spattn.request.score import ScoreOperands
+
+from ..score_trees import operands as operands_of
 
 pytestmark = pytest.mark.family("sm90")
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
+SLOPE = 0.5
 
 
 class Config(ctypes.Structure):
@@ -70,12 +77,15 @@ class Launches:
     computes, workspace_bytes, moves = 2, 0, False
 
     def __init__(self, kernel, gpu):
-        self.kernel, self.gpu, self.written, self.counter = kernel, gpu, [], itertools.count(1000).__next__
+        self.kernel, self.gpu, self.counter = kernel, gpu, itertools.count(1000).__next__
+        self.written, self.scores, self.sinks = [], [], []  # `scores`: addresses of captured values
 
     def write(self, problems, workspace, stream, early=0, moved=0):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
-        ((*addresses, scale),) = problems
+        ((*addresses, scale, score, sinks),) = problems
+        self.sinks.append(sinks)
         self.written.append(moved)
+        self.scores.append(score)
         params = ADDRESSES.pack(*addresses, workspace, moved % 2**64, scale) + WORD.pack(0)
         moving = Moving(0, moved, 48, []) if self.moves else None  # replaces no address
         return [Launch(self.kernel, 5, params, stream, ADDRESSES.size, moving, n < early) for n in range(self.computes)]
@@ -202,6 +212,30 @@ def test_launches_that_follow_the_number_of_keys(kernel, monkeypatch):
         start([Launch(kernel, 5, bytes(72), STREAM, 64, moving._replace(maps=[(0, 3, 10)]))], lambda: 1, 1)
 
 
+def test_captured_values(make, tensors, launcher, torch, monkeypatch):
+    """A call launches with the block of its own captured values, which no launch of other values reads."""
+    blocks = []
+
+    def upload(device, arrays):
+        blocks.append(arrays["args"].tobytes())
+        return None, {"args": len(blocks)}
+
+    monkeypatch.setattr(host_score, "upload", upload)
+    monkeypatch.setattr(host_score, "_blocks", {})
+    slopes = torch.zeros(3)
+    score = operands_of(lambda s, b, h, q, k: s + SLOPE * slopes[h] * (k - q))
+    repeated = make(dataclasses.replace(Call.of(*tensors), score=score))
+    other = torch.ones(3)
+    given = [score._replace(parameters=(parameter,)) for parameter in (0.5, 0.5, 0.75, 0.5)]
+    given.append(given[0]._replace(tables=(other,)))
+    kept = [repeated(*tensors, 0.25, own) for own in given]  # results of their own
+    assert launcher.launches.scores == [1, 1, 2, 1, 3] and len(kept) == 5
+    found = [struct.unpack_from("@dQ", block) for block in blocks]
+    assert found == [(0.5, slopes.data_ptr()), (0.75, slopes.data_ptr()), (0.5, other.data_ptr())]
+    with pytest.raises(ValueError, match="expected the function that the call was prepared for"):
+        repeated(*tensors, 0.25)
+
+
 def test_addresses(repeated, kernel, tensors):
     """Every call launches with its own addresses, scale and counters; results lie in memory as q does."""
     kept = [repeated(*tensors, scale) for scale in (0.25, 0.25, 0.5, 0.25)]
@@ -216,6 +250,46 @@ def test_addresses(repeated, kernel, tensors):
     counters = [WORD.unpack(params[-8:])[0] for _, params in kernel.started]
     assert counters == list(range(1000, 1000 + len(counters)))
     assert all(kernel.early)
+
+
+def test_sinks(torch, make, tensors, launcher):
+    """Launches are written for the address of each call's sinks; those that are not contiguous are copied."""
+    score = ScoreOperands(None, sinks=torch.zeros(3))
+    repeated = make(replace(Call.of(*tensors), score=score))
+    repeated._empty_like, repeated.return_lse = lambda x: x, False  # the same addresses each time
+    others = torch.ones(3), score.sinks, torch.zeros(6)[::2]
+    for sinks in (score.sinks, *others):
+        repeated(*tensors, 0.25, score._replace(sinks=sinks))
+    written = launcher.launches.sinks
+    assert written[:2] == [score.sinks.data_ptr(), others[0].data_ptr()]
+    assert len(written) == 3 and written[2] not in (0, others[2].data_ptr())
+    negated = score._replace(sinks=torch._neg_view(others[0]))
+    (found,) = repeated._general.binder.check(negated)
+    assert not found.is_neg() and found.tolist() == [-1.0] * 3
+    for wrong, message in (
+        (None, "score: expected the function that the call was prepared for"),
+        (torch.zeros(2), r"sinks: expected an array of float32 and shape \(3,\), got float32, \(2,\)"),
+        (
+            torch.zeros(3, dtype=torch.float16),
+            r"sinks: expected an array of float32 and shape \(3,\), got float16, \(3,\)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            repeated(*tensors, 0.25, score._replace(sinks=wrong))
+
+
+def test_gradients_of_sinks(torch, operands, gradients_of, kernel):
+    """As the gradients of q, k and v: the first call prepares the others."""
+    score = ScoreOperands(None, sinks=torch.zeros(3))
+    gradients = gradients_of(score)
+    for dlse in (None, operands[5] + 1, None):
+        dq, dk, dv, dtables, dsinks = gradients(*operands, dlse, 0.25, score)
+        assert dtables == () and dsinks.shape == (3,) and dsinks.dtype == torch.float32
+        assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in operands[1:4]]
+    assert len(kernel.started) == 4
+    for call, dlse in zip(gradients.written, (True, False), strict=True):
+        assert call.sinks == score.sinks.data_ptr() and call.dsinks and (call.dlse is not None) == dlse
+        assert call.lse.pointer == operands[5].data_ptr()
 
 
 def test_an_lse_that_nobody_wants(make, kernel, tensors):
@@ -252,8 +326,14 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
 
 
 @pytest.fixture
-def gradients(torch, tensors, kernel, gpu, monkeypatch):
+def gradients(gradients_of):
     """What computes the gradients of calls like one of the tensors, after its first call."""
+    return gradients_of(None)
+
+
+@pytest.fixture
+def gradients_of(torch, tensors, kernel, gpu, monkeypatch):
+    """Makes what `gradients` is, for calls with these ScoreOperands."""
     kind = namespace_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
     monkeypatch.setattr(type(kind), "stream", lambda self, x: STREAM)
@@ -270,9 +350,13 @@ def gradients(torch, tensors, kernel, gpu, monkeypatch):
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
     launcher = SimpleNamespace(prepare_backward=lambda call: ready, alignment=16)
     family = SimpleNamespace(backward=lambda call: None, launcher=launcher)
-    made = repeat.backward(Call.of(*tensors), None, gpu, lambda: family)
-    made.written = written
-    return made
+
+    def make(score):
+        made = repeat.backward(replace(Call.of(*tensors), score=score), None, gpu, lambda: family)
+        made.written = written
+        return made
+
+    return make
 
 
 @pytest.fixture

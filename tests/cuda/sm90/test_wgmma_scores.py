@@ -13,27 +13,39 @@ from spattn import cuda, patterns
 from spattn.arrays import to_host
 from spattn.choose.specializations import ARCH, build, variant
 from spattn.cuda.driver import compile, device
-from spattn.cuda.host.score import score_macros
+from spattn.cuda.host.score import generated
 from spattn.cuda.sm90.backward import params as backward_params
 from spattn.cuda.sm90.backward import prepared as backward_prepared
 from spattn.cuda.sm90.backward import specializations as backward_table
 from spattn.cuda.sm90.forward.params import GROUPS, structs
 from spattn.request.call import Call
-from spattn.request.score import Score
 from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import assert_within_bound, dense_mask, inputs, random
 
+from ..score_trees import dense, operands
 from .test_dynamic_masks import SELECTIONS, on_gpu
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels", "compiled")]
 
 BATCH, HEADS, HEADS_KV, SCALE = 2, 4, 2, 0.4
 NAMES = ("out", "lse", "dq", "dk", "dv")
-SCORES = {
-    "softcap": Score("softcap", (30.0, 0.5, -2.0, 5.0)),
-    "alibi": Score("alibi", (0.5, -0.25, 0.0, 2.0**-4)),
-}
+
+
+def softcap(*values):
+    """One cap per query head."""
+    caps = np.array(values, np.float32)
+    return operands(lambda s, b, h, q, k: caps[h] * np.tanh(s / caps[h]), wanted=False)
+
+
+def alibi(*values):
+    """One slope per query head."""
+    slopes = np.array(values, np.float32)
+    return operands(lambda s, b, h, q, k: s + slopes[h] * (k - q), wanted=False)
+
+
+SCORES = {"softcap": softcap(30.0, 0.5, -2.0, 5.0), "alibi": alibi(0.5, -0.25, 0.0, 2.0**-4)}
+NO_SCORE = operands(lambda s, b, h, q, k: s)
 EACH, ALIBI = tuple(SCORES.values()), SCORES["alibi"]
 DTYPES, PASSES = ("float16", "bfloat16"), ("two passes", "one pass")
 GRID = patterns.Neighborhood((20, 23), 5)
@@ -51,18 +63,23 @@ each_score = pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
+def text_of(score):
+    """The generated C++ of a score function."""
+    return "" if score is None else generated(score.program, score.types)[0]
+
+
 def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH):
-    """(source, architecture, macros, structs) of a forward kernel with each score function."""
+    """(source, architecture, macros, structs, text) of a forward kernel with each score function."""
     defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]))
     own = structs(defines["SPATTN_MAPS"], defines["SPATTN_PROBLEMS"])
-    return [("sm90/forward/attention.cu", ARCH, defines | score_macros(score), own) for score in scores]
+    return [("sm90/forward/attention.cu", ARCH, defines, own, text_of(score)) for score in scores]
 
 
 def backward_kernels(dtype, head_dim, scores=EACH, names=("backward",)):
     for row, score, name in itertools.product(backward_table.TABLE, scores, names):
         if row.head_dim == head_dim:
-            defines = backward_table.variant(row, dtype, MAPS[0]) | score_macros(score)
-            yield f"sm90/backward/{name}.cu", ARCH, defines, backward_params.structs(MAPS[0])
+            defines = backward_table.variant(row, dtype, MAPS[0])
+            yield f"sm90/backward/{name}.cu", ARCH, defines, backward_params.structs(MAPS[0]), text_of(score)
 
 
 def kernels():
@@ -92,44 +109,6 @@ def compiled():
             list(pool.map(lambda one: compile.cubin(*one), found))
 
 
-def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0):
-    """Out, lse, dq, dk and dv by the formula in float64; with `dtype` in float32, and rounded where kernels round.
-
-    Kernels multiply by unnormalised weights, relative to any recent maximum; `factor` is that of other roundings.
-    """
-    wide = np.float64 if dtype is None else np.float32
-    q, k, v, dout = (x.astype(wide) for x in arrays)
-    group = q.shape[1] // k.shape[1]
-    keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
-    distance = np.arange(k.shape[2]) - np.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None]
-    parameter = np.array(score.values, wide)[:, None, None]
-
-    def rounded(x):
-        return x if dtype is None else (x * wide(factor)).astype(dtype).astype(wide) / wide(factor)
-
-    def over_group(x):
-        return rounded(x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2))
-
-    s, derivative = q @ keys.swapaxes(2, 3) * wide(scale), wide(1)
-    if score.name == "softcap":
-        t = np.tanh(s / parameter)
-        s, derivative = parameter * t, 1 - t * t
-    else:
-        s = s + parameter * distance.astype(wide)
-    s = np.where(mask, s, -np.inf)
-    largest = s.max(axis=3, keepdims=True, initial=-np.inf)
-    p = np.exp(s - np.where(largest == -np.inf, 0, largest))
-    total = p.sum(axis=3, keepdims=True)
-    empty = total == 0
-    lse = largest + np.log(np.where(empty, 1, total))
-    out = rounded(rounded(p) @ values / np.where(empty, 1, total))
-    p = p / np.where(empty, 1, total)
-    delta = (dout * out).sum(axis=3) - dlse
-    ds = rounded(p * (dout @ values.swapaxes(2, 3) - delta[..., None]) * derivative)
-    dk, dv = over_group(ds.swapaxes(2, 3) @ q * wide(scale)), over_group(rounded(p).swapaxes(2, 3) @ dout)
-    return out, lse[..., 0], rounded(ds @ keys * wide(scale)), dk, dv
-
-
 def check(got, score, arrays, mask, scale=SCALE, dlse=0.0):
     """Compares the results that are there with the formula: forward alone, or with gradients."""
     expected = dense(score, arrays, mask, scale, dlse)
@@ -150,14 +129,14 @@ def problem(dtype, q_len, kv_len, head_dim=64, head_dim_v=64):
 
 
 def forward(score, plan, q, k, v, scale=SCALE):
-    return cuda.prepare(call_of(score, q, k, v, scale), plan)(q, k, v, scale)
+    return cuda.prepare(call_of(score, q, k, v, scale), plan)(q, k, v, scale, score)
 
 
 def attention(score, plan, q, k, v, dout, dlse):
     """Results and gradients, which are the same bits again."""
     out, lse = forward(score, plan, q, k, v)
     backward = cuda.prepare_backward(call_of(score, q, k, v), plan)
-    found, again = (backward(dout, q, k, v, out, lse, dlse, SCALE) for _ in range(2))
+    found, again = (backward(dout, q, k, v, out, lse, dlse, SCALE, score)[:3] for _ in range(2))
     for x, twin in zip(found, again, strict=True):
         np.testing.assert_array_equal(x, twin)
     return out, lse, *found
@@ -246,7 +225,7 @@ def test_hidden_values(passes, score):
 @each_dtype
 def test_huge_scores(dtype):
     """Beyond the range of float32 exponents."""
-    score = Score("alibi", (1e8, -1e8, 3e9, 0.0))
+    score = alibi(1e8, -1e8, 3e9, 0.0)
     arrays = problem(dtype, 260, 391)
     got = forward(score, planned(patterns.Causal(), 260, 391), *arrays[:3])
     check(got, score, arrays, dense_mask(patterns.Causal(), BATCH, HEADS, 260, 391))
@@ -260,31 +239,37 @@ def test_scales(score, scale):
     check(got, score, arrays, dense_mask(pattern, BATCH, HEADS, 200, 200), scale)
 
 
+def on_gpu_too(arrays, score):
+    """The score function with its arrays on the GPU."""
+    return None if score is None else score._replace(tables=tuple(arrays("torch")(x) for x in score.tables))
+
+
 @pytest.mark.parametrize("name", ["blocks of 128 for all", "padding", "documents of entries", "lines"])
 @each_score
 def test_dynamic_masks(torch, arrays, score, name):
     chosen = patterns.Causal() & SELECTIONS[name](np.random.default_rng(1), 391, on_gpu(torch))
     given = problem("bfloat16", 260, 391)
     on_device = [arrays("torch")(x) for x in given[:3]]
-    got = cuda.prepare_masked(call_of(score, *on_device), chosen)(*on_device, SCALE)
+    own = on_gpu_too(arrays, score)
+    got = cuda.prepare_masked(call_of(own, *on_device), chosen)(*on_device, SCALE, own)
     check(list(map(to_host, got)), score, given, dense_mask(chosen.to_host(391), BATCH, HEADS, 260, 391))
 
 
 def test_groups(torch, arrays):
     """Launches have one score function each, whose parameters and lengths are the problems' own."""
-    scores = [ALIBI, SCORES["softcap"], ALIBI._replace(values=(-0.25, 0.125, 0.5, 0.0)), None, SCORES["softcap"]]
+    scores = [ALIBI, SCORES["softcap"], alibi(-0.25, 0.125, 0.5, 0.0), None, SCORES["softcap"]]
     cases = [CASES[name] for name in ("more keys", "strided", "longformer", "more queries", "per head")]
     given = [problem("bfloat16", *case[1:]) for case in cases]
     on_device = [[arrays("torch")(x) for x in own[:3]] for own in given]
+    given_scores = [on_gpu_too(arrays, score) for score in scores]
     calls = {
         number: (call_of(score, *own), planned(*case))
-        for number, (score, own, case) in enumerate(zip(scores, on_device, cases, strict=True))
+        for number, (score, own, case) in enumerate(zip(given_scores, on_device, cases, strict=True))
     }
-    results = cuda.prepare_group(calls)([tuple(own) for own in on_device], [SCALE] * len(calls))
+    results = cuda.prepare_group(calls)([tuple(own) for own in on_device], [SCALE] * len(calls), given_scores)
     for got, score, own, (pattern, q_len, kv_len) in zip(results, scores, given, cases, strict=True):
         mask = dense_mask(pattern, BATCH, HEADS, q_len, kv_len)
-        score = Score("alibi", (0.0,) * HEADS) if score is None else score
-        check(list(map(to_host, got)), score, own, mask)
+        check(list(map(to_host, got)), score or NO_SCORE, own, mask)
 
 
 def test_a_plan_for_all_lengths(torch, arrays):
@@ -293,9 +278,10 @@ def test_a_plan_for_all_lengths(torch, arrays):
     q, k, v, dout = problem("bfloat16", 1, 391)
     on_device = [arrays("torch")(x) for x in (q, k, v)]
     lengths = [(on_device[0], *(x[:, :, :kv_len] for x in on_device[1:])) for kv_len in (300, 391, 290)]
-    prepared = cuda.prepare(call_of(ALIBI, *lengths[0]), planned(pattern, 1, 300))
+    score = on_gpu_too(arrays, ALIBI)
+    prepared = cuda.prepare(call_of(score, *lengths[0]), planned(pattern, 1, 300))
     for own in lengths:
         kv_len = own[1].shape[2]
         given = q, k[:, :, :kv_len], v[:, :, :kv_len], dout
-        got = list(map(to_host, prepared(*own, SCALE)))
+        got = list(map(to_host, prepared(*own, SCALE, score)))
         check(got, ALIBI, given, dense_mask(pattern, BATCH, HEADS, 1, kv_len))

@@ -13,34 +13,33 @@ import pytest
 from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.driver import compile
-from spattn.cuda.host import score as host_score
 from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.host.score import IDENTITY, BoundScore
 from spattn.cuda.sm90.backward import params as backward_params
 from spattn.cuda.sm90.backward import prepared as backward_prepared
 from spattn.cuda.sm90.forward import group, launches, params, prepared
 from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
-from spattn.request.score import KINDS, Score
 from spattn.schedule.tensor_maps import MAPS
 
-from .test_wgmma_scores import SCORES, kernels
+from .test_wgmma_scores import SCORES, kernels, text_of
 
 pytestmark = pytest.mark.family("sm90")
 
 NVCC = compile.find_nvcc()
-SOFTCAP, ALIBI = SCORES.values()
-KIND = "SPATTN_SCORE_KIND"
-# Bytes. Positions and parameters take registers of threads whose accumulators leave few: 460 at most in the dK/dV
+SOFTCAP, ALIBI = (BoundScore(text_of(score), at) for score, at in zip(SCORES.values(), (77, 88), strict=True))
+EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI}
+# Bytes. Positions and captured values take registers of threads whose accumulators leave few: 500 at most in the dK/dV
 # kernels of 128 and more dimensions, in which 192 or more of 240 registers are sums and products.
-SPILLS = {"forward": 240, "backward": 480}
+SPILLS = {"forward": 240, "backward": 512}
 
 
 def named(kernel):
-    source, _, defines, _ = kernel
+    source, _, defines, _, text = kernel
     names = "HEAD_DIM", "BLOCK_Q", "BY_KEYS", "VALUES", "QUERIES", "GATHERS", "PROBLEMS", "MAPS"
     sizes = [f"{name.lower()} {defines[f'SPATTN_{name}']}" for name in names if f"SPATTN_{name}" in defines]
-    return f"{source.split('/')[1]} {KINDS[defines[KIND]]} {' '.join(sizes)}"
+    return f"{source.split('/')[1]} {next(name for name, one in EACH.items() if one.text == text)} {' '.join(sizes)}"
 
 
 @pytest.mark.slow
@@ -50,9 +49,9 @@ def named(kernel):
 )
 def test_registers(tmp_path, kernel):
     """The registers of a CTA suffice, products are not serialized, and few words are spilled."""
-    source, arch, defines, structs = kernel
+    source, arch, defines, structs, text = kernel
     file, flags = tmp_path / "kernel.cu", [*compile.FLAGS, *compile.target(arch)]
-    file.write_text(compile.translation_unit(source, structs))
+    file.write_text(text + compile.translation_unit(source, structs))
     command = [NVCC, *flags, *(f"-D{name}={value}" for name, value in defines.items()), f"-I{compile.SOURCES}"]
     done = subprocess.run([*command, "-Xptxas", "-v", "-o", tmp_path / "cubin", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -70,30 +69,20 @@ class Device(SimpleNamespace):
 
 
 @pytest.fixture
-def uploaded():
-    """Parameters of score functions on the device, by their addresses."""
-    return {}
-
-
-@pytest.fixture
-def gpu(monkeypatch, tensor_maps, uploaded):
-    """A device without memory; kernels are (device, source, architecture, macros, structs, entry)."""
+def gpu(monkeypatch, tensor_maps):
+    """A device without memory; kernels are (device, source, architecture, macros, structs, entry, text)."""
 
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
-
-    def upload_values(device, arrays):
-        at = 4096 * (1 + len(uploaded))
-        uploaded[at] = arrays["values"]
-        return None, {"values": at}
 
     for module in (prepared, group, backward_prepared):
         monkeypatch.setattr(module, "upload", upload)
     for module in (launches, backward_prepared):
         monkeypatch.setattr(
-            module, "kernel", lambda *arguments: SimpleNamespace(macros=arguments[3], name=arguments[5])
+            module,
+            "kernel",
+            lambda *arguments: SimpleNamespace(macros=arguments[3], name=arguments[5], text=arguments[6]),
         )
-    monkeypatch.setattr(host_score, "upload", upload_values)
     return Device(ordinal=0, sm_count=132)
 
 
@@ -116,26 +105,23 @@ def backward_call(gpu, score):
     return BackwardPass(gpu, 0, made, out, q, k, v, out, lse, None, q, k, v, "bfloat16", 0.125, None, score=score)
 
 
-@pytest.mark.parametrize("score", [None, SOFTCAP, ALIBI], ids=["none", *SCORES])
-def test_forward_parameters(gpu, uploaded, score):
-    """The first query's position in the plan, which `moved` is added to, and the address of the parameters."""
+@pytest.mark.parametrize("score", EACH.values(), ids=EACH)
+def test_forward_parameters(gpu, score):
+    """The first query's position in the plan, which `moved` is added to, and the address of what is captured."""
     call = forward_call(gpu, score, 200, 4000)
     ready = prepared.prepare(call)
-    to = params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5, 7)
+    to = params.Addresses(
+        *(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5, 7, score.address
+    )
     found = np.frombuffer(ready.template.fill(0, [to]), params.params_dtype(MAPS[0]))["problems"][0, 0]
     assert (found["q_offset"], found["moved"]) == (3800, 7)
     (merging,) = ready._merges
-    assert merging is not None and KIND not in merging.kernel.macros
-    if score is None:
-        assert found["score_values"] == 0 and KIND not in ready._attention.macros
-    else:
-        values = uploaded[int(found["score_values"])]
-        assert values.dtype == np.float32 and values.tolist() == list(score.values)
-        assert ready._attention.macros[KIND] == KINDS.index(score.name)
+    assert merging is not None and merging.kernel.text == ""
+    assert found["score"] == score.address and ready._attention.text == score.text
 
 
-@pytest.mark.parametrize("score", [None, SOFTCAP, ALIBI], ids=["none", *SCORES])
-def test_backward_parameters(gpu, uploaded, score):
+@pytest.mark.parametrize("score", EACH.values(), ids=EACH)
+def test_backward_parameters(gpu, score):
     call = backward_call(gpu, score)
     ready = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2).ready(call)
     for number, launched in enumerate(ready._launched):
@@ -143,48 +129,44 @@ def test_backward_parameters(gpu, uploaded, score):
         filled = ready._template.fill(number, to, (0,) * 5, 0)
         (found,) = np.frombuffer(filled, backward_params.params_dtype(MAPS[0]))
         assert found["q_offset"] == 131 and launched.kernel.name == "hopper_backward"
-        assert launched.kernel.macros.get(KIND) == (None if score is None else KINDS.index(score.name))
-        values = uploaded.get(int(found["score_values"]))
-        assert (score is None and values is None) or values.tolist() == list(score.values)
-    assert len(ready._launched) == 2 and KIND not in ready._statistics.macros and KIND not in ready._sum.macros
+        assert launched.kernel.text == score.text and found["score"] == to.score
+    assert len(ready._launched) == 2 and ready._statistics.text == ready._sum.text == ""
 
 
 def test_cache_keys(gpu):
-    """Calls that differ in their score function have kernels and parameters of their own; equal ones share them."""
-    given = [None, SOFTCAP, ALIBI, ALIBI._replace(values=SOFTCAP.values), Score("alibi", ALIBI.values)]
-    call = forward_call(gpu, None)
+    """Calls that differ in their score function have kernels of their own; the values are no part of it."""
+    given = [IDENTITY, SOFTCAP, ALIBI, ALIBI._replace(address=99)]
+    call = forward_call(gpu, IDENTITY)
     found = [prepared.prepare(replace(call, score=score)) for score in given]
-    call = backward_call(gpu, None)
+    call = backward_call(gpu, IDENTITY)
     made = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2)
     for readies in (found, [made.ready(replace(call, score=score)) for score in given]):
-        assert readies[2] is readies[4] and len(set(map(id, readies))) == 4
+        assert readies[2] is readies[3] and len(set(map(id, readies))) == 3
 
 
 def test_heads_are_not_packed(gpu):
-    """The rows of a tile share a parameter."""
-    call = forward_call(gpu, None, 4, 391)
+    """The rows of a tile share a head."""
+    call = forward_call(gpu, IDENTITY, 4, 391)
     assert with_packed_heads(call).q.shape == (2, 2, 8, 64)
     scored = replace(call, score=ALIBI)
     assert with_packed_heads(scored) is scored
 
 
-def test_groups(gpu, uploaded):
-    """A launch has one score function, and each of its problems its own parameters and lengths."""
-    scores = [ALIBI, SOFTCAP, None, ALIBI._replace(values=(1.0, 2.0, 3.0, 4.0)), None, SOFTCAP]
+def test_groups(gpu):
+    """A launch has one score function, and each of its problems its own values and lengths."""
+    scores = [ALIBI, SOFTCAP, IDENTITY, ALIBI._replace(address=99), IDENTITY, SOFTCAP]
     sizes = [(260, 391), (100, 120), (140, 140), (300, 300), (130, 600), (50, 70)]
     rows = [128] * 5 + [64]
     calls = [forward_call(gpu, score, *each, n) for score, each, n in zip(scores, sizes, rows, strict=True)]
     parts = [group.part_of(call) for call in calls]
-    together = group.cut(parts)
-    assert together == [[2, 4], [0, 3], [1], [5]]
-    for numbers, kind in zip(together, (None, 2, 1, 1), strict=True):
+    together = sorted(group.cut(parts), key=min)
+    assert together == [[0, 3], [1], [2, 4], [5]]
+    for numbers in together:
         made = group.prepare([parts[number] for number in numbers])
-        assert made._attention.macros.get(KIND) == kind
-        to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0)] * len(numbers)
+        assert all(scores[number].text == made._attention.text for number in numbers)
+        to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0, 0, scores[number].address) for number in numbers]
         dtype = params.params_dtype(*(made._attention.macros[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
         (filled,) = np.frombuffer(made.template.fill(0, to), dtype)
         for number, found in zip(numbers, filled["problems"], strict=False):
             q_len, kv_len = sizes[number]
-            assert found["q_offset"] == kv_len - q_len
-            values = uploaded.get(int(found["score_values"]))
-            assert (values is None) if kind is None else (values.tolist() == list(scores[number].values))
+            assert found["q_offset"] == kv_len - q_len and found["score"] == scores[number].address

@@ -1,5 +1,8 @@
-// Detects the instruction sets of this CPU and operating system. Compiled without instruction-set flags.
+// Detects the instruction sets of this CPU and operating system, and reads exact accumulators. Compiled without
+// instruction-set flags.
 #include "kernels.h"
+
+#include <math.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -83,6 +86,28 @@ int find_tables(const KernelTable** tables) noexcept {
 }
 
 }  // namespace
+
+double exact_sum(const int64_t* words) noexcept {
+  constexpr int kDigits = kSumWords - 1;
+  const int64_t flags = words[kDigits];
+  if (flags & kNotANumber || (flags & kPlusInfinity && flags & kMinusInfinity)) return __builtin_nan("");
+  if (flags) return flags & kPlusInfinity ? __builtin_inf() : -__builtin_inf();
+  int64_t digits[kDigits], any = 0;
+  for (int i = 0; i < kDigits; ++i) any |= digits[i] = words[i];
+  if (!any) return 0;
+  const auto carry = [&] {
+    for (int i = 0; i + 1 < kDigits; ++i) digits[i + 1] += digits[i] >> 32, digits[i] &= 0xffffffff;
+  };
+  carry();
+  const bool negative = digits[kDigits - 1] < 0;
+  if (negative) {
+    for (int64_t& digit : digits) digit = -digit;
+    carry();
+  }
+  double sum = 0;
+  for (int i = 0; i < kDigits; ++i) sum += ::ldexp(double(digits[i]), 32 * i - 160);
+  return negative ? -sum : sum;
+}
 
 int usable_tables(const KernelTable** tables) noexcept {
   static const KernelTable* found[kMaxTables];

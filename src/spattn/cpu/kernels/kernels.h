@@ -6,12 +6,88 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "records.h"  // View, Component, Work and Unit, generated from the NumPy dtypes
+#include "records.h"  // View, Component, Work, Unit, Instruction, Variant and Use, generated from the NumPy dtypes
 
 namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
-enum ScoreFunction { kIdentity, kSoftcap, kAlibi };  // request/score.py::KINDS
+
+// Operations of score programs, with the dtype of their last operand: f, i or b (float, integer, truth value).
+// clang-format off
+#define SPATTN_OPERATIONS(X) \
+  X(input_product) X(input_scale) X(input_b) X(input_h) X(input_q) X(input_k) X(input_offset) \
+  X(number_f) X(number_i) X(number_b) X(look_up) \
+  X(add_f) X(sub_f) X(mul_f) X(div_f) X(floordiv_f) X(mod_f) X(pow_f) X(neg_f) X(abs_f) X(minimum_f) X(maximum_f) \
+  X(exp_f) X(log_f) X(tanh_f) X(sigmoid_f) X(sqrt_f) X(sign_f) X(adjoint_f) X(multiply_add_f) X(where_f) \
+  X(eq_f) X(ne_f) X(lt_f) X(le_f) X(to_int_f) \
+  X(add_i) X(sub_i) X(mul_i) X(floordiv_i) X(mod_i) X(neg_i) X(abs_i) X(minimum_i) X(maximum_i) X(where_i) \
+  X(eq_i) X(ne_i) X(lt_i) X(le_i) X(to_float_i) \
+  X(and_b) X(or_b) X(xor_b) X(not_b) X(to_int_b) X(to_float_b)
+// clang-format on
+#define SPATTN_OPERATION_(name) k_##name,
+enum Operation { SPATTN_OPERATIONS(SPATTN_OPERATION_) kOperations };
+#undef SPATTN_OPERATION_
+
+// Spaces of registers: cpu/_score.py. A register is `space << kSpaceShift | index`. One of kPairs holds a strip of rows
+// of a tile, one of kTiles a whole tile; kProducts is S before the scale.
+enum Space { kScalars, kQueries, kKeys, kDiagonals, kPairs, kTiles, kProducts, kSingle };
+constexpr int kSpaceShift = 24;
+
+constexpr const char* kOperationNames[] = {
+#define SPATTN_OPERATION_(name) #name,
+    SPATTN_OPERATIONS(SPATTN_OPERATION_)
+#undef SPATTN_OPERATION_
+};
+
+// _score.py::TABLE_DTYPES
+enum TableDtype {
+  kTableFloat32,
+  kTableFloat64,
+  kTableFloat16,
+  kTableBfloat16,
+  kTableInt8,
+  kTableInt16,
+  kTableInt32,
+  kTableInt64,
+  kTableUint8,
+  kTableUint16,
+  kTableUint32,
+  kTableUint64,
+  kTableBool
+};
+
+constexpr int kMostAxes = 8;
+// Exact accumulator of an element of a gradient: word w < 9 counts multiples of 2^(32 w - 160), the last has flags.
+constexpr int kSumWords = 10;
+enum SumFlag { kPlusInfinity = 1, kMinusInfinity = 2, kNotANumber = 4 };
+
+// An array that a score function looks up.
+struct ScoreTable {
+  const char* data;
+  int64_t shape[kMostAxes], stride[kMostAxes];  // in bytes
+  int32_t dtype, axes;
+  // Backward: accumulators of the elements [begin, end) of the gradient, or the gradient itself, contiguous values of
+  // the compute type, if each element has one term; both null: no gradient is wanted.
+  int64_t* sums;
+  char* direct;
+  int64_t begin, end;
+};
+
+// A score function: _score.py::Encoded.
+struct ScoreProgram {
+  const Instruction* instructions;
+  const int32_t* indices;
+  const Variant* variants;
+  const Use* uses;
+  int32_t scalars, registers[8];
+  const double* numbers;
+  const ScoreTable* tables;
+  int64_t most_axes;
+  // Backward: the batch entries, query heads and queries [begin, end) whose items run; others have no terms of the
+  // elements that this pass sums.
+  int64_t batches[2], heads[2], queries[2];
+  bool shared;  // whether several threads add to the accumulators
+};
 
 struct Plan {
   const View* views;
@@ -56,9 +132,10 @@ struct Call {
   int64_t together;        // query heads per forward task: 1 or `group`
   int64_t head_dim, head_dim_v;
   double scale;
-  int score;                   // a ScoreFunction
-  const double* score_values;  // (heads_q): parameter of the score function; the identity has none
-  char* slots;                 // split-KV partials: partial_row() in finish/results.h
+  const double* sinks;        // (heads_q): logits of the sinks, -inf for a head without one; null: no sinks
+  double* dsinks;             // backward output, (batch, heads_q): gradients of the sinks; null if not wanted
+  const ScoreProgram* score;  // null: the identity
+  char* slots;                // split-KV partials: partial_row() in finish/results.h
 };
 
 // Maximum q_len for which a task computes all heads of a group, so that it reads K and V once: decode/decode.h.
@@ -91,6 +168,9 @@ using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, cons
 using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const Sums*, int64_t count, int64_t begin,
                              int64_t end, char* scratch) noexcept;
 
+// Computes the gradient of the sink of a query head over the rows of a batch entry.
+using HeadFunction = void (*)(const Call&, int64_t batch, int64_t head, char* scratch) noexcept;
+
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
 struct KernelTable {
@@ -103,6 +183,7 @@ struct KernelTable {
   BackwardFunction backward[kDtypes];
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];
+  HeadFunction sink_gradient[kDtypes];
 };
 
 namespace baseline { extern const KernelTable table; }
@@ -110,6 +191,9 @@ namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
 namespace amx { extern const KernelTable table; }
+
+// Returns the sum that an exact accumulator of kSumWords words holds, within 2^-50 of it.
+double exact_sum(const int64_t* words) noexcept;
 
 // Lists the tables that this build includes and this machine supports, best first; returns their number.
 constexpr int kMaxTables = 5;

@@ -1,5 +1,6 @@
 // Kernel table of an instruction set. Each set compiles this file to a library of its own, with -DSPATTN_ISA=name.
 #include "backward/backward.h"
+#include "backward/sink_gradient.h"
 #include "finish/results.h"
 #include "forward/by_rows.h"
 #include "forward/forward.h"
@@ -28,6 +29,7 @@ struct BackwardByRows {
 
   static void run(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
                   char* scratch) noexcept {
+    if (call.score && !takes_part({call, batch, head, work}, scratch)) return;
     by_pairs(call) ? pairwise_backward<E>({call, batch, head, work}, sums, scratch)
                    : kTiles(call, batch, head, work, sums, scratch);
   }
@@ -63,6 +65,7 @@ extern const KernelTable table = {
     {BackwardFloat32::run, BackwardFloat64::run, BackwardFloat16::run, BackwardBfloat16::run},
     {merge_dq<Float32>, merge_dq<Float64>, merge_dq<Float16>, merge_dq<Bfloat16>},
     {add_units<Float32>, add_units<Float64>, add_units<Float16>, add_units<Bfloat16>},
+    {sink_gradient<Float32>, sink_gradient<Float64>, sink_gradient<Float16>, sink_gradient<Bfloat16>},
 };
 
 }  // namespace SPATTN_ISA

@@ -47,6 +47,14 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
     return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
 
 
+def clear(pointer: int, nbytes: int, stream: int) -> None:
+    """Enqueue zeros."""
+    from cuda.bindings import driver
+
+    if nbytes:
+        check(driver.cuMemsetD8Async(pointer, 0, nbytes, stream), "cuMemsetD8Async")
+
+
 def out_of_memory(device: Device, nbytes: int) -> MemoryError:
     """Return the error for a failed allocation; the device's context must be current."""
     return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")

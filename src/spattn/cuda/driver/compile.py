@@ -26,14 +26,17 @@ class CompileError(RuntimeError):
     """nvcc is missing or rejected a kernel; the message contains the command and its output."""
 
 
-def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype]) -> bytes:
+def cubin(
+    source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype], text: str = ""
+) -> bytes:
     """Return the cubin of a kernel file such as ``"sm80/forward/merge.cu"``, from the cache or compiled now.
 
-    `defines` are macros (``-DNAME=value``); static assertions check `structs`, the dtypes of the kernel's structs.
+    `defines` are macros (``-DNAME=value``); static assertions check `structs`, the dtypes of the kernel's structs;
+    `text` is generated C++ that precedes the file.
     Raises CompileError if nvcc is needed but missing, or fails; PermissionError if the cache folder is not safe.
     """
     flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
-    unit = translation_unit(source, structs)
+    unit = text + translation_unit(source, structs)
     stem = f"{source.removesuffix('.cu').replace('/', '-')}-{source_key(source, [*flags, unit])}"
     compiler = find_nvcc()
     if compiler is None:

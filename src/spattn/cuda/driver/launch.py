@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ._launch import Launch, start
 from .device import Device, address
 from .errors import check
 
-__all__ = ["Kernel", "Launch", "Moving", "kernel", "start"]
+__all__ = ["Kernel", "Launch", "Moving", "Request", "compile_together", "kernel", "start"]
 
 STATIC_SHARED_BYTES = 48 * 1024  # maximum shared memory without opt-in
 _CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches
@@ -43,6 +44,16 @@ class Moving(NamedTuple):
     maps: list[tuple[int, int, int]]
 
 
+Request = tuple[str, str, Mapping[str, object], Mapping[str, np.dtype], str, str]
+
+
+def compile_together(requests: Sequence[Request]) -> None:
+    """Compile several kernels in parallel, each (source, arch, defines, structs, entry, text); :func:`kernel` then
+    finds them in the cache on disk."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        list(pool.map(lambda one: compile.cubin(one[0], one[1], one[2], one[3], one[5]), requests))
+
+
 class Kernel:
     """A kernel function of one cubin, loaded on one device.
 
@@ -58,10 +69,11 @@ class Kernel:
         defines: Mapping[str, object],
         structs: Mapping[str, np.dtype],
         entry: str,
+        text: str = "",
     ):
         from cuda.bindings import driver
 
-        module = device.load(compile.cubin(source, arch, defines, structs))
+        module = device.load(compile.cubin(source, arch, defines, structs, text))
         function = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
@@ -90,13 +102,15 @@ def kernel(
     defines: Mapping[str, object],
     structs: Mapping[str, np.dtype],
     entry: str,
+    text: str = "",
 ) -> Kernel:
-    """Return the kernel, compiled and loaded at first use; the device's context must be current."""
-    key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry
+    """Return the kernel, compiled and loaded at first use; the device's context must be current. `text` is generated
+    C++ that precedes the kernel file."""
+    key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry, text
     found = _kernels.get(key)
     if found is None:
         with _lock:
             found = _kernels.get(key)
             if found is None:
-                found = _kernels[key] = Kernel(device, source, arch, defines, structs, entry)
+                found = _kernels[key] = Kernel(device, source, arch, defines, structs, entry, text)
     return found

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
-from ...request.score import Score
 from ..driver.device import Device
 from .forward_pass import is_aligned
+from .score import IDENTITY, BoundScore
 
 __all__ = ["BackwardPass"]
 
@@ -31,8 +31,10 @@ class BackwardPass:
         Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
-    score : Score or None
-        Score function; None is the identity.
+    score : BoundScore
+        Score function and sinks.
+    dsinks : int
+        Address of the gradients of the sinks, (heads_q,) in the dtype of lse; 0 without sinks.
     """
 
     device: Device
@@ -52,7 +54,13 @@ class BackwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
-    score: Score | None = None
+    score: BoundScore = IDENTITY
+    dsinks: int = 0
+
+    @property
+    def sinks(self) -> int:
+        """Address of the sinks; 0 without sinks."""
+        return self.score.sinks
 
     def aligned(self) -> bool:
         """True if every row of the operands is 16-byte aligned."""

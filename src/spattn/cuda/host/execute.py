@@ -11,15 +11,18 @@ import numpy as np
 from ..._util.limits import environment
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand, memory_order, row_major
+from ...backends import PreparedForward
 from ...planning.contract.types import Plan
 from ...planning.contract.validated import moved, validated
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import Buffer, keep_if_captured, out_of_memory
 from ..driver.device import Device
 from ..driver.errors import check
 from .backward_pass import BackwardPass
-from .family import Family
+from .family import CapturedGradients, Family
 from .forward_pass import ForwardPass
+from .score import IDENTITY, Binder, BoundScore
 
 
 def chosen_kernels() -> str:
@@ -60,19 +63,28 @@ class _Dispatch:
     like = 0
 
     def __init__(self, call: Call, plan: Plan, device: Device, results: list[tuple[Any, str, int | None]]):
-        self.kind, self.dtype, self.precision, self.score = call.kind, call.dtype, call.precision, call.score
+        self.kind, self.dtype, self.precision = call.kind, call.dtype, call.precision
+        self.binder, self.scored = Binder(call, device), call.score is not None
         self.plan, self.device, self._results = plan, device, results
         self.on_device = call.kind.ordinal(call.q) is not None
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
         """Enqueue the kernels of a call; `operands` are its inputs, then its results."""
         raise NotImplementedError
 
-    def in_place(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
+    def in_place(
+        self, arrays: tuple[Any, ...], plan: Plan, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, ...]:
         """Compute results for device arrays; the device's context is current."""
-        device, kind = self.device, self.kind
+        device, kind, tables = self.device, self.kind, self.binder.check(score)
         arrays = tuple(map(kind.resolve, arrays))
         operands = list(map(kind.operand, arrays))
         q = arrays[self.like]
@@ -85,7 +97,9 @@ class _Dispatch:
             for shape, dtype, of in self._results:
                 results.append(kind.empty(q, shape, dtype, None if of is None else memory_order(operands[of])))
                 operands.append(kind.operand(results[-1]))
-            self.enqueue(device.stream if stream is None else stream, operands, plan, scale, allocate)
+            given = device.stream if stream is None else stream
+            bound = self.binder.bind(given, score, list(map(kind.operand, tables)))
+            self.enqueue(given, operands, plan, scale, allocate, bound)
         except Exception as error:
             if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
                 raise self.out_of_memory() from error
@@ -94,17 +108,21 @@ class _Dispatch:
             _wait(device.stream)
         return tuple(results)
 
-    def copied(self, arrays: tuple[Any, ...], plan: Plan, scale: float) -> tuple[Any, ...]:
+    def copied(
+        self, arrays: tuple[Any, ...], plan: Plan, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, ...]:
         """Compute results for host arrays; the device's context is current."""
         device, stream = self.device, self.device.stream
+        captured = [np.ascontiguousarray(self.kind.to_numpy(x)).reshape(x.shape) for x in self.binder.check(score)]
         host = [np.ascontiguousarray(self.kind.to_numpy(x)) for x in arrays]
         results = [np.empty(shape, numpy_dtype(dtype)) for shape, dtype, _ in self._results]
         allocate = Workspace(device)
         try:
             operands = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in (*host, *results)]
-            for x, operand in zip(host, operands, strict=False):
+            tables = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in captured]
+            for x, operand in zip((*host, *captured), (*operands[: len(host)], *tables), strict=True):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-            self.enqueue(stream, operands, plan, scale, allocate)
+            self.enqueue(stream, operands, plan, scale, allocate, self.binder.bind(stream, score, tables))
             for x, operand in zip(results, operands[len(host) :], strict=True):
                 _copy("cuMemcpyDtoHAsync", x.ctypes.data, operand.pointer, x.nbytes, stream)
         finally:
@@ -138,21 +156,27 @@ class Forward(_Dispatch):
         self._forward, self._again, self._kv_len = forward, again, call.kv_len
         self._chosen = environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         kv_len = int(k.shape[2])
         plan = self.plan if kv_len == self._kv_len else moved(validated(self.plan), kv_len)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != self._chosen:
-            return self._again(q, k, v, plan, scale, precision=self.precision, score=self.score)
+            return self._again(q, k, v, plan, scale, precision=self.precision, score=score)
         with self.device:
-            results = (self.in_place if self.on_device else self.copied)((q, k, v), plan, scale)
+            results = (self.in_place if self.on_device else self.copied)((q, k, v), plan, scale, score)
         return results if self._wants_lse else (results[0], None)
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
         q, k, v, out = operands[:4]
         lse, dtype, precision = operands[4].pointer if self._wants_lse else 0, self.dtype, self.precision
-        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, dtype, scale, allocate, precision, self.score)
+        run = ForwardPass(self.device, stream, plan, q, k, v, out, lse, dtype, scale, allocate, precision, score)
         self._forward(run)
 
     def partial_bytes(self) -> int:
@@ -162,35 +186,85 @@ class Forward(_Dispatch):
 
 
 class Backward(_Dispatch):
-    """Cached dispatch of gradients; `choose` returns the kernel family that SPATTN_CUDA_KERNEL selects now."""
+    """Cached dispatch of gradients; `choose` returns the kernel family that SPATTN_CUDA_KERNEL selects now. `captured`
+    computes gradients of captured arrays, if any are wanted."""
 
     like = 1
 
-    def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], Family]):
+    def __init__(
+        self,
+        call: Call,
+        plan: Plan,
+        device: Device,
+        choose: Callable[[], Family],
+        captured: CapturedGradients | None = None,
+    ):
         shapes = [tuple(map(int, x.shape)) for x in (call.q, call.k, call.v)]
         results: list[tuple[Any, str, int | None]] = [(shape, call.dtype, 1 + n) for n, shape in enumerate(shapes)]
+        self._captured, self._arrays = captured, len(call.score.types) if call.score is not None else 0
+        self._wanted = list(captured.wanted) if captured is not None else []
+        results += [(call.score.types[number].shape, call.lse_dtype, None) for number in self._wanted if call.score]
         super().__init__(call, plan, device, results)
+        if self.binder.has_sinks:
+            self._results.append(((call.heads_q,), call.lse_dtype, None))
         self.choose = choose
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         with self.device:
-            return (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale)
+            results = (self.in_place if self.on_device else self.copied)(arrays, self.plan, scale, score)
+        return results if score is None else self.of_score(results)
+
+    def of_score(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return (dq, dk, dv, the gradients of all captured arrays, None for those that are not wanted, dsinks)."""
+        dq, dk, dv, *rest = results
+        dsinks = rest.pop() if self.binder.has_sinks else None
+        found = dict(zip(self._wanted, rest, strict=True))
+        return dq, dk, dv, tuple(found.get(number) for number in range(self._arrays)), dsinks
 
     def enqueue(
-        self, stream: int, operands: list[Operand], plan: Plan, scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        plan: Plan,
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
     ) -> None:
-        self.choose().backward(self.call_of(stream, operands, scale, allocate))
+        dsinks = operands[-1].pointer if self.binder.has_sinks else 0
+        operands = operands[: len(operands) - self.binder.has_sinks]
+        arrays = len(operands) - len(self._wanted)
+        call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
+        if self._captured is not None:
+            self._captured.compile(call)
+        self.choose().backward(call)
+        if self._captured is not None:
+            self._captured.enqueue(call, operands[arrays:])
 
     def call_of(
-        self, stream: int, operands: list[Operand], scale: float, allocate: Callable[[int], int]
+        self,
+        stream: int,
+        operands: list[Operand],
+        scale: float,
+        allocate: Callable[[int], int],
+        score: BoundScore = IDENTITY,
+        dsinks: int = 0,
     ) -> BackwardPass:
         """Return the backward pass of these arrays and results."""
         dout, q, k, v, out, lse, *dlse, dq, dk, dv = operands
         arrays = dout, q, k, v, out, lse, dlse[0] if dlse else None, dq, dk, dv
-        options = self.dtype, scale, allocate, self.precision, self.score
+        options = self.dtype, scale, allocate, self.precision, score, dsinks
         return BackwardPass(self.device, stream, self.plan, *arrays, *options)
 
 
@@ -207,14 +281,38 @@ class Constant:
         return tuple(map(self.kind.from_numpy, filled))
 
 
-def nothing(call: Call) -> Constant:
-    """Return a forward without queries, heads or keys: out = 0 and lse = −∞."""
-    return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+def nothing(call: Call) -> PreparedForward:
+    """Return a forward without queries, heads or keys: out = 0 and lse = −∞, or the sinks."""
+    if call.score is None or call.score.sinks is None:
+        return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+    found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
+
+    def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
+        assert score is not None  # the call was prepared with sinks
+        out, lse = found(q)
+        return out, lse + score.sinks[:, None]
+
+    return forward
 
 
-def no_gradients(call: Call) -> Constant:
-    """Return gradients of zero, for calls without queries, heads or keys."""
-    return Constant(call, tuple((tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)))
+def no_gradients(call: Call) -> Callable[..., tuple[Any, ...]]:
+    """Return gradients of zero, for calls without queries, heads or keys; a sink has that of the rows' lse."""
+    found = [(tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)]
+    score = call.score
+    if score is None:
+        return Constant(call, tuple(found))
+    wanted = [number for number, one in enumerate(score.wanted) if one]
+    results = Constant(call, (*found, *((tuple(score.types[number].shape), call.lse_dtype, 0.0) for number in wanted)))
+
+    rows = Constant(call, (((call.heads_q,), call.lse_dtype, 0.0),))
+
+    def gradients(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
+        dq, dk, dv, *tables = results(dout)
+        of_table = dict(zip(wanted, tables, strict=True))
+        dsinks = None if score.sinks is None else rows(dout)[0] if dlse is None else dlse.sum((0, 2))
+        return dq, dk, dv, tuple(of_table.get(number) for number in range(len(score.types))), dsinks
+
+    return gradients
 
 
 def _copy(function: str, destination: int, source: int, nbytes: int, stream: int) -> None:

@@ -16,7 +16,7 @@ from ..driver.launch import Launch
 from .backward_pass import BackwardPass
 from .forward_pass import ForwardPass
 
-__all__ = ["Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
+__all__ = ["CapturedGradients", "Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
 
 
 class MaskSource(NamedTuple):
@@ -51,9 +51,10 @@ class ForwardLaunches(Protocol):
     ) -> list[Launch]:
         """Return a call's launches in order of dependency, attention first; the context must be current.
 
-        `problems` holds (q, k, v, out, lse, scale) of each problem, addresses and a scale. The first `early` launches
-        may start before the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other
-        launches may write to the same addresses while the results are alive.
+        `problems` holds (q, k, v, out, lse, scale, score, sinks) of each problem, addresses and a scale; `score` is
+        the address of its ``ScoreArgs``, `sinks` that of its sinks, or 0. The first `early` launches may start before
+        the stream's preceding launch ends. `moved` is kv_len minus the plan's kv_len. No other launches may write to
+        the same addresses while the results are alive.
         """
 
 
@@ -98,6 +99,20 @@ class Launcher(Protocol):
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels
         cannot address its arrays."""
+
+
+class CapturedGradients(Protocol):
+    """Computes gradients of the arrays that a score function captures."""
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The arrays that need a gradient."""
+
+    def compile(self, call: BackwardPass) -> None:
+        """Start to compile the kernel in another thread; :meth:`enqueue` waits for it."""
+
+    def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
+        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays. The context must be current."""
 
 
 class Family(Protocol):

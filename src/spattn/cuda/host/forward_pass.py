@@ -10,8 +10,8 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
-from ...request.score import Score
 from ..driver.device import Device
+from .score import IDENTITY, BoundScore
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
@@ -30,8 +30,10 @@ class ForwardPass:
         Map bytes to an address that is valid on `stream` until the call's last kernel ends.
     precision : {None, "tf32"}
         Precision of the products; None is that of `dtype`.
-    score : Score or None
-        Score function; None is the identity.
+    score : BoundScore
+        Score function and sinks.
+    packed : int
+        Query heads whose rows are packed as those of one head of `q` and `out`.
     """
 
     device: Device
@@ -46,7 +48,13 @@ class ForwardPass:
     scale: float
     allocate: Callable[[int], int]
     precision: str | None = None
-    score: Score | None = None
+    score: BoundScore = IDENTITY
+    packed: int = 1
+
+    @property
+    def sinks(self) -> int:
+        """Address of the sinks; 0 without sinks."""
+        return self.score.sinks
 
     def aligned(self, itemsize: int) -> bool:
         """True if every row of every array is 16-byte aligned."""

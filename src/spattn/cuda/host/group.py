@@ -15,11 +15,13 @@ from ..._util.cached import BoundedCache
 from ..._util.limits import environment
 from ...planning.contract.types import Plan
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import keep_if_captured, out_of_memory
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
 from .family import Family, ForwardLaunches, Launcher
 from .repeat import LAUNCHES_KEPT, Results, pass_of
+from .score import Binder, BoundScore
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
@@ -61,7 +63,12 @@ class OneLaunch:
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
 
     def write(
-        self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int, device: Device
+        self,
+        operands: Sequence[tuple[Any, Any, Any]],
+        scale: Sequence[float],
+        scores: Sequence[BoundScore],
+        stream: int,
+        device: Device,
     ) -> tuple[Computed, Any, list[Launch], list[Launch]]:
         """Allocate results and workspace; return both, the first attention launch, and its dependent launches."""
         wide, computed = self._torch.float32, []
@@ -74,7 +81,18 @@ class OneLaunch:
                 lse = q.new_empty_strided(rows, row_strides, dtype=wide) if return_lse else None
                 computed.append((out, lse))
                 lse_at = 0 if lse is None else lse.data_ptr()
-                key.append((q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_at, scale[number]))
+                key.append(
+                    (
+                        q.data_ptr(),
+                        k.data_ptr(),
+                        v.data_ptr(),
+                        out.data_ptr(),
+                        lse_at,
+                        scale[number],
+                        scores[number].address,
+                        scores[number].sinks,
+                    )
+                )
             workspace = self._workspace
             rest = q.new_empty_strided(workspace, (1,), dtype=self._torch.uint8) if workspace else None
         except self._torch.OutOfMemoryError as error:
@@ -105,6 +123,7 @@ class Group:
         self._names, self._launcher, self._device = list(calls), launcher, device
         self._torch = cast("Torch", next(iter(calls.values()))[0].kind)
         runs = [pass_of(call, plan, device) for call, plan in calls.values()]
+        self._binders = [Binder(call, device) for call, _ in calls.values()]
         self._runs, self._results = [run for run, _ in runs], [results for _, results in runs]
         self._subsets = BoundedCache(_SUBSETS_KEPT)
         self._whole = self._launches(range(len(runs)))
@@ -114,8 +133,14 @@ class Group:
                 say_alone(name, "TMA cannot address its arrays, or the call needs too many tensor maps")
         _log.debug("grouped launch of problems %s: %d launches", self._names, len(self._whole))
 
-    def __call__(self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]) -> Computed:
-        """Return (out, lse) per call; None for calls that the caller must run separately."""
+    def __call__(
+        self,
+        operands: Sequence[tuple[Any, Any, Any]],
+        scales: Sequence[float],
+        scores: Sequence[ScoreOperands | None] | None = None,
+    ) -> Computed:
+        """Return (out, lse) per call; None for calls that the caller must run separately. `scores` are the calls' score
+        functions, None for calls without any."""
         require_owner()
         results: Computed = [None] * len(operands)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto":
@@ -128,8 +153,9 @@ class Group:
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole
+        bound = self._bound(stream, scores or [None] * len(operands))
         # Write all before starting any: concurrent launches must not reuse memory that one of them has freed.
-        written = [launch.write(operands, scales, stream, self._device) for launch in launches]
+        written = [launch.write(operands, scales, bound, stream, self._device) for launch in launches]
         with self._device.made_current():
             for launch, (_, _, first, _) in zip(launches, written, strict=True):
                 start(first, launch.ready.counter)
@@ -139,6 +165,15 @@ class Group:
             for number, found in zip(launch.numbers, computed, strict=True):
                 results[number] = found
         return results
+
+    def _bound(self, stream: int, scores: Sequence[ScoreOperands | None]) -> list[BoundScore]:
+        """Return the score functions of the calls, which keep their values on the device."""
+        with self._device.made_current():
+            found = []
+            for binder, score in zip(self._binders, scores, strict=True):
+                tables = [self._torch.operand(x) for x in binder.check(score)]
+                found.append(binder.bind(stream, score, tables))
+        return found
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
         """Return launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""

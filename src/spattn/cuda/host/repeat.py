@@ -16,12 +16,14 @@ from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
 from ...planning.contract.types import Plan
 from ...request.call import Call
+from ...request.score import ScoreOperands
 from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
 from .execute import Backward, Forward
-from .family import Family, ForwardLaunches, GradientLaunches, Launcher
+from .family import CapturedGradients, Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
+from .score import IDENTITY, Binder, BoundScore
 
 if TYPE_CHECKING:
     from ...arrays.torch import Torch
@@ -48,8 +50,16 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=call.score)
+    score = Binder(call, device).unbound()
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=score)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
+
+
+def bound_of(general: Forward | Backward, score: ScoreOperands | None, stream: int) -> BoundScore:
+    """Return the score function of a call, which the caller keeps until the launch."""
+    with general.device.made_current():
+        given = list(map(general.kind.operand, general.binder.check(score)))
+        return general.binder.bind(stream, score, given)
 
 
 class Repeated:
@@ -68,11 +78,14 @@ class Repeated:
         self._moves, self._counter = launches.moves, launches.counter
         self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
         self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
+        self._scored = general.scored
 
-    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, *(() if score is None else (score,)))
+        scored = self._scored or score is not None
+        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -89,19 +102,21 @@ class Repeated:
             scale,
             0 if rest is None else rest.data_ptr(),
             self._stream(self._index),
+            bound.address,
+            bound.sinks,
             (k.stride(), v.stride()) if self._moves else None,
         )
         moved = k.size(2) - self._kv_len if self._moves else 0
         launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
-            return self._general(q, k, v, scale)
+            return self._general(q, k, v, scale, *(() if score is None else (score,)))
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
-        *problem, workspace, stream, _ = key
+        *problem, workspace, stream, score, sinks, _ = key
         if any(address % self._launcher.alignment for address in problem[:4]):
             return None
         with self.device.made_current():
@@ -109,7 +124,8 @@ class Repeated:
             if launches is None:
                 return None
             keep_if_captured(self.device, stream, launches)
-            written = launches.write([tuple(problem)], workspace, stream, early=launches.computes, moved=moved)
+            given = *problem, score, sinks
+            written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
@@ -139,14 +155,25 @@ class RepeatedBackward:
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dlse: Any,
+        scale: float,
+        score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+        scored = self._general.scored or score is not None
+        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
-            results = self._general(dout, q, k, v, out, lse, dlse, scale)
+            results = self._general(dout, q, k, v, out, lse, dlse, scale, score)
             if ready is None:
-                self._prepare(arrays, results, scale)
+                self._prepare(arrays, results[:3], scale, bound)
             return results
         require_owner()
         try:
@@ -156,26 +183,29 @@ class RepeatedBackward:
                     for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
                 ]
             )
+            dsinks = lse.new_empty(q.shape[1]) if bound.sinks else None
             rest = q.new_empty_strided((ready.workspace_bytes,), (1,), dtype=self._bytes)
         except self._types.OutOfMemoryError as error:
             with self.device:
                 raise self._general.out_of_memory() from error
         addresses = [x.data_ptr() for x in (*arrays, *results, rest)]
-        key = *addresses, scale, self._stream(self._index)
+        to_sinks = 0 if dsinks is None else dsinks.data_ptr()
+        key = *addresses, scale, bound.address, bound.sinks, to_sinks, self._stream(self._index)
         launches = self._launches.get(key)
         if launches is None:
             if any(address % self._alignment for address in addresses[:5]):
-                return self._general(dout, q, k, v, out, lse, dlse, scale)
+                return self._general(dout, q, k, v, out, lse, dlse, scale, score)
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
                 operands = list(map(self._operand, (*arrays, *results)))
-                launches = ready.write(self._general.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
+                call = self._general.call_of(key[-1], operands, scale, _no_memory, bound, to_sinks)
+                launches = ready.write(call, addresses[-1])
             launches = self._launches.keep(key, launches)
         with self.device.made_current():
             start(launches, ready.counter)
-        return results
+        return results if score is None else self._general.of_score(results if dsinks is None else (*results, dsinks))
 
-    def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float) -> None:
+    def _prepare(self, arrays: tuple[Any, ...], results: tuple[Any, ...], scale: float, bound: BoundScore) -> None:
         """Prepare the launches for calls with these shapes and strides."""
         launcher = self._general.choose().launcher
         if launcher is None:
@@ -183,7 +213,7 @@ class RepeatedBackward:
         operands = list(map(self._operand, (*arrays, *results)))
         self._alignment = launcher.alignment
         with self.device:
-            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory))
+            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory, bound))
         self._laid_out = [
             None if x.strides == result.strides else (result.shape, result.strides)
             for x, result in zip(operands[1:4], operands[-3:], strict=True)
@@ -203,10 +233,13 @@ def forward(call: Call, plan: Plan, family: Family, device: Device, again: Calla
     return general
 
 
-def backward(call: Call, plan: Plan, device: Device, choose: Callable[[], Family]) -> Backward | RepeatedBackward:
-    """Return a cached dispatch of gradients."""
-    general = Backward(call, plan, device, choose)
-    return RepeatedBackward(general) if _repeats(call) and choose().launcher is not None else general
+def backward(
+    call: Call, plan: Plan, device: Device, choose: Callable[[], Family], captured: CapturedGradients | None = None
+) -> Backward | RepeatedBackward:
+    """Return a cached dispatch of gradients; see :class:`~spattn.cuda.host.execute.Backward`."""
+    general = Backward(call, plan, device, choose, captured)
+    repeats = captured is None and _repeats(call) and choose().launcher is not None
+    return RepeatedBackward(general) if repeats else general
 
 
 def _repeats(call: Call) -> bool:

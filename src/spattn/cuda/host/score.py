@@ -1,33 +1,170 @@
-"""Macros and parameters of kernels with a score function."""
+"""Score functions and sinks of calls: generated source of kernels, and device blocks of the captured values."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...request.score import KINDS, Score, check_score
-from ..driver.buffer import Buffer, upload
+from ..._util.cached import BoundedCache
+from ...arrays import dtype_name, namespace_of
+from ...arrays.operand import Operand, row_major
+from ...request.call import Call
+from ...request.score import ScoreOperands, TableType
+from ...score.program import Program
+from ...score.source import Array, arguments, source
+from ..driver.buffer import keep_if_captured, upload
 from ..driver.device import Device
+from ..driver.structs import packer
 
-__all__ = ["score_macros", "score_values"]
+__all__ = ["IDENTITY", "Binder", "BoundScore", "generated", "table_types"]
 
-
-def score_macros(score: Score | None) -> dict[str, object]:
-    """Return the macros of a kernel with this score function; none for the identity."""
-    kind = 0 if score is None else KINDS.index(score.name)
-    return {"SPATTN_SCORE_KIND": kind} if kind else {}
+_BLOCKS_KEPT = 256  # most recent blocks of a device; a function whose values do not change needs one
+_CODES_KEPT = 256
 
 
-def score_values(device: Device, score: Score | None, heads_q: int) -> int:
-    """Return the address of the function's parameters, (heads_q,) float32, kept until the process ends; 0 for the
-    identity. The device's context must be current."""
-    if score is None:
-        return 0
-    check_score(score, heads_q)
-    return _on_device(device, score.values)[1]["values"]
+class BoundScore(NamedTuple):
+    """The score function and the sinks of one call.
+
+    Attributes
+    ----------
+    text : str
+        Generated C++ that precedes kernel files, the same for all captured values; empty for the identity.
+    address : int
+        Device address of the call's ``ScoreArgs``.
+    owner : object
+        Keeps that memory allocated.
+    sinks : int
+        Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
+    """
+
+    text: str = ""
+    address: int = 0
+    owner: object = None
+    sinks: int = 0
 
 
-@functools.cache
-def _on_device(device: Device, values: tuple[float, ...]) -> tuple[Buffer, dict[str, int]]:
-    return upload(device, {"values": np.array(values, np.float32)})
+IDENTITY = BoundScore()
+_blocks: dict[Device, BoundedCache] = {}
+
+
+@functools.lru_cache(_CODES_KEPT)
+def generated(
+    program: Program, types: tuple[TableType, ...], direct: tuple[tuple[int, bool], ...] = ()
+) -> tuple[str, np.dtype]:
+    """Return the C++ of a score function and the dtype of its ``ScoreArgs``; `direct` are items for :func:`source`."""
+    arrays = [Array.of(*one) for one in types]
+    return source(program, arrays, dict(direct)), arguments(program, arrays)
+
+
+def table_types(call: Call) -> tuple[TableType, ...]:
+    """Return the types of a call's captured arrays on the device, to which host arrays are copied in C order."""
+    assert call.score is not None
+    if call.kind.ordinal(call.q) is not None:
+        return call.score.types
+    return tuple(one._replace(strides=row_major(one.shape)) for one in call.score.types)
+
+
+class Binder:
+    """Binds the values of a score function and of sinks, for calls that have the function of `call`, on one device."""
+
+    def __init__(self, call: Call, device: Device):
+        self._device, self._kind, self._ordinal = device, call.kind, call.kind.ordinal(call.q)
+        self._key = None if call.score is None else call.score.key
+        self.has_sinks = call.score is not None and call.score.sinks is not None
+        self._sinks = call.lse_dtype, (call.heads_q,)
+        self.text, self._record = "", np.dtype([])
+        self._types: tuple[TableType, ...] = ()
+        self._strides: list[tuple[int, ...]] = []
+        if call.score is not None and call.score.program is not None:
+            types = table_types(call)
+            self._types, self._strides = call.score.types, [tuple(one.strides) for one in types]
+            self.text, self._record = generated(call.score.program, types)
+            self._pack = packer(self._record).pack
+
+    def check(self, score: ScoreOperands | None) -> tuple[Any, ...]:
+        """Check the score function of a call; return its captured arrays, then its sinks, which the caller keeps until
+        all kernels are enqueued.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is not the function of the prepared call, or an array does not match its type.
+        """
+        if (None if score is None else score.key) != self._key:
+            raise ValueError(
+                "score: expected the function that the call was prepared for, with arrays of the same dtypes, shapes "
+                "and strides"
+            )
+        if score is None:
+            return ()
+        given, expected = (
+            (*score.tables, *self._sinks_of(score)),
+            [(one.dtype, tuple(one.shape)) for one in self._types],
+        )
+        if len(score.tables) != len(self._types):
+            raise ValueError(f"score: expected {len(self._types)} captured arrays, got {len(score.tables)}")
+        for number, array in enumerate(given):
+            name = "score" if number < len(self._types) else "sinks"
+            dtype, shape = expected[number] if number < len(self._types) else self._sinks
+            if namespace_of(array) is not self._kind:
+                raise TypeError(f"{name}: expected {self._kind.name} arrays like q, got {type(array).__name__}")
+            if self._kind.ordinal(array) != self._ordinal:
+                raise ValueError(f"{name}: expected arrays on the device of q, got one on {self._kind.device(array)}")
+            found = dtype_name(array), tuple(map(int, array.shape))
+            if found != (dtype, shape):
+                raise ValueError(f"{name}: expected an array of {dtype} and shape {shape}, got {found[0]}, {found[1]}")
+        return tuple(map(self._kind.resolve, given))
+
+    def _sinks_of(self, score: ScoreOperands) -> tuple[Any, ...]:
+        """Return the sinks of a call, contiguous in device memory, as a tuple of one array; () without sinks."""
+        sinks = score.sinks
+        if sinks is None:
+            return ()
+        if self._ordinal is not None and namespace_of(sinks) is self._kind and self._kind.ordinal(sinks) is not None:
+            sinks = self._kind.resolve(sinks)
+            if sinks.ndim == 1 and self._kind.operand(sinks).strides != (1,):
+                sinks = sinks + 0  # a sum is contiguous
+        return (sinks,)
+
+    def bind(self, stream: int, score: ScoreOperands | None, operands: list[Operand]) -> BoundScore:
+        """Return the score function of a call, with its values in a device block that every stream sees.
+
+        `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
+        """
+        sinks = operands[-1].pointer if self.has_sinks else 0
+        operands = operands[: len(self._types)]
+        if score is None or not self.text:
+            return BoundScore(sinks=sinks) if sinks else IDENTITY
+        if [x.strides for x in operands] != self._strides:
+            raise ValueError(f"score: expected arrays of strides {self._strides}, got {[x.strides for x in operands]}")
+        packed = self._pack(*self._values(score, operands))
+        kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
+        block = kept.get(packed)
+        if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
+            with self._device:  # PyCUDA allocates in a context of its own stack
+                block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
+        keep_if_captured(self._device, stream, block)
+        return BoundScore(self.text, block[1]["args"], block, sinks)
+
+    def unbound(self) -> BoundScore:
+        """Return what launches are prepared for: the source, and whether there are sinks."""
+        return BoundScore(self.text, sinks=int(self.has_sinks))
+
+    def _values(self, score: ScoreOperands, operands: list[Operand]) -> list[float]:
+        """Return the fields of ``ScoreArgs``."""
+        values: list[float] = []
+        for name in self._record.names or ():
+            kind = name.rstrip("0123456789")
+            number = int(name[len(kind) :] or 0)
+            if kind == "parameter":
+                value = score.parameters[number]
+                values.append(float(value) if self._record[name].kind == "f" else int(value))
+            elif kind == "table":
+                values.append(operands[number].pointer if 0 not in operands[number].shape else 0)
+            elif kind == "unused":
+                values.append(0)
+            else:
+                values += operands[number].strides if kind == "stride" else operands[number].shape
+        return values

@@ -2,6 +2,14 @@
 // assertions check that both agree.
 #pragma once
 
+#ifndef SPATTN_TABLES
+#define SPATTN_TABLES 0  // captured arrays of a score function, in a kernel that accumulates their gradients
+#endif
+
+namespace spattn {
+struct ScoreArgs;  // common/score.cuh
+}
+
 namespace spattn::sm80 {
 
 constexpr int kAxes = 3;
@@ -34,9 +42,9 @@ struct Array {
 
 // Score function of a call (common/score.cuh).
 struct ScoreParams {
-  const float* values;  // (heads_q,): parameter per query head; null for the identity, which reads none of these fields
-  double scale;         // factor on q · k
-  int query_offset;     // position of query row 0: kv_len - q_len
+  const ScoreArgs* args;  // null for the identity, which reads none of these fields
+  double scale;           // factor on q · k
+  int query_offset;       // position of query row 0: kv_len - q_len
 };
 
 // Tasks (work items or combines) per variant, for all (batch, head) pairs that use the variant. The tasks of a head are
@@ -55,6 +63,7 @@ struct Params {
   void* lse;              // (batch, heads_q, q_len), or null if not requested
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
+  const void* sinks;      // (heads_q,): logits of the sinks, of the type of lse; null without kSinks
   long long first_block;  // index of this launch's first CTA; a grid has at most 2^31 - 1 CTAs
   double scale_log2;      // |scale| · log2(e), 1 if scale is 0; log2(e) with a score function
   int sign;               // sign of scale, multiplied into Q so that scale_log2 is positive; 1 with a score function
@@ -168,6 +177,24 @@ struct Pass {
   int column_parts, unused;
 };
 
+#if SPATTN_TABLES
+// Where gradients of captured arrays go. The elements of all arrays are numbered together; a launch accumulates those
+// from `begin` on.
+struct Captured {
+  void* words;  // (count, 10): accumulators of captured.cuh
+  long long begin, count;
+  long long first[SPATTN_TABLES];  // number of each array's first element
+  void* direct[SPATTN_TABLES];     // gradients that are stored without an accumulator
+};
+#endif
+
+// Parameters of captured.cu: accumulators, and the numbers that they hold.
+struct Accumulated {
+  const void* words;
+  void* target;
+  long long count;
+};
+
 struct Params {
   Array q, k, v, dout, out, lse, dlse;  // dlse.data is null for dlse = 0
   Array scores, values;                 // results: dQ or dK, and dV
@@ -178,6 +205,9 @@ struct Params {
   Pass pass;
   int heads_q, heads_kv, q_len, head_dim, head_dim_v;
   ScoreParams score;
+#if SPATTN_TABLES
+  Captured captured;
+#endif
 };
 
 // Parameters of sum.cu.

@@ -19,9 +19,10 @@ from ..driver.launch import Kernel
 from ..driver.structs import packer
 from ..host.backward_pass import BackwardPass
 from ..host.forward_pass import ForwardPass, fold_scale
-from ..host.score import score_macros, score_values
 
 __all__ = [
+    "captured_dtype",
+    "pack_accumulated",
     "PassOnDevice",
     "PlanOnDevice",
     "pack",
@@ -58,10 +59,10 @@ LAUNCH_LIST = np.dtype(
     ],
     align=True,
 )
-SCORE = np.dtype([("values", "u8"), ("scale", "f8"), ("query_offset", "i4")], align=True)
+SCORE = np.dtype([("args", "u8"), ("scale", "f8"), ("query_offset", "i4")], align=True)
 _CALL = [
     *((name, ARRAY) for name in ("q", "k", "v", "out")),
-    *((name, "u8") for name in ("lse", "partial", "partial_lse")),
+    *((name, "u8") for name in ("lse", "partial", "partial_lse", "sinks")),
     ("first_block", "i8"),
     ("scale_log2", "f8"),
     *((name, "i4") for name in ("sign", "heads_q", "group", "head_dim", "head_dim_v")),
@@ -107,6 +108,7 @@ SUM_ROWS = np.dtype(
     ],
     align=True,
 )
+ACCUMULATED = np.dtype([("words", "u8"), ("target", "u8"), ("count", "i8")])
 # Structs of params.cuh.
 _STRUCTS = {
     "View": VIEW,
@@ -127,16 +129,30 @@ _BACKWARD_STRUCTS = {
     "Pass": PASS,
     "Params": BACKWARD_PARAMS,
     "Rows": SUM_ROWS,
+    "Accumulated": ACCUMULATED,
 }
 
 _pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields in (_CALL, _PLAN))
 _pack_score, _pack_backward, _pack_sum = (packer(dtype).pack for dtype in (SCORE, BACKWARD_PARAMS, SUM_ROWS))
+pack_accumulated = packer(ACCUMULATED).pack
 _IDENTITY = _pack_score(0, 0.0, 0)
 
 
-def structs_of(source: str) -> Mapping[str, np.dtype]:
-    """Return the dtypes of the structs that a kernel file shares with this module."""
+def structs_of(source: str, tables: int = 0) -> Mapping[str, np.dtype]:
+    """Return the dtypes of the structs that a kernel file shares with this module; `tables` is the number of captured
+    arrays, of a kernel that accumulates their gradients."""
+    if tables:
+        own = captured_dtype(tables)
+        params = [(name, kind) for name, (kind, *_) in (BACKWARD_PARAMS.fields or {}).items()]
+        return _BACKWARD_STRUCTS | {"Captured": own, "Params": np.dtype([*params, ("captured", own)], align=True)}
     return _BACKWARD_STRUCTS if source.startswith("sm80/backward/") else _STRUCTS
+
+
+def captured_dtype(tables: int) -> np.dtype:
+    """Return the dtype of ``Captured``."""
+    return np.dtype(
+        [("words", "u8"), ("begin", "i8"), ("count", "i8"), ("first", "i8", tables), ("direct", "u8", tables)]
+    )
 
 
 class PlanOnDevice:
@@ -185,10 +201,8 @@ def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """Pack ``Params`` of the forward."""
     (scale_log2, sign), score = fold_scale(call.scale), _IDENTITY
-    if call.score is not None:
-        score = _pack_score(*_score_of(call))
-        if score_macros(call.score):
-            scale_log2, sign = math.log2(math.e), 1
+    if call.score.text:
+        score, scale_log2, sign = _pack_score(*_score_of(call)), math.log2(math.e), 1
     heads_q = call.q.shape[1]
     head = _pack_call(
         call.q.pointer,
@@ -202,6 +216,7 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
         call.lse,
         partial,
         partial_lse,
+        call.sinks,
         first_block,
         scale_log2,
         sign,
@@ -215,9 +230,9 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
 
 def _score_of(call: ForwardPass | BackwardPass) -> tuple[int, float, int]:
     """Return the fields of ``ScoreParams``; for the identity no kernel reads them."""
-    if call.score is None:
+    if not call.score.text:
         return 0, 0.0, 0
-    return score_values(call.device, call.score, call.q.shape[1]), call.scale, call.k.shape[2] - call.q.shape[2]
+    return call.score.address, call.scale, call.k.shape[2] - call.q.shape[2]
 
 
 class PassOnDevice:

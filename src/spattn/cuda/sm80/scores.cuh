@@ -12,31 +12,39 @@
 #include "common/element.cuh"
 #include "common/fallback_softmax.cuh"
 #include "common/score.cuh"
+#include "common/sink.cuh"
 #include "sm80/params.cuh"
 
 namespace spattn::sm80 {
 
-// Score function of a query head.
+// Score function of a query head of a batch entry.
 template <typename T>
 struct HeadScore {
-  T scale = 0, parameter = 0;
+  T scale = 0;
   int query_offset = 0;
+  Score::Head<T> head;
 
-  __device__ HeadScore(const ScoreParams& params, int head_q) {
+  __device__ HeadScore(const ScoreParams& params, int batch, int head_q) {
     if constexpr (kScored) {
-      scale = static_cast<T>(params.scale), parameter = params.values[head_q], query_offset = params.query_offset;
+      scale = static_cast<T>(params.scale), query_offset = params.query_offset;
+      head = Score::open<T>(*params.args, query_offset, batch, head_q);
     }
   }
   // Returns the score x for a product q · k.
   __device__ __forceinline__ T operator()(T product, int query, int key) const {
     if constexpr (!kScored) return product;
-    return Score::value(product * scale, query + query_offset, key, parameter);
+    return Score::value(product * scale, query + query_offset, key, head);
   }
   // Returns dS = P (dP - delta) f', given P and dP - delta; 0 if P is 0: where f masks a pair, f' is arbitrary.
   __device__ __forceinline__ T gradient(T weight, T difference, T product, int query, int key) const {
     if constexpr (!kScored) return weight * difference;
     if (weight == 0) return 0;
-    return weight * difference * Score::derivative(product * scale, query + query_offset, key, parameter);
+    return weight * difference * Score::derivative(product * scale, query + query_offset, key, head);
+  }
+  // Returns a pair's contribution to the gradient of a captured array; `gradient` is that of x, 0 for a masked pair.
+  template <class Use>
+  __device__ __forceinline__ T contribution(Use, T product, int query, int key, T gradient) const {
+    return Use::template contribution<T>(product * scale, query + query_offset, key, head, gradient);
   }
 };
 

@@ -10,6 +10,7 @@ __all__ = [
     "KEYS",
     "Variant",
     "backward_variants",
+    "captured_variant",
     "forward_variants",
     "tile_within",
     "variant",
@@ -147,6 +148,26 @@ def backward_variants(
     return [_tensor_cores(macros, dims, *one, ITEMSIZE[dtype], shared_bytes) for one in results]
 
 
+def captured_variant(
+    dtype: str, precision: str | None, head_dim: int, head_dim_v: int, aligned: bool, tables: int, shared_bytes: int
+) -> Variant:
+    """Return the kernel for gradients of captured arrays, of which there are `tables`: the dQ kernel without sums."""
+    (own,) = backward_variants(dtype, precision, head_dim, head_dim_v, False, aligned, shared_bytes)
+    macros = own.macros | {"SPATTN_TABLES": tables}
+    if "SPATTN_ROWS" not in macros:
+        return Variant(own.source, macros, own.rows)
+    dims, columns, itemsize = (int(str(macros[f"SPATTN_HEAD_DIM{x}"])) for x in ("", "_V")), 32, ITEMSIZE[dtype]
+    padded = list(dims)
+    fitting = (
+        rows
+        for rows in (64, 32)
+        if backward_shared_bytes(padded, True, rows, columns, 1, itemsize, True) + _RESERVED <= shared_bytes
+    )
+    rows = next(fitting, 16)
+    macros |= {"SPATTN_ROWS": rows, "SPATTN_ATOMS": 1, "SPATTN_COLUMNS": columns, "SPATTN_STAGES": 1}
+    return Variant(own.source, macros, rows)
+
+
 def _tensor_cores(
     macros: dict[str, object], dims: list[int], scores: int, values: int, itemsize: int, shared_bytes: int
 ) -> Variant:
@@ -177,8 +198,11 @@ def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_byte
     return 16, 32, 1
 
 
-def backward_shared_bytes(dims: list[int], scores: bool, rows: int, columns: int, stages: int, itemsize: int) -> int:
+def backward_shared_bytes(
+    dims: list[int], scores: bool, rows: int, columns: int, stages: int, itemsize: int, captured: bool = False
+) -> int:
     """Return the bytes of a tensor-core kernel's ``Shared``; loading a kernel checks its actual size."""
     tiles = rows * itemsize * sum(dims) if scores else rows * itemsize * dims[0] + 128
     told = 4 * rows + _STEPS * (4 * columns + 20) + 8 * stages * columns
+    told += 4 * rows * (columns + 1) if captured else 0
     return -(-(tiles + stages * columns * itemsize * sum(dims) + told) // 128) * 128

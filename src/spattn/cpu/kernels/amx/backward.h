@@ -33,7 +33,7 @@ struct KeyBlock {
 class TileItem {
  public:
   TileItem(const Item& item, int64_t cells, const Sums& sums, TileBackwardScratch& s)
-      : item_(item), score_(item.call, item.head), keys_(item.keys()), values_(item.values()), cells_(cells),
+      : item_(item), keys_(item.keys()), values_(item.values()), cells_(cells),
         vectors_((cells + kLanes<float> - 1) / kLanes<float>), sums_(sums), s_(s) {}
 
   void run() {
@@ -60,7 +60,7 @@ class TileItem {
     BackwardEntry entry = {item_.key_tile(at), item_.mask(at), 0, {}, {}};
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
-    if (score_) list_positions(entry.place, position);
+    if (s_.score) list_padded(entry.place, entry.rows(), position);
     const auto rows = [&](const Head& head, int64_t width, int64_t depth, uint16_t* buffer) {
       return tile_rows<RawBfloat16>(head, entry.place, entry.rows(), width, depth, false, position, buffer);
     };
@@ -102,9 +102,9 @@ class TileItem {
     const float scale = float(item_.call.scale);
     uint32_t* const pairs = s_.pairs_of(block.index);
     const int64_t key = block.index * kTileTerms, first = block.begin * kLanes<float>, end = block.end * kLanes<float>;
-    if (score_) {
-      apply_score<false>(score_, s_.rows.position.key + key, kTileTerms, s_.rows.position.query + first, end - first,
-                         s_.scores + first, s_.width.query, s_.derivatives + first);
+    if (s_.score) {
+      s_.score.apply<false>(s_.rows.position.key + key, kTileTerms, s_.rows.position.query + first, end - first,
+                            s_.scores + first, s_.width.query);
     }
     if (allowed) {
       const uint64_t* words = allowed.bits + key / 64;
@@ -112,12 +112,13 @@ class TileItem {
       if (block.begin % 2) clear_weights(block.begin - 1, s_);
       if (block.end % 2 && block.end < vectors_) clear_weights(block.end, s_);
     }
-    const auto weigh = score_    ? allowed ? weigh_rows<true, true> : weigh_rows<false, true>
+    const auto weigh = s_.score  ? allowed ? weigh_rows<true, true> : weigh_rows<false, true>
                        : allowed ? weigh_rows<true, false>
                                  : weigh_rows<false, false>;
     for (int64_t column = first; column < end; column += kLanes<float>) {
-      for (int64_t row = 0; row < kTileRows; row += kStretch) weigh(row, column, logits, scale, pairs, s_);
+      for (int64_t row = 0; row < kTileRows; row += kStretch) weigh(row, column, logits, scale, pairs, first, s_);
     }
+    if (s_.score) s_.score.add_table_gradients(s_.score_gradients + first, s_.width.query);
   }
 
   // Computes dV += P' dO and dK += dS' Q, where the range of queries is rounded to multiples of kTileTerms.
@@ -173,7 +174,6 @@ class TileItem {
   }
 
   const Item& item_;
-  Score<float> score_;
   Head keys_, values_;
   int64_t cells_, vectors_;
   const Sums& sums_;

@@ -33,18 +33,18 @@ struct TileBackwardScratch {
   uint16_t *key_rows, *value_rows;         // (block_kv, depth): copies of K and V that are not read in place
   uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a pair adjacent
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
-  float* derivatives;                      // (kTileTerms, width.query): derivatives of the score function
-  uint32_t* allowed;                       // (width.query): mask of a block, one bit per key
-  uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
-  uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
-  int64_t *first_active, *last_active;     // (blocks): KeyBlock::begin and end of each block
-  float* dq_columns;                       // (depth_key, width.query): dQ'
-  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block, or O dO'
+  Score<float> score;
+  uint32_t* allowed;                    // (width.query): mask of a block, one bit per key
+  uint16_t *weights, *gradients;        // (kTileTerms, terms): P' and dS' of a block
+  uint32_t* gradient_pairs;             // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
+  int64_t *first_active, *last_active;  // (blocks): KeyBlock::begin and end of each block
+  float* dq_columns;                    // (depth_key, width.query): dQ'
+  float* partial;                       // (kTileTerms, width.key or width.value): dK or dV of a block, or O dO'
 
   TileBackwardScratch(const Call& call, Arena& arena)
       : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
         terms(round_up(width.query, kTileTerms)), blocks(call.plan.block_kv / kTileTerms), rows(call, width, arena),
-        raw(width.query, depth_key, depth_value, arena) {
+        raw(width.query, depth_key, depth_value, arena), score(call, kTileTerms, width.query, 1, arena) {
     const int64_t block_kv = call.plan.block_kv;
     query_columns = arena.array<uint32_t>(depth_key / 2 * width.query);
     dout_columns = arena.array<uint32_t>(depth_value / 2 * width.query);
@@ -55,7 +55,6 @@ struct TileBackwardScratch {
     key_columns = arena.array<uint16_t>(depth_key * block_kv);
     scores = arena.array<float>(kTileTerms * width.query);
     score_gradients = arena.array<float>(kTileTerms * width.query);
-    derivatives = arena.array<float>(call.score ? kTileTerms * width.query : 0);
     allowed = arena.array<uint32_t>(width.query);
     weights = arena.array<uint16_t>(kTileTerms * terms);
     gradients = arena.array<uint16_t>(kTileTerms * terms);
@@ -88,6 +87,7 @@ inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32
 inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch& s) {
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
+  s.score.begin(item.batch, item.head);
   gather_item<RawBfloat16>(item, tile, raw, s.rows);
   const auto pack_columns = [&](const uint16_t* from, int64_t depth, float sign, uint32_t* to) {
     transpose_rows<Paired>(reinterpret_cast<const uint32_t*>(from), depth / 2, ld, depth / 2, sign, to, ld);
@@ -136,15 +136,18 @@ SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
 constexpr int kStretch = 4;  // pairs of keys per call of weigh_rows()
 
 // Computes P' and dS' for one vector of queries, and for the keys [row, row + kStretch) and the same range shifted by
-// kTileRows. Ignores the low parts of lse2 and the factor, which matter less than the rounding to bfloat16.
+// kTileRows. With a score function, also writes dS' with respect to its results, in place of dP', and reads derivatives
+// of a tile whose first column is `first`. Ignores the low parts of lse2 and the factor, which matter less than the rounding to bfloat16.
 template <bool kMasked, bool kScored>
-void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
+void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs, int64_t first,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
   const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
   // The weights of skipped rows may be NaN: an infinite K times their zero query.
   const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
   const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
+  Source<float> derivative = {};
+  if constexpr (kScored) derivative = s.score.derivative();
   SPATTN_UNROLL
   for (int i = 0; i < kStretch; ++i) {
     const auto weigh = [&](int half, __m512& weight, __m512& gradient) {
@@ -153,7 +156,11 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       const int64_t at = (row + half * kTileRows + i) * ld + column;
       weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(load<Vec<float>>(s.scores + at), lse2)), keep);
       Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
-      if constexpr (kScored) difference *= load<Vec<float>>(s.derivatives + at);
+      if constexpr (kScored) {
+        store(s.score_gradients + at, score_gradient(weight, difference));
+        const float* const factor = derivative.data + (row + half * kTileRows + i) * derivative.step;
+        difference *= derivative.vector ? load<Vec<float>>(factor + column - first) : splat(*factor);
+      }
       gradient = score_gradient(weight, difference * scale);
     };
     __m512 weight[2], gradient[2];

@@ -7,7 +7,6 @@
 #include "amx/softmax.h"
 #include "finish/finish.h"
 #include "forward/plain.h"
-#include "softmax/score.h"
 #include "tile/prefetch.h"
 #include "tile/product.h"
 
@@ -54,10 +53,10 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
 }
 
 template <class Path>
-void score_block(const Tile& tile, const Block& block, const Score<float>& score, AmxScratch<Path>& s) {
-  list_positions(tile, s.position.key);
-  apply_score<false>(score, s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
-                     block.columns * kTileColumns, s.panel_scores, kPanel);
+void score_block(const Tile& tile, const Block& block, AmxScratch<Path>& s) {
+  list_padded(tile, block.end, s.position.key);
+  s.score.template apply<false>(s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
+                                block.columns * kTileColumns, s.panel_scores, kPanel);
 }
 
 // Computes s.weight_tiles = P', and rescales O' where the running maximum changes.
@@ -114,7 +113,6 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   [[maybe_unused]] const TileSession session;
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
-  const Score<float> score(item.call, item.head);
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
   const bool back = work.query_tile % 2;  // alternate direction, for cache reuse
   Listed at = back ? item.last() : item.first();
@@ -132,7 +130,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
-        if (score) score_block(item.key_tile(entry->at), block, score, s);
+        if (s.score) score_block(item.key_tile(entry->at), block, s);
         weigh_block(block, entry->mask, logits, s);
         multiply_values(block, entry->tile.values, s);
       }
@@ -154,7 +152,8 @@ template <class Path> struct TileForward {
     using E = typename Path::E;
     const Tile tile = item.query_tile();
     prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
-    const int64_t cells = list_positions(tile, s.position.query);
+    const int64_t cells = list_padded(tile, s.width.query, s.position.query);
+    s.score.begin(item.batch, item.head);
     const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
     const Logits<float> logits(item.call);
     leave_marked(item, cells, s.position.key, s.exact);

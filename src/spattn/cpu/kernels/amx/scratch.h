@@ -1,6 +1,7 @@
 // Scratch of the AMX forward. Operands are stored as tiles of 1 KiB, sixteen consecutive cache lines each.
 #pragma once
 #include "amx/panel.h"
+#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
 #include "tile/item.h"
@@ -81,6 +82,7 @@ template <class Path> struct AmxScratch {
   float* output_tiles;         // (panels, value_tiles) tiles: O'
   float* product;              // (value_tiles) tiles: V' P' of a key tile
   typename Path::Row* staged;  // rows before packing
+  Score<float> score;
   PackedTiles<Path> tiles;
   Entry* entries;  // (tiles.capacity)
 
@@ -93,7 +95,8 @@ template <class Path> struct AmxScratch {
         weight_tiles(arena.array<char>(kParts * weight_part())),
         output_tiles(arena.array<float>(panels * counts.value_tiles * kPanelSize / 4)),
         product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
-        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
+        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())),
+        score(call, call.plan.block_kv, kPanel, 1, arena), tiles(call, cache, arena),
         entries(arena.array<Entry>(tiles.capacity)) {}
 
   // Return Q' and O' of the tile column that starts at query cell `first`.

@@ -27,9 +27,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
       item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
-  const Score<T> score(call, item.head);
-  compute_weights(call, tile, score, SplitLogits<T>(call), s);
-  if (score) multiply_derivatives(s.weights, s.derivatives, rows * s.width.query, s.gradients);
+  compute_weights(call, tile, SplitLogits<T>(call), s);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);
 }
@@ -58,6 +56,21 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
       memcpy(partial_row<T>(call, item.batch, item.head, slot, call.head_dim), row, size_t(call.head_dim) * sizeof(T));
     }
   }
+}
+
+// Whether a pass over part of a table's elements runs an item. `scratch` has room for its positions.
+inline bool takes_part(const Item& item, char* scratch) {
+  const ScoreProgram& program = *item.call.score;
+  const auto within = [](const int64_t (&range)[2], int64_t x) { return x >= range[0] && x < range[1]; };
+  if (!within(program.batches, item.batch) || !within(program.heads, item.head)) return false;
+  if (program.queries[0] == 0 && program.queries[1] == item.call.q_len) return true;
+  Arena arena(scratch);
+  const Positions position(item.call, arena);
+  const int64_t cells = list_positions(item.query_tile(), position.query);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    if (position.query[cell] != kPadding && within(program.queries, position.query[cell])) return true;
+  }
+  return false;
 }
 
 template <class E>

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "finish/exact.h"
+#include "finish/sink.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -45,6 +46,25 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
   }
 }
 
+// Softmax of a row in the float64 fallback: the weight of a score is exp((score - reference) * natural - rest).
+struct RowSoftmax {
+  double reference, rest;
+  double delta;  // rowsum(dO o O), without dlse
+  double sink;   // weight of the sink
+};
+
+// Returns the softmax of a row with is_far() from its statistics, to which it adds the sink.
+inline RowSoftmax far_softmax(const Call& call, int64_t batch, int64_t head, int64_t position, double natural) {
+  const Normaliser& n = normaliser(call, batch, head, position);
+  RowSoftmax row = {n.largest, ::log(n.total), n.product / n.total, 0};
+  const Sink sink(call, head);
+  if (n.total == 0) return {0, kInfinity<double>, 0, 1};  // no key has a weight; without a sink, lse would be -inf
+  if (!sink) return row;
+  const SinkShares shares = Sink::add(sink.logit - n.largest * natural, row.rest);
+  row.delta *= shares.keys, row.sink = shares.sink;
+  return row;
+}
+
 // Writes dQ of a row to `dq` and, unless `sums` is null, adds the row's terms to dK and dV.
 template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums* sums, double* dq) {
   using T = typename E::Compute;
@@ -52,24 +72,23 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
   const int64_t batch = row.item.batch, head = row.item.head;
   const FallbackVector<E> dout(Head(call.dout, batch, head), row.position);
   const T lse = read_row_value<T>(call.lse, batch, head, row.position);
-  double reference = 0, rest = double(lse), delta;  // exponent: (score - reference) * |scale| - rest
-  if (is_far(call, lse)) {
-    const Normaliser& n = normaliser(call, batch, head, row.position);
-    reference = n.largest, rest = ::log(n.total), delta = n.product / n.total;
-  } else {
-    delta = dout.times({Head(call.out, batch, head), row.position}, call.head_dim_v);
-  }
-  delta -= double(read_row_value<T>(call.dlse, batch, head, row.position));
+  const bool far = is_far(call, lse);
+  const RowSoftmax softmax =
+      far ? far_softmax(call, batch, head, row.position, row.logits.natural)
+          : RowSoftmax{0, double(lse), dout.times({Head(call.out, batch, head), row.position}, call.head_dim_v), 0};
+  const double delta = softmax.delta - double(read_row_value<T>(call.dlse, batch, head, row.position));
   clear(dq, call.head_dim);
   row.each_key([&](int64_t key) {
     const FallbackVector<E> k(row.keys, key);
     double derivative = 1;
     const double score = row.score(key, &derivative);
     if (row.removed(score)) return;
-    const double weight = scalar_weight(row.logits.scalar_exponent(score, reference) - rest);
-    const double gradient = weight * (dout.times({row.values, key}, call.head_dim_v) - delta) * derivative * call.scale;
+    const double weight = scalar_weight(row.logits.scalar_exponent(score, softmax.reference) - softmax.rest);
+    const double of_score = weight * (dout.times({row.values, key}, call.head_dim_v) - delta);
+    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;  // which may be NaN there
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * k[d];
     if (!sums) return;
+    if (row.score_function && weight != 0) row.score_function.template add_table_gradients<T>(of_score);
     T* dk = reinterpret_cast<T*>(sums->dk) + (key - sums->begin) * sums->ld_dk;
     T* dv = reinterpret_cast<T*>(sums->dv) + (key - sums->begin) * sums->ld_dv;
     for (int64_t d = 0; d < call.head_dim; ++d) dk[d] += T(gradient * row.query[d]);

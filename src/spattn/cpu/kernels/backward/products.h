@@ -6,7 +6,6 @@
 #include "forward/plain.h"
 #include "simd/vec.h"
 #include "softmax/logits.h"
-#include "softmax/score.h"
 #include "softmax/weights.h"
 #include "tile/mask.h"
 #include "tile/operand.h"
@@ -22,19 +21,40 @@ template <class T> struct KeyTile {
   Mask mask;
 };
 
-// Computes P' and dS' for kKeyRows keys by N vectors of queries.
+// Computes S' for kKeyRows keys by N vectors of queries.
+template <class T, int N>
+SPATTN_INLINE void multiply_queries(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
+                                    const BackwardScratch<T>& s, Vec<T> (&product)[kKeyRows][N]) {
+  multiply<Plain<Native<T>>>(tile.keys.data + key * tile.keys.ld, tile.keys.ld, 1, {s.query + column, s.width.query},
+                             Keys{0, call.head_dim}, product);
+}
+
+// Computes S' of a block for the score function, in s.weights.
+template <class T, int N>
+void product_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, BackwardScratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  T* const to = s.weights + key * s.width.query + column;
+  Vec<T> product[kKeyRows][N] = {};
+  multiply_queries(call, tile, key, column, s, product);
+  SPATTN_UNROLL
+  for (int i = 0; i < kKeyRows * N; ++i) store(to + i / N * s.width.query + i % N * L, product[i / N][i % N]);
+}
+
+// Computes P' and dS' for kKeyRows keys by N vectors of queries; reads scores from s.weights if there is a score
+// function.
 template <class T, int N, bool kMasked>
-void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, const Score<T>& score,
-                  SplitLogits<T> logits, BackwardScratch<T>& s) {
+void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, SplitLogits<T> logits,
+                  BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   using Path = Plain<Native<T>>;
   const int64_t ld = s.width.query, at = key * ld + column;
   Vec<T> product[kKeyRows][N] = {};
-  multiply<Path>(tile.keys.data + key * tile.keys.ld, tile.keys.ld, 1, {s.query + column, ld}, Keys{0, call.head_dim},
-                 product);
-  if (score) {
-    apply_to_block(score, s.rows.position.key + key, s.rows.position.query + column, s.weights + at, ld, product,
-                   s.derivatives + at);
+  if (s.score) {
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows * N; ++i)
+      product[i / N][i % N] = load<Vec<T>>(s.weights + at + i / N * ld + i % N * L);
+  } else {
+    multiply_queries(call, tile, key, column, s, product);
   }
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
@@ -61,20 +81,32 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   }
 }
 
-// Computes s.weights = P' and s.gradients = dS', the gradient with respect to the output of the score function.
+// Computes s.weights = P' and s.gradients = dS' with respect to q.k, and adds the terms of tables' gradients.
 template <class T>
-void compute_weights(const Call& call, const KeyTile<T>& tile, const Score<T>& score, SplitLogits<T> logits,
-                     BackwardScratch<T>& s) {
+void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
+  const int64_t ld = s.width.query, vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;
+  const bool masked = bool(tile.mask);
+  if (s.score) {
+    s.mask.each_block(
+        {0, tile.rows}, vectors, masked, [](int64_t, int64_t) {},
+        [&](auto some, int64_t key, int64_t column) {
+          product_block<T, decltype(some)::value>(call, tile, key, column, s);
+        });
+    s.score.template apply<false>(s.rows.position.key, tile.rows, s.rows.position.query, vectors * kLanes<T>, s.weights,
+                                  ld);
+  }
   const auto mark = [&](int64_t key, int64_t column) {
-    store(s.weights + key * s.width.query + column, Vec<T>{});
-    store(s.gradients + key * s.width.query + column, Vec<T>{});
+    store(s.weights + key * ld + column, Vec<T>{});
+    store(s.gradients + key * ld + column, Vec<T>{});
   };
-  const int64_t vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;
-  s.mask.each_block({0, tile.rows}, vectors, bool(tile.mask), mark, [&](auto some, int64_t key, int64_t column) {
+  s.mask.each_block({0, tile.rows}, vectors, masked, mark, [&](auto some, int64_t key, int64_t column) {
     constexpr int N = decltype(some)::value;
-    const auto run = tile.mask ? weight_block<T, N, true> : weight_block<T, N, false>;
-    run(call, tile, key, column, score, logits, s);
+    const auto run = masked ? weight_block<T, N, true> : weight_block<T, N, false>;
+    run(call, tile, key, column, logits, s);
   });
+  if (!s.score) return;
+  s.score.add_table_gradients(s.gradients, ld);
+  s.score.multiply_derivatives(s.weights, T(call.scale), s.gradients, ld);
 }
 
 template <class T, class V, int N> SPATTN_INLINE void add_vectors(const V (&terms)[N], T* to) {

@@ -96,6 +96,7 @@ void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E:
     rows.lse2[cell] = kInfinity<T>;
     rows.lse2_low[cell] = T(0);
     rows.idle[cell] = true;
+    if (cell >= tile.cells()) rows.position.query[cell] = kPadding;
     if (cell >= tile.cells() || rows.position.query[cell] == kPadding) continue;
     prepare_row(call, read_row_value<T>(call.lse, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
   }
@@ -109,9 +110,11 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   const int64_t rows = round_up(tile.cells(), kLanes<T>);
   using Path = Plain<Native<T>>;
   transpose_rows<Path>(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call).sign, s.query, s.width.query);
-  transpose_rows<Path>(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
+  transpose_rows<Path>(s.raw.dout, s.width.value, rows, call.head_dim_v, gradient_scale<T>(call), s.dout,
+                       s.width.query);
   compute_delta(rows, call.head_dim_v, s);
-  subtract_dlse(item, tile.cells(), T(call.scale), s.rows);
+  subtract_dlse(item, tile.cells(), gradient_scale<T>(call), s.rows);
+  s.score.begin(item.batch, item.head);
 }
 
 }  // namespace SPATTN_ISA

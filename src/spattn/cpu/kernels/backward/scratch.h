@@ -1,6 +1,7 @@
 // Scratch of the backward.
 #pragma once
 #include "kernels.h"
+#include "softmax/score.h"
 #include "tile/arena.h"
 #include "tile/mask.h"
 #include "tile/scratch.h"
@@ -8,12 +9,15 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// Factor of dO, and so of dP and dS: the scale, or 1 if dS is with respect to the results of a score function.
+template <class T> T gradient_scale(const Call& call) { return call.score ? T(1) : T(call.scale); }
+
 // Row data of an item, shared by all backward kernels.
 template <class T> struct GradientRows {
   Positions position;
   FallbackRowBuffer exact;
   T *lse2, *lse2_low;  // lse * log2(e) as high + low; high is +inf for rows that the tile kernel skips
-  T* delta;            // rowsum(dO o O), multiplied by the scale if dO is
+  T* delta;            // rowsum(dO o O), multiplied by gradient_scale() if dO is
   bool* idle;          // whether a row has no gradient
   int64_t ld;          // leading dimension of dq, a multiple of kLanes
   T* dq;               // (width.query, ld)
@@ -41,18 +45,18 @@ template <class T> struct BackwardScratch {
   QueryRows<T> raw;
   LaneMask<T> mask;
   KeyStaging<T> staging;
-  T* query;        // (head_dim, width.query): sign(scale) * Q'
-  T* dout;         // (head_dim_v, width.query): scale * dO'
-  T* weights;      // (block_kv, width.query): P'
-  T* gradients;    // (block_kv, width.query): dS'
-  T* derivatives;  // (block_kv, width.query): derivatives of the score function
+  T* query;      // (head_dim, width.query): sign(scale) * Q'
+  T* dout;       // (head_dim_v, width.query): gradient_scale() * dO'
+  T* weights;    // (block_kv, width.query): P'
+  T* gradients;  // (block_kv, width.query): dS'
+  Score<T> score;
 
   BackwardScratch(const Call& call, Arena& arena)
       : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         mask(call, width.query, arena), staging(call, width, arena), query(arena.array<T>(call.head_dim * width.query)),
         dout(arena.array<T>(call.head_dim_v * width.query)), weights(arena.array<T>(call.plan.block_kv * width.query)),
         gradients(arena.array<T>(call.plan.block_kv * width.query)),
-        derivatives(arena.array<T>(call.score ? call.plan.block_kv * width.query : 0)) {}
+        score(call, call.plan.block_kv, width.query, 1, arena) {}
 };
 
 }  // namespace SPATTN_ISA

@@ -38,6 +38,7 @@ template <class T> struct DecodeScratch {
   T* queries;       // (width.query, width.key): copies of rows that are not read in place
   T** output;       // (width.query): pointers to the unnormalized rows of O, in the result where possible
   T* outputs;       // (width.query, width.value): rows that are not computed in place
+  Score<T> score;   // of all heads of a task
 
   DecodeScratch(const Call& call, Arena& arena)
       : width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena), rows(width.query + kLanes<T>, arena),
@@ -45,7 +46,7 @@ template <class T> struct DecodeScratch {
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
         scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
         queries(arena.array<T>(width.query * width.key)), output(arena.array<T*>(width.query)),
-        outputs(arena.array<T>(width.query * width.value)) {}
+        outputs(arena.array<T>(width.query * width.value)), score(call, call.plan.block_q, ld, call.together, arena) {}
 };
 
 // Maximum prefetch distance in bytes, at which the prefetched K and V fit the L1 cache.
@@ -90,9 +91,8 @@ void add_keys(const Item& item, const int64_t* position, int64_t count, const Ro
       keys.prefetched();
     });
   });
-  for (int64_t row = 0; call.score && row < rows; row += cells) {
-    apply_score<true>(Score<T>(call, item.head + row / cells), s.position.query, cells, position, padded,
-                      s.scores + row * s.ld, s.ld);
+  for (int64_t row = 0; s.score && row < rows; row += cells) {
+    s.score.template apply<true>(s.position.query, cells, position, padded, s.scores + row * s.ld, s.ld, row / cells);
   }
   for (int64_t row = 0; count < padded && row < rows; ++row) {
     for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
@@ -170,6 +170,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   const int64_t rows = (end - item.head) * cells;
   for (int64_t row = 0; row < rows; row += cells) {
     find_rows<E>({call, item.batch, item.head + row / cells, item.work}, cells, s.position.query, row, logits, s);
+    s.score.begin(item.batch, item.head + row / cells, row / cells);
   }
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks

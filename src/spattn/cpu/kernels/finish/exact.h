@@ -71,12 +71,12 @@ template <class E> struct FallbackRow {
   Vector query;
   int64_t* key_position;
   Logits<double> logits;
-  Score<double> score_function;
+  PairScore score_function;
 
   FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
         values(item.call.exact_v, item.batch, item.head_kv()), query(item.queries(), position),
-        key_position(places.key), logits(item.call), score_function(item.call, item.head) {}
+        key_position(places.key), logits(item.call), score_function(item.call, item.batch, item.head, places.score) {}
 
   // Returns the score, scaled only if the call has a score function, and writes its derivative. Not inlined, so that
   // all callers get the same score for a pair.

@@ -2,6 +2,7 @@
 #pragma once
 #include "finish/exact.h"
 #include "finish/results.h"
+#include "finish/sink.h"
 #include "simd/vec.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
@@ -30,6 +31,7 @@ void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* div
                  int64_t first = 0) {
   rows.find_lse(first, cells, logits);
   const Call& call = item.call;
+  const Sink sink(call, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
     const T sum = rows.row_sum[first + cell];
@@ -45,6 +47,7 @@ void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* div
       lse = FallbackRow<E>(item, cell, position).compute(exact.sum, row);
     }
     if (item.work.slot < 0) {
+      if (sink) sink.add_to(row, call.head_dim_v, lse);
       write_result<E>(call, item.batch, item.head, position.query[cell], row, T(lse));
     } else {
       T* slot = slot_row<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell);

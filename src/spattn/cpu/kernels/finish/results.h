@@ -2,8 +2,9 @@
 #pragma once
 #include <math.h>
 
-#include "simd/element.h"
+#include "finish/sink.h"
 #include "kernels.h"
+#include "simd/element.h"
 #include "tile/arena.h"
 #include "tile/operand.h"
 
@@ -37,7 +38,8 @@ void write_result(const Call& call, int64_t batch, int64_t head, int64_t positio
   memcpy(Head(call.lse, batch, head).row(position), &row_lse, sizeof row_lse);
 }
 
-// Combines the partials of rows [begin, end) of the plan's merge_rows, weighted by exp(lse), in a fixed order.
+// Combines the partials of rows [begin, end) of the plan's merge_rows, weighted by exp(lse), in a fixed order, and adds
+// the sink.
 template <class E>
 void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -46,6 +48,7 @@ void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t
   double* const sum = arena.array<double>(width);
   T* const row = arena.array<T>(width);
   const Plan& plan = call.plan;
+  const Sink sink(call, head);
   for (int64_t m = begin; m < end; ++m) {
     const auto each_source = [&](const auto& visit) {
       for (int64_t i = plan.merge_indptr[m]; i < plan.merge_indptr[m + 1]; ++i) {
@@ -67,7 +70,8 @@ void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t
       total += weight;
     });
     for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
-    const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
+    double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
+    if (sink) sink.add_to(row, width, lse);
     write_result<E>(call, batch, head, plan.merge_rows[m], row, T(lse));
   }
 }

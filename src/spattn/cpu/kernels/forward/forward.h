@@ -6,7 +6,6 @@
 #include "forward/products.h"
 #include "forward/scratch.h"
 #include "kernels.h"
-#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
 #include "tile/mask.h"
@@ -33,9 +32,8 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const auto v = Path::value_operand(values, tile, call, cached, s);
   const Keys reached = mask ? s.mask.expand(mask, cells, key_cells) : Keys{0, key_cells};
   const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
-  const Score<T> score(call, item.head);
-  if (score) list_positions(tile, s.position.key);
-  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), score, s);
+  if (s.score) list_padded(tile, rows, s.position.key);
+  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
   accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
 }
@@ -58,7 +56,8 @@ template <class Path> struct VectorForward {
   using Scratch = ForwardScratch<T>;
 
   static void run(const Item& item, Scratch& s) {
-    const int64_t cells = list_positions(item.query_tile(), s.position.query);
+    const int64_t cells = list_padded(item.query_tile(), s.width.query, s.position.query);
+    s.score.begin(item.batch, item.head);
     const Head keys = item.keys(), values = item.values();
     const Logits<T> logits(item.call);
     pack_query<Path>(item, cells, logits.sign, s);

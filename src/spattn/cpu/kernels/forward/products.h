@@ -4,7 +4,6 @@
 #include "simd/native.h"
 #include "simd/vec.h"
 #include "softmax/logits.h"
-#include "softmax/score.h"
 #include "tile/mask.h"
 #include "tile/operand.h"
 #include "tile/product.h"
@@ -37,11 +36,11 @@ template <class Path> struct FeatureSteps {
   }
 };
 
-// Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. Not inlined,
-// because the loop needs all registers.
+// Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. With a score
+// function that is not linear, score_tile() does the latter two. Not inlined, because the loop needs all registers.
 template <class Path, int N, bool kMasked, class T = typename Path::T, class Element = typename Path::Element>
 __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Element> values, int64_t head_dim,
-                                           int64_t key, int64_t column, const Score<T>& score, ForwardScratch<T>& s) {
+                                           int64_t key, int64_t column, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const int64_t ld = s.width.query, at = key * ld + column;
   const Element* left = keys.data + key * keys.ld;
@@ -49,7 +48,17 @@ __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Elemen
   const FeatureSteps<Path> steps = {head_dim, left + 2 * kKeyRows * keys.ld, values.data + key * values.ld, keys.ld,
                                     values.ld};
   multiply<Path>(left, keys.ld, 1, {reinterpret_cast<const Element*>(s.query) + column, ld}, steps, sum);
-  if (score) apply_to_block(score, s.position.key + key, s.position.query + column, s.scores + at, ld, sum);
+  if (s.score && s.linear.possible) {
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows; ++i) {
+      SPATTN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = s.linear(sum[i][j], key + i, column + j * L);
+    }
+  } else if (s.score) {
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows * N; ++i) store(s.scores + at + i / N * ld + i % N * L, sum[i / N][i % N]);
+    return;
+  }
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column + j * L);
@@ -63,21 +72,43 @@ __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Elemen
   }
 }
 
+// Applies the score function to the keys `blocks`, masks the scores, and updates `tile_max`.
+template <bool kMasked, class T> void score_tile(Keys blocks, ForwardScratch<T>& s) {
+  const int64_t ld = s.width.query;
+  T* const scores = s.scores + blocks.begin * ld;
+  s.score.run_pairs([&](int64_t column, int64_t row, int64_t count, auto score) __attribute__((always_inline)) {
+    Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column);
+    for (int64_t at = row; at < row + count; ++at) {
+      Vec<T> found = score(at);
+      if (kMasked) found = Logits<T>::masked(found, s.mask.bit(blocks.begin + at, column));
+      largest = larger(found, largest);
+      store(scores + at * ld + column, found);
+    }
+    store(s.rows.tile_max + column, largest);
+  });
+}
+
 // Computes s.scores = S' and s.rows.tile_max, the maximum allowed score of each query, for the first `vectors` vectors
 // of queries and the keys `blocks`, which are rounded to multiples of kKeyRows.
 template <class Path, class T = typename Path::T>
 void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
-                    int64_t head_dim, int64_t vectors, bool mask, const Score<T>& score, ForwardScratch<T>& s) {
+                    int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
+  if (s.score) {
+    s.score.template place<false>(s.position.key + blocks.begin, blocks.end - blocks.begin, s.position.query,
+                                  vectors * L, s.scores + blocks.begin * s.width.query, s.width.query, 0);
+    s.linear = s.score.linear(blocks.begin);
+  }
   const auto mark = [&](int64_t key, int64_t column) {
     store(s.scores + key * s.width.query + column, splat(-kInfinity<T>));
   };
   s.mask.each_block(blocks, vectors, mask, mark, [&](auto some, int64_t key, int64_t column) {
     constexpr int N = decltype(some)::value;
     const auto run = mask ? score_block<Path, N, true> : score_block<Path, N, false>;
-    run(keys, values, head_dim, key, column, score, s);
+    run(keys, values, head_dim, key, column, s);
   });
+  if (s.score && !s.linear.possible) mask ? score_tile<true>(blocks, s) : score_tile<false>(blocks, s);
 }
 
 // Iterates over the keys to which any of rows [row, row + count) attends. All other weights are 0.

@@ -1,6 +1,7 @@
 // Scratch of the forward in forward.h.
 #pragma once
 #include "kernels.h"
+#include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
 #include "tile/mask.h"
@@ -45,6 +46,8 @@ template <class T> struct ForwardScratch {
   LaneMask<T> mask;
   Positions position;
   FallbackRowBuffer exact;
+  Score<T> score;
+  LinearScore<T> linear;  // of the current key tile; its rows are those of `scores`
   KeyTiles<T> tiles;
 
   ForwardScratch(const Call& call, Arena& arena)
@@ -52,7 +55,8 @@ template <class T> struct ForwardScratch {
         scores(arena.array<T>(call.plan.block_kv * width.query)), output(arena.array<T>(width.query * width.value)),
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
         rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
-        exact(width.query, call.head_dim_v, arena), tiles(call, width, cache, arena) {}
+        exact(width.query, call.head_dim_v, arena), score(call, call.plan.block_kv, width.query, 1, arena),
+        tiles(call, width, cache, arena) {}
 };
 
 }  // namespace SPATTN_ISA

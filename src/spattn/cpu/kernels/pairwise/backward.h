@@ -24,16 +24,15 @@ template <class T> struct PairwiseBackwardScratch {
   QueryRows<T> raw;
   KeyStaging<T> staging;
   Chunk chunk;
-  T *query, *dout;         // (width.key), (width.value): sign(scale) * Q, scale * dO
+  T *query, *dout;         // (width.key), (width.value): sign(scale) * Q, gradient_scale() * dO
   T *weights, *gradients;  // (block_kv): P, dS
-  T* derivatives;          // (block_kv): derivatives of the score function
+  Score<T> score;
 
   PairwiseBackwardScratch(const Call& call, Arena& arena)
       : width(one_row(call)), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         staging(call, width, arena), chunk(call, rows.position.key, arena), query(arena.array<T>(width.key)),
         dout(arena.array<T>(width.value)), weights(arena.array<T>(call.plan.block_kv)),
-        gradients(arena.array<T>(call.plan.block_kv)),
-        derivatives(arena.array<T>(call.score ? call.plan.block_kv : 0)) {}
+        gradients(arena.array<T>(call.plan.block_kv)), score(call, 1, call.plan.block_kv, 1, arena) {}
 
  private:
   static Widths<T> one_row(const Call& call) {
@@ -47,7 +46,8 @@ template <class T> struct PairwiseBackwardScratch {
 template <class E, class T = typename E::Compute>
 void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
-  const T sign = Logits<T>(item.call).sign, scale = T(item.call.scale);
+  const T sign = Logits<T>(item.call).sign, scale = gradient_scale<T>(item.call);
+  s.score.begin(item.batch, item.head);
   gather_item<E>(item, item.query_tile(), s.raw, s.rows);
   for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
   for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
@@ -100,12 +100,13 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
       v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon, [&](auto stored, auto values) {
         multiply_keys<decltype(stored), 1>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
       });
-  const Score<T> score(call, item.head);
-  if (score) {
-    apply_score<true>(score, s.rows.position.query, 1, position, padded, s.weights, padded, s.derivatives);
-  }
+  if (s.score) s.score.template apply<true>(s.rows.position.query, 1, position, padded, s.weights, padded);
   weigh_pairs(padded, SplitLogits<T>(call), s);
-  if (score) multiply_derivatives(s.weights, s.derivatives, padded, s.gradients);
+  if (s.score) {
+    clear(s.gradients + count, padded - count);
+    s.score.add_table_gradients(s.gradients, padded);
+    s.score.multiply_derivatives(s.weights, T(call.scale), s.gradients, padded);
+  }
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {

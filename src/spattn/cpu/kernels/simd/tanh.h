@@ -32,12 +32,23 @@ template <class T, int N> SPATTN_INLINE Vec<T> polynomial(Vec<T> x, const T (&co
   return sum;
 }
 
+// Returns a / b for b from 1 to 2.
+template <class V> SPATTN_INLINE V quotient(V a, V b) { return a / b; }
+#if defined(__AVX512F__)
+// Within 2^-27: an estimate of 14 bits and one step of Newton's method, in a third of the time of a division.
+SPATTN_INLINE Vec<float> quotient(Vec<float> a, Vec<float> b) {
+  const Vec<float> estimate = (Vec<float>)_mm512_rcp14_ps((__m512)b);
+  const __m512 error = _mm512_fnmadd_ps((__m512)b, (__m512)estimate, _mm512_set1_ps(1.0f));
+  return a * (Vec<float>)_mm512_fmadd_ps((__m512)estimate, error, (__m512)estimate);
+}
+#endif
+
 template <class T> SPATTN_INLINE Vec<T> tanh(Vec<T> x) {
   const Vec<T> size = x < Vec<T>{} ? -x : x, square = x * x;
   Vec<T> ratio = polynomial<T>(square, Tanh<T>::kNumerator);
   if constexpr (sizeof Tanh<T>::kDenominator > sizeof(T)) ratio /= polynomial<T>(square, Tanh<T>::kDenominator);
   const Vec<T> power = exp2<T>(size * T(-2.8853900817779268147));  // -2 log2(e)
-  const Vec<T> large = T(1) - (power + power) / (T(1) + power);
+  const Vec<T> large = T(1) - quotient(power + power, T(1) + power);
   return size < T(0.625) ? x + x * (square * ratio) : x < Vec<T>{} ? -large : large;
 }
 

@@ -33,7 +33,7 @@ SPATTN_INLINE double logarithm(double x) {
 }
 
 // Returns the factor of the scores in the softmax: 1 with a score function, whose results are scaled already.
-inline double softmax_scale(const Call& call) { return call.score == kIdentity ? call.scale : 1; }
+inline double softmax_scale(const Call& call) { return call.score ? 1 : call.scale; }
 
 template <class T> struct Logits {
   T sign, factor;

@@ -18,10 +18,12 @@ template <class T> struct Widths {
 // Positions of the cells of the current query and key tile.
 struct Positions {
   int64_t *query, *key;  // (block_q rounded up to vectors), (block_kv)
+  double* score;         // registers of PairScore, for the float64 fallback
 
   Positions(const Call& call, Arena& arena)
       : query(arena.array<int64_t>(round_up(call.plan.block_q, kLanes<float>))),
-        key(arena.array<int64_t>(call.plan.block_kv)) {}
+        key(arena.array<int64_t>(call.plan.block_kv)),
+        score(arena.array<double>(call.score ? call.score->registers[kSingle] * kLanes<double> : 0)) {}
 };
 
 // Copies of K and V of a tile that the kernel cannot read in place.

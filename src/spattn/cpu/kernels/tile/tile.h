@@ -66,5 +66,17 @@ inline int64_t list_positions(const Tile& tile, int64_t* positions) {
   return cells;
 }
 
+// As list_positions(); continues with kPadding up to `padded` positions.
+inline int64_t list_padded(const Tile& tile, int64_t padded, int64_t* positions) {
+  const int64_t cells = tile.cells();
+  if (tile.even()) {
+    for (int64_t i = 0; i < cells; ++i) positions[i] = tile.start + i * tile.stride[2];
+  } else {
+    list_positions(tile, positions);
+  }
+  for (int64_t i = cells; i < padded; ++i) positions[i] = kPadding;
+  return cells;
+}
+
 }  // namespace SPATTN_ISA
 }  // namespace spattn

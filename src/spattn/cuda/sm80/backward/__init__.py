@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 
-from ...driver.launch import Kernel
+from ...driver.launch import Kernel, start
 from ...host.backward_pass import BackwardPass
+from ...host.sinks import sink_gradient
 from ..kernels import load, load_common
 from ..params import pack_backward, pack_sum, passes_on_device
 from ..variants import backward_variants
@@ -35,6 +36,8 @@ def backward(call: BackwardPass) -> None:
         if not keyed:
             ready = load_common(call.device, "backward/statistics", call.dtype)
             ready.launch(-(-batch * heads_q * q_len // (ready.threads // 32)), params, call.stream)  # one warp per row
+            if call.sinks:
+                start([sink_gradient(call, statistics + itemsize, 2)])
         if own.tasks:
             for ready, rows in backward_kernels(call, bool(keyed)):
                 blocks = own.tasks * own.subtiles * -(-own.subtile_rows // rows)
@@ -50,4 +53,4 @@ def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, in
     """Return the dK/dV or dQ kernels, with their rows per CTA, for a call's types, sizes, alignment and score
     function."""
     problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
-    return load(call.device, call.score, backward_variants, *problem)
+    return load(call.device, call.score.text, False, backward_variants, *problem)

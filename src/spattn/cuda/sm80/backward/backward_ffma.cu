@@ -8,6 +8,7 @@
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 
 #include "common/element.cuh"
+#include "sm80/backward/captured.cuh"
 #include "sm80/scores.cuh"
 
 namespace spattn::sm80_backward {
@@ -113,6 +114,34 @@ struct Block {
     }
   }
 
+#if SPATTN_TABLES
+  using Collected = Collector<kSide, kSide, kThreads>;
+
+  // Collects the contributions of a tile to gradients of captured arrays.
+  __device__ __forceinline__ void collect(Collected& collected, unsigned bits, const Head& q, const Head& k,
+                                          const Head& v, const Head& dout, const sm80::HeadScore<Sum>& score) {
+    Sum s[kOwn], d[kOwn];
+    multiply(s, q, k, p.head_dim);
+    multiply(d, dout, v, p.head_dim_v);
+    const int query = shared.row[own];
+    for (int j = 0; j < kOwn; ++j) {
+      const int c = lane + kLanes * j, key = shared.column[c];
+      const bool allowed = bits >> c & 1 && query >= 0 && key >= 0;
+      const Sum weight = allowed ? exp(score(s[j], query, key) - shared.lse[own]) : Sum(0);
+      d[j] = weight == Sum(0) ? Sum(0) : weight * (d[j] - shared.delta[own]);
+    }
+    Score::Uses::for_each([&](auto use) {
+      for (int j = 0; j < kOwn; ++j) {
+        const int c = lane + kLanes * j;
+        shared.weight[own][c] = score.contribution(use, s[j], query, shared.column[c], d[j]);
+      }
+      __syncthreads();
+      collected.collect(use, shared.weight, shared.row, shared.column, score);
+      __syncthreads();
+    });
+  }
+#endif
+
   __device__ __forceinline__ void write(const Sum (&sums)[kDim / kLanes], const Sum (&values)[kDimV / kLanes],
                                         const Task& task, const Work& work, int row) {
     const int position = shared.row[own], head = kByKeys ? task.head_kv : task.head_q;
@@ -149,6 +178,9 @@ struct Block {
     __syncthreads();
     const Head k(p.k, task.batch, task.head_kv), v(p.v, task.batch, task.head_kv);
     Sum scores[kDim / kLanes] = {}, values[kDimV / kLanes] = {};
+#if SPATTN_TABLES
+    Collected collected{p.captured};
+#endif
     for (int n = 0; n < work.heads * (work.end - work.begin); ++n) {
       const int length = work.end - work.begin, e = work.begin + n % length;
       const int number = pass.masks[e * pass.subtiles + subtile];
@@ -170,12 +202,20 @@ struct Block {
         }
         __syncwarp();
         load_statistics(kByKeys ? shared.column : shared.row, task.batch, head);
-        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, head));
+#if SPATTN_TABLES
+        collect(collected, bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, task.batch, head));
+#else
+        weigh(bits, q, k, v, dout, sm80::HeadScore<Sum>(p.score, task.batch, head));
         accumulate(scores, shared.gradient, kByKeys ? q : k, p.head_dim);
         if constexpr (kByKeys) accumulate(values, shared.weight, dout, p.head_dim_v);
+#endif
       }
     }
+#if SPATTN_TABLES
+    collected.finish(sm80::HeadScore<Sum>(p.score, task.batch, task.head_q));
+#else
     write(scores, values, task, work, subtile * pass.subtile_rows + part * kSide + own);
+#endif
   }
 };
 

@@ -37,6 +37,9 @@ struct Block {
   float2 own[kAtoms][2];  // lse and delta, if rows are queries
   Sums<kDim> scores;
   Sums<kDimV> values;
+#if SPATTN_TABLES
+  Collected collected{p.captured};
+#endif
 
   template <int kCount, int kRowChunks>
   __device__ __forceinline__ void load(Element* tile, const Array& array, int head, const int* position, int features) {
@@ -114,7 +117,7 @@ struct Block {
   // Adds one iteration to all sums. With kFinite, replaces non-finite values of the columns by 0.
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
-    const sm80::HeadScore<float> score(p.score, kByKeys ? shared.step[place].head : task.head_q);
+    const sm80::HeadScore<float> score(p.score, task.batch, kByKeys ? shared.step[place].head : task.head_q);
     Allowed allowed;
     const bool masked = find_allowed(allowed, p.pass, shared, place, first_row);
     auto& columns = shared.columns[stage];
@@ -125,6 +128,9 @@ struct Block {
       clear(d);
       Products::template multiply<kDimV>(d, shared.rows.valued, columns.valued);
     }
+#if SPATTN_TABLES
+    collect(collected, s, d, own, allowed, score, shared, place);
+#else
     weigh(s, d, static_cast<float>(p.scale), own, shared.statistics[stage], allowed, masked, score, shared, place);
     if constexpr (kFinite) {
       if constexpr (kValues) add_nonfinite<Products>(values, s, columns.valued);
@@ -135,6 +141,7 @@ struct Block {
     }
     if constexpr (kValues) Products::template add<kDimV>(values, s, columns.valued);
     if constexpr (kScores) Products::template add<kDim>(scores, d, columns.scored);
+#endif
   }
 
   // Runs all iterations of the item. Publishes each two iterations ahead, and with two stages loads it one ahead.
@@ -199,10 +206,14 @@ struct Block {
   __device__ __forceinline__ void run() {
     load_rows();
     add_all<false>();
+#if SPATTN_TABLES
+    collected.finish(sm80::HeadScore<float>(p.score, task.batch, task.head_q));
+#else
     const bool fine = (!kScores || finite<kDim>(scores, shared)) && (!kValues || finite<kDimV>(values, shared));
     if (__syncthreads_or(!fine)) add_all<true>();
     if constexpr (kScores) write<kDim>(scores, static_cast<float>(p.scale), p.scores, p.partial_scores, p.head_dim);
     if constexpr (kValues) write<kDimV>(values, 1.f, p.values, p.partial_values, p.head_dim_v);
+#endif
   }
 };
 

@@ -1,6 +1,7 @@
 // Tile shape, shared memory and iterations of the tensor-core kernels.
 #pragma once
 #include "sm80/rows.cuh"
+#include "sm80/backward/captured.cuh"
 #include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
@@ -9,6 +10,7 @@ constexpr bool kByKeys = SPATTN_BY_KEYS;  // true: dK/dV kernel (rows are keys, 
 constexpr bool kScores = SPATTN_SCORES;   // computes dK (dK/dV kernel) or dQ
 constexpr bool kValues = SPATTN_VALUES;   // computes dV (dK/dV kernel)
 constexpr bool kAligned = SPATTN_ALIGNED;
+static_assert(!kCaptured || (!kByKeys && kScores));
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues, "results");
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
@@ -53,6 +55,9 @@ struct Shared {
   Step step[kSteps];
   int position[kSteps][kColumns];
   unsigned real[kSteps][2];  // bitmask of columns that are not padding
+#if SPATTN_TABLES
+  float contributions[kRows][kColumns + 1];
+#endif
 };
 
 // Iterates over a work item for one sub-tile of rows. Call fetch() early, to hide the latency of its loads.

@@ -61,4 +61,43 @@ __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const f
   }
 }
 
+#if SPATTN_TABLES
+using Collected = Collector<kRows, kColumns, kThreads>;
+
+// Collects the contributions of an iteration's allowed pairs to gradients of captured arrays. S and D hold the products;
+// `own` holds lse and delta of the rows.
+__device__ __forceinline__ void collect(Collected& collected, const Scores& s, Scores& d,
+                                        const float2 (&own)[kAtoms][2], const Allowed& allowed,
+                                        const sm80::HeadScore<float>& score, Shared& shared, int place) {
+  constexpr float kLog2E = 1.442695040888963407f;
+  const auto each = [&](auto visit) {  // visit(atom, n, i, row, column) for this thread's accumulators
+#pragma unroll
+    for (int atom = 0; atom < kAtoms; ++atom) {
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) visit(atom, n, i, own_row(atom, i / 2), 8 * n + threadIdx.x % 4 * 2 + i % 2);
+      }
+    }
+  };
+  each([&](int atom, int n, int i, int row, int column) {
+    const int query = shared.row_position[row], key = shared.position[place][column];
+    const bool present = query >= 0 && sm80::Mask{allowed[atom][i / 2]}.allows(column);
+    const float2 statistics = own[atom][i / 2];
+    const float x = score(s[atom][n][i], query, key);
+    const float weight = present ? sm80::Softmax<float>::weight(x, kLog2E, kLog2E * statistics.x) : 0.f;
+    d[atom][n][i] = weight == 0.f ? 0.f : weight * (d[atom][n][i] - statistics.y);
+  });
+  Score::Uses::for_each([&](auto use) {
+    each([&](int atom, int n, int i, int row, int column) {
+      shared.contributions[row][column] = score.contribution(use, s[atom][n][i], shared.row_position[row],
+                                                             shared.position[place][column], d[atom][n][i]);
+    });
+    __syncthreads();
+    collected.collect(use, shared.contributions, shared.row_position, shared.position[place], score);
+    __syncthreads();
+  });
+}
+#endif
+
 }  // namespace spattn::sm80_backward

@@ -40,7 +40,7 @@ def forward(call: ForwardPass) -> None:
         ready, rows = attention_kernel(call, plan)
         launch_all(call, plan, ready, plan.items * (call.plan.block_q // rows), partial, partial_lse)
     if plan.merges:
-        ready = load_common(call.device, "forward/merge", call.dtype)
+        ready = load_common(call.device, "forward/merge", call.dtype, bool(call.sinks))
         blocks = -(-plan.merges // (ready.threads // 32))  # one warp per row
         launch_all(call, plan, ready, blocks, partial, partial_lse)
 
@@ -55,12 +55,14 @@ def launch_all(
 
 
 def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int]:
-    """Return the kernel, with its rows per CTA, for a call's types, sizes, tiles, alignment and score function."""
+    """Return the kernel, with its rows per CTA, for a call's types, sizes, tiles, alignment, score function and
+    sinks."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
-    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score
+    sinks = bool(call.sinks)
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned, call.score.text, sinks
     found = plan.kernels.get(key)
     if found is None:
         problem = *key[:4], (call.plan.block_q, call.plan.block_kv), aligned
-        (found,) = load(call.device, call.score, forward_variants, *problem)
+        (found,) = load(call.device, call.score.text, sinks, forward_variants, *problem)
         plan.kernels[key] = found
     return found

@@ -155,7 +155,8 @@ struct Block {
     const int row = y + kSide * i, position = shared.query_position[row];
     const RowTarget target = row_target<kBlockQ>(params, work, batch_head, first_row + row, position);
     state[i].row_sum = across_row(state[i].row_sum, [](Sum a, Sum b) { return a + b; });
-    const Sum inverse = state[i].inverse();
+    Sum lse = state[i].lse();
+    const Sum inverse = state[i].inverse() * add_sink(sink_of<Sum>(params, work, batch_head), lse);
     bool finite = state[i].in_range();
     Sum* out = target.partial ? static_cast<Sum*>(params.partial) + target.index * params.head_dim_v
                               : head + position * params.out.row;
@@ -169,7 +170,7 @@ struct Block {
         if (position >= 0 && column < params.head_dim_v) out[column] = value;
       }
     }
-    if (x == 0 && position >= 0) store_lse(params, target, state[i].lse());
+    if (x == 0 && position >= 0) store_lse(params, target, lse);
     return finite || position < 0;
   }
 };
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
   const Work& work = params.work[task.number];
   const Component& component = params.components[work.component];
   const int batch = task.batch_head / params.heads_q, head = task.batch_head % params.heads_q;
-  const HeadScore<Sum> score(params.score, head);
+  const HeadScore<Sum> score(params.score, batch, head);
   Stream stream{params, shared, head_of<const Element>(params.k, batch, head / params.group),
                 head_of<const Element>(params.v, batch, head / params.group)};
   Steps steps{params, component.key_view, work.begin, work.end};

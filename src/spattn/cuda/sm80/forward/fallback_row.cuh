@@ -29,6 +29,14 @@ __device__ __forceinline__ void store_lse(const Params& params, const RowTarget&
   if (to != nullptr) to[target.index] = lse;
 }
 
+// Returns the logit of the sink of a head that a work item's rows take; -inf if there is none, or if the rows are
+// partials, whose combination takes it.
+template <typename Sum>
+__device__ __forceinline__ Sum sink_of(const Params& params, const Work& work, int batch_head) {
+  if (!kSinks || work.slot >= 0) return -infinity<Sum>();
+  return static_cast<const Sum*>(params.sinks)[batch_head % params.heads_q];
+}
+
 // Returns the position of candidate `n` among a work item's keys, -1 if query cell `cell` may not attend to it.
 template <int kBlockQ, int kBlockKV>
 __device__ inline int allowed_key(const Params& params, const Work& work, int cell, int n) {
@@ -50,7 +58,7 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
   constexpr int kColumns = (kDimV + 31) / 32;
-  const HeadScore<double> score(params.score, head);
+  const HeadScore<double> score(params.score, batch, head);
   const int query = kScored ? position : 0;
   const auto dot = [&](int key) {
     double sum = 0;
@@ -62,17 +70,18 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   const auto value = [&](int key, int column) {
     return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;
   };
-  const auto row = fallback_attention<kColumns>(
-      (work.end - work.begin) * kBlockKV, params.scale_log2,
-      [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); }, dot, value);
+  auto row = fallback_attention<kColumns>((work.end - work.begin) * kBlockKV, params.scale_log2,
+                                          [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); },
+                                          dot, value);
 
+  const double factor = add_sink(double(sink_of<Sum>(params, work, batch_head)), row.lse);
   const RowTarget target = row_target<kBlockQ>(params, work, batch_head, cell, position);
   Element* out = head_of<Element>(params.out, batch, head) + position * params.out.row;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int column = lane + 32 * i;
     if (column >= params.head_dim_v) continue;
-    const Sum result = static_cast<Sum>(row.out[i]);
+    const Sum result = static_cast<Sum>(row.out[i] * factor);
     if (target.partial) {
       static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = result;
     } else {

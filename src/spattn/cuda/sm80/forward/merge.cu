@@ -1,5 +1,6 @@
 // Combines split-KV partials: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s in the
-// plan's order, so that results are deterministic. Without a source, out = 0 and lse = −inf.
+// plan's order, so that results are deterministic. The sink is one more term of lse. Without a source and a sink, out = 0
+// and lse = −inf.
 //
 // grid      one warp per (row, batch, head), 4 warps per CTA; a flat list in x
 // target    sm_80 and later
@@ -11,6 +12,7 @@
 //
 // macros    SPATTN_DTYPE
 #include "common/element.cuh"
+#include "common/sink.cuh"
 #include "sm80/params.cuh"
 
 namespace spattn::sm80 {
@@ -39,7 +41,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) merge(const __grid_constant__ 
   const int lane = threadIdx.x % 32, row = params.merge_rows[task.number];
   const int begin = params.merge_indptr[task.number], end = params.merge_indptr[task.number + 1];
   const long long first = static_cast<long long>(task.batch_head) * params.slots * params.block_q;
-  const Sum row_lse = merge_lse(params, first, begin, end);
+  Sum row_lse = merge_lse(params, first, begin, end);
+  if constexpr (kSinks) add_sink(static_cast<const Sum*>(params.sinks)[task.batch_head % params.heads_q], row_lse);
   const Sum reference = row_lse == -infinity<Sum>() ? Sum(0) : row_lse;
   Element* out = head_of<Element>(params.out, task.batch_head / params.heads_q, task.batch_head % params.heads_q) +
                  row * params.out.row;

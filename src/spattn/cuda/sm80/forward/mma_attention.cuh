@@ -91,9 +91,11 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, Softmax<float> (&s
 // store_output(). Returns true on the whole quad if the row is final: finite, with scores in range.
 template <typename Products>
 __device__ __forceinline__ bool finish_row(const Output& o, Softmax<float> state, int atom, int half,
-                                           const Params& params, Shared& shared, const RowTarget& target, int row) {
+                                           const Params& params, Shared& shared, const RowTarget& target, int row,
+                                           float sink) {
   state.row_sum = quad_sum(state.row_sum);
-  const float inverse = state.inverse();
+  float lse = state.lse();
+  const float inverse = state.inverse() * add_sink(sink, lse);
   bool finite = state.in_range();
 #pragma unroll
   for (int n = 0; n < kDimV / 8; ++n) {
@@ -108,7 +110,7 @@ __device__ __forceinline__ bool finish_row(const Output& o, Softmax<float> state
       if (columns[1] < params.head_dim_v) out[columns[1]] = y;
     }
   }
-  if (threadIdx.x % 4 == 0 && target.position >= 0) store_lse(params, target, state.lse());
+  if (threadIdx.x % 4 == 0 && target.position >= 0) store_lse(params, target, lse);
   return (__ballot_sync(~0u, finite) >> (threadIdx.x % 32 / 4 * 4) & 15) == 15;
 }
 
@@ -133,6 +135,7 @@ template <typename Products>
 __device__ __forceinline__ void finish(const Output& o, const Softmax<float> (&state)[kAtoms][2], const Params& params,
                                        Shared& shared, const Work& work, int batch_head, int first_row) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kRowsPerWarp;
+  const float sink = sink_of<float>(params, work, batch_head);
   unsigned again[kAtoms][2];
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
@@ -141,7 +144,7 @@ __device__ __forceinline__ void finish(const Output& o, const Softmax<float> (&s
       const int row = first + atom * 16 + half * 8 + lane / 4, position = shared.query_position[row];
       const RowTarget target = row_target<kBlockQ>(params, work, batch_head, first_row + row, position);
       const bool fine =
-          finish_row<Products>(o, state[atom][half], atom, half, params, shared, target, row) || position < 0;
+          finish_row<Products>(o, state[atom][half], atom, half, params, shared, target, row, sink) || position < 0;
       again[atom][half] = __ballot_sync(~0u, !fine);
     }
   }
@@ -171,7 +174,7 @@ __device__ __forceinline__ void attend(const Params& params) {
   const Element* k = head_of<const Element>(params.k, batch, head / params.group);
   const Element* v = head_of<const Element>(params.v, batch, head / params.group);
 
-  const HeadScore<float> score(params.score, head);
+  const HeadScore<float> score(params.score, batch, head);
   const Component& component = params.components[work.component];
   Steps steps{params, component.key_view, work.begin, work.end};
   Step now = steps.fetch(), next = steps.fetch();

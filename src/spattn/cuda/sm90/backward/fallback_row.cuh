@@ -66,10 +66,11 @@ struct FallbackRow {
         const double upstream =
             dot(token(p.dout, p.dout_stride, head, query), token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
         if constexpr (kScored) {
-          const double score = p.sign * product * p.scale_log2 * kLn2<double>, factor = p.score_values[head];
+          const auto opened = Score::open<double>(*p.score, p.q_offset, task.batch, head);
+          const double score = p.sign * product * p.scale_log2 * kLn2<double>;
           const int at = int(query) + p.q_offset;
-          weight = exp(Score::value(score, at, int(key), factor) - statistic.lse * kLn2<double>);
-          const double slope = Score::derivative(score, at, int(key), factor);
+          weight = exp(Score::value(score, at, int(key), opened) - statistic.lse * kLn2<double>);
+          const double slope = Score::derivative(score, at, int(key), opened);
           gradient = weight == 0 ? 0 : weight * slope * (upstream - statistic.delta) * p.scale;
         } else {
           weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2<double>);

@@ -62,8 +62,8 @@ struct Params {
   int32_t waits;              // 1: wait for the preceding launch before starting; 0: only before ending
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   float scale;
-  int32_t q_offset;           // position of query row 0
-  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
+  int32_t q_offset;        // position of query row 0
+  const ScoreArgs* score;  // captured values of the score function; null for the identity
 };
 
 // Parameters of statistics.cu.

@@ -15,13 +15,14 @@ from ....schedule.tensor_maps import MAPS, VIEW, joint_heads
 from ...driver.structs import fields, packer
 from ...host.backward_pass import BackwardPass
 from ...host.forward_pass import fold_scale
-from ...host.score import score_values
 from ..forward.params import STRIDES, with_maps
 from ..maps import Maps
 from .tables import ENTRY, WORK, Views
 
 __all__ = [
+    "DELTA_AT",
     "MAPS",
+    "STATISTIC_FLOATS",
     "Addresses",
     "PassParams",
     "Template",
@@ -60,9 +61,11 @@ _INTEGERS = (
     "waits",
 )
 _FLOATS = ("scale_log2", "sign", "scale")
+_ADDRESS = struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
+DELTA_AT = fields(STATISTIC)["delta"][1]
 ROWS = np.dtype(
     [
         *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics", "added")),
@@ -97,7 +100,7 @@ def params_dtype(room: int) -> np.dtype:
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score_values", "u8")]
+    members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score", "u8")]
     return with_maps(room, members)
 
 
@@ -127,7 +130,7 @@ class PassParams(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call."""
+    """Addresses and scale of a call; `score` is the address of its ScoreArgs."""
 
     q: int
     k: int
@@ -138,6 +141,7 @@ class Addresses(NamedTuple):
     dv: int
     statistics: int
     scale: float
+    score: int = 0
 
     @property
     def mapped(self) -> tuple[int, ...]:
@@ -164,7 +168,6 @@ class Template:
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
         params["q_offset"] = call.plan.kv_len - call.plan.q_len
-        params["score_values"] = score_values(call.device, call.score, call.q.shape[1])
         head_bytes, self._tails = self._maps.bytes, []
         for launch in launches:
             for name in _PASS_POINTERS:
@@ -174,13 +177,14 @@ class Template:
             self._tails.append(params.tobytes()[head_bytes:])
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
         self.counter_at = at["counter"]
-        self._call_at, self._scale_at = (at[name] - head_bytes for name in ("q", "scale_log2"))
+        self._call_at, self._scale_at, self._score_at = (at[name] - head_bytes for name in ("q", "scale_log2", "score"))
 
     def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
         """Pack ``Params`` of a launch."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
+        _ADDRESS.pack_into(tail, self._score_at, to.score)
         return self._maps.at(to.mapped) + tail
 
 

@@ -19,11 +19,22 @@ from ....schedule.tensor_maps import MAPS, VIEW
 from ....schedule.turns import take_turns
 from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
-from ...driver.launch import Kernel, Launch, kernel, start
+from ...driver.launch import Kernel, Launch, Request, compile_together, kernel, start
 from ...host.backward_pass import BackwardPass
-from ...host.score import score_macros
+from ...host.sinks import sink_gradient
 from ..maps import readable
-from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .params import (
+    DELTA_AT,
+    STATISTIC_FLOATS,
+    Addresses,
+    PassParams,
+    Template,
+    maps_needed,
+    pack_converted,
+    pack_rows,
+    pack_sum,
+    structs,
+)
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
@@ -185,7 +196,7 @@ class BackwardPlan:
     def ready(self, call: BackwardPass) -> Ready | None:
         """Return cached state for calls of these shapes and strides, or None if TMA cannot address the arrays."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, call.score, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score.text, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
             room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
@@ -204,6 +215,8 @@ class Ready:
         queries, keys = plan.passes
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
         table = builds(max(head_dim, head_dim_v), subtiles is not None)
+        if call.score.text:  # of a new expression
+            compile_together([_request(call, "backward", row, room) for row in table])
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._launched = sorted(
             (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
@@ -241,17 +254,23 @@ class Ready:
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        source, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
-        if name == "backward":
-            defines |= score_macros(call.score)
-        return kernel(call.device, source, ARCH, defines, structs(room), f"hopper_{name}")
+        return kernel(call.device, *_request(call, name, row, room))
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue all kernels; the context must be current."""
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
-        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
+        key = (
+            *(x.pointer for x in arrays),
+            *((x.pointer, x.strides) for x in rows),
+            workspace,
+            call.scale,
+            call.score.address,
+            call.stream,
+            call.sinks,
+            call.dsinks,
+        )
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
@@ -267,6 +286,7 @@ class Ready:
             call.dv.pointer,
             workspace,
             call.scale,
+            call.score.address,
         )
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
@@ -305,7 +325,15 @@ class Ready:
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
             write(self._sum, blocks, params)
+        if call.sinks:  # after all others: it waits for them
+            written.append(sink_gradient(call, workspace + DELTA_AT, STATISTIC_FLOATS))
         return written
+
+
+def _request(call: BackwardPass, name: str, row: Specialization, room: int) -> Request:
+    """Return the arguments of :func:`~spattn.cuda.driver.launch.kernel` after the device."""
+    defines, text = variant(row, call.dtype, room), call.score.text if name == "backward" else ""
+    return f"sm90/backward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}", text
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:

@@ -5,6 +5,7 @@
 
 #include "common/element.cuh"
 #include "common/score.cuh"
+#include "common/sink.cuh"
 #include "sm90/forward/params.cuh"
 #include "sm90/isa/wgmma.cuh"
 
@@ -124,6 +125,19 @@ __device__ __forceinline__ bool query_position(const Params& p, const Assignment
   }
   if (!cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position)) return false;
   return row < problem_of(p, assigned).block_q;
+}
+
+// Adds the sink of row `row` of a task to its log-sum-exp; returns the factor of its output.
+__device__ __forceinline__ float add_row_sink(const Params& p, const Assignment& assigned, int row, float& lse) {
+  const Problem& own = problem_of(p, assigned);
+  int head = assigned.head;
+  const int packed = int(own.q_len) / own.sink_rows;
+  if (packed > 1) {
+    int64_t position;
+    if (!query_position(p, assigned, row, position)) return 1.0f;
+    head = head * packed + int(position) / own.sink_rows;
+  }
+  return add_sink(own.sinks[head], lse);
 }
 
 }  // namespace spattn::sm90

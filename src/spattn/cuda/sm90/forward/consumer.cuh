@@ -188,6 +188,21 @@ struct Consumer {
     }
   }
 
+  // Adds the sinks of normalised rows, whose lse the lanes of the warp have stored.
+  __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&o)[kDim / 2]) {
+    float factor[2];
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + thread % 32 / 4;
+      float lse = shared.lse[query.stage][row];
+      factor[h] = add_row_sink(p, assigned, row, lse);
+      __syncwarp();
+      if (thread % 4 == 0) shared.lse[query.stage][row] = lse;
+    }
+    scale_rows(o, factor);
+  }
+
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
     const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
@@ -211,6 +226,9 @@ struct Consumer {
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
+    if constexpr (kSinks) {
+      if (assigned.work.slot < 0) add_sinks(assigned, o);
+    }
     named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);

@@ -31,6 +31,8 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
     return view.offset > 0 ? position + own.moved : position;
   };
+  Score::Head<double> opened;
+  if constexpr (kScored) opened = Score::open<double>(*own.score, query_offset(own), batch, assigned.head);
   const auto dot = [&](int64_t position) {
     double sum = 0;
     for (int d = 0; d < own.head_dim; ++d) {
@@ -38,7 +40,7 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     }
     if constexpr (!kScored) return own.sign * sum;
     return Score::value(own.sign * sum * own.scale_log2 * kLn2<double>, int(query) + query_offset(own), int(position),
-                        double(own.score_values[assigned.head]));
+                        opened);
   };
   const auto value = [&](int64_t position, int d) {
     return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;

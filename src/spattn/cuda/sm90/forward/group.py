@@ -45,8 +45,8 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
     """Assign parts to launches, each with one specialization and within the capacity of the parameters. Larger tiles,
     which have the longer items, launch first."""
     launches: list[list[int]] = []
-    kinds = [(rows_of(call.plan.block_q), _score_name(call)) for _, call in parts]
-    for number in sorted(range(len(parts)), key=lambda n: (-kinds[n][0], kinds[n][1])):
+    kinds = [(-rows_of(call.plan.block_q), call.score.text, bool(call.sinks)) for _, call in parts]
+    for number in sorted(range(len(parts)), key=lambda n: kinds[n]):
         own = [*(launches[-1] if launches else []), number]
         maps = sum(parts[n].maps for n in own)
         entries = sum(len(parts[n].layout.entries) for n in own)
@@ -55,11 +55,6 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
             launches.append([])
         launches[-1].append(number)
     return launches
-
-
-def _score_name(call: ForwardPass) -> str:
-    """Return the name of the score function, empty for the identity. Calls of a launch share it, not the values."""
-    return "" if call.score is None else call.score.name
 
 
 def group(calls: Mapping[int, ForwardPass]) -> list[tuple[list[int], Launches]]:

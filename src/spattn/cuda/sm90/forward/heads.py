@@ -13,18 +13,18 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
     It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
-    between heads of a group, score functions (their parameters are per-head), and arrays in which (head, query) is not
+    between heads of a group, score functions (they depend on the head), and arrays in which (head, query) is not
     one axis of constant stride.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score is not None:
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text:
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if q is None or out is None:
         return call
     found = pack_heads(call.plan, group)
-    return call if found is None else replace(call, plan=found, q=q, out=out)
+    return call if found is None else replace(call, plan=found, q=q, out=out, packed=group)
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:

@@ -14,7 +14,7 @@ from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, kernel, start
 from ...host.forward_pass import ForwardPass
-from ...host.score import score_macros
+from ...host.sinks import sink_macros
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
 
@@ -75,7 +75,7 @@ class Merging(NamedTuple):
 
     def params(self, to: Addresses) -> bytes:
         """Pack ``Merge``."""
-        return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, *self.tail)
+        return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, to.sinks, *self.tail)
 
 
 class Launches:
@@ -110,8 +110,10 @@ class Launches:
     ) -> list[Launch]:
         """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
         template, to, launches = self.template, [], []
-        for (q, k, v, out, lse, scale), (partial, partial_lse) in zip(problems, self._partials, strict=True):
-            to.append(Addresses(q, k, v, out, lse, workspace + partial, workspace + partial_lse, scale, moved))
+        for problem, (partial, partial_lse) in zip(problems, self._partials, strict=True):
+            q, k, v, out, lse, scale, score, sinks = problem
+            partials = workspace + partial, workspace + partial_lse
+            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks))
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
             params, at_once = template.fill(number, to, tables), number < early
@@ -124,7 +126,8 @@ class Launches:
     def run(self, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
         """Enqueue a call, the only problem of the launches."""
         workspace = call.allocate(self.workspace_bytes) if self.workspace_bytes else 0
-        problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse, call.scale
+        pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse
+        problem = *pointers, call.scale, call.score.address, call.sinks
         start(self.write([problem], workspace, call.stream, tables=tables), self.counter)
 
 
@@ -143,11 +146,10 @@ def load(
     name: str, row: Specialization, call: ForwardPass, room: int, problems: int = 1, gathers: bool = False
 ) -> Kernel:
     """Return the kernel `name` for `problems` problems and `room` tensor maps, with KV gathered or not."""
-    defines = variant(row, call.dtype, room, problems, gathers)
-    if name == "attention":
-        defines |= score_macros(call.score)
+    defines = variant(row, call.dtype, room, problems, gathers) | sink_macros(call.sinks)
     source, records = f"sm90/forward/{name}.cu", structs(room, problems)
-    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}")
+    text = call.score.text if name == "attention" else ""
+    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}", text)
 
 
 def merge_blocks(merges: Merges) -> int:
@@ -163,7 +165,7 @@ def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...]) -> Merg
     batch, heads_q = call.q.shape[:2]
     rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
     merge = load("merge", build(TILE[0], _head_dim(call)), call, MAPS[0])
-    tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0
+    tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, call.plan.q_len // call.packed
     return Merging(merge, batch * heads_q * blocks, at, tail)
 
 

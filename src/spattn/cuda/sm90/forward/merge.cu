@@ -1,4 +1,5 @@
-// Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): combines split-KV partials.
+// Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): combines split-KV partials; the sink is one
+//            more term of lse.
 // Grid       (batch, head) × 32 rows per CTA, flat; eight lanes per row.
 // Target     sm_90a (no special instructions; shares the sizes of attention.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
@@ -102,9 +103,11 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads) hopper_merge(const _
   }
   sum = row_sum(sum);
   if (!real) return;
-  store_row(m, head, target, sum == 0.0f ? 0.0f : 1.0f / sum, result);
-  if (lane == 0 && m.lse != nullptr)
-    m.lse[place * m.q_len + target] = sum == 0.0f ? -infinity<float>() : reference + logf(sum);
+  float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  float lse = sum == 0.0f ? -infinity<float>() : reference + logf(sum);
+  if constexpr (kSinks) inverse *= add_sink(m.sinks[(head.w * m.q_len + target) / m.sink_rows], lse);
+  store_row(m, head, target, inverse, result);
+  if (lane == 0 && m.lse != nullptr) m.lse[place * m.q_len + target] = lse;
 }
 
 }  // namespace spattn::sm90

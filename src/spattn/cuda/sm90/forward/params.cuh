@@ -6,6 +6,10 @@
 
 #include "sm90/isa/tma.cuh"
 
+namespace spattn {
+struct ScoreArgs;  // common/score.cuh
+}
+
 namespace spattn::sm90 {
 
 // A view, as a tensor map and as token positions. maps[map] reads k or q; maps[map + 1] reads v or writes out;
@@ -56,6 +60,7 @@ struct Problem {
   float* lse;
   float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
   float* partial_lse;  // workspace (batch·heads_q, partial_rows)
+  const float* sinks;  // logits of the sinks, one for `sink_rows` rows: see add_row_sink(); null without kSinks
   Strides q_stride, k_stride, v_stride, out_stride;
   int64_t partial_rows, q_len;
   int64_t moved;  // run-time kv_len minus the plan's: shifts the views of the last keys (offset > 0)
@@ -65,8 +70,9 @@ struct Problem {
   int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
-  int64_t q_offset;           // position of query row 0, without `moved`
-  const float* score_values;  // (heads_q,): parameters of the score function; null for the identity
+  int32_t q_offset;           // position of query row 0, without `moved`
+  int32_t sink_rows;          // q_len, divided by the query heads that are packed as rows of one
+  const ScoreArgs* score;     // captured values of the score function; null for the identity
 };
 
 // Parameters of attention.cu; the tables of all problems are concatenated.
@@ -95,9 +101,10 @@ struct Merge {
   const float *partial_out, *partial_lse;
   void* out;
   float* lse;
+  const float* sinks;  // see Problem
   int64_t partial_rows, q_len;
   Strides out_stride;
-  int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs per head
+  int32_t heads_q, head_dim_v, head_blocks, sink_rows;  // head_blocks: CTAs per head
 };
 
 // Finds the position of row-major cell `cell` of the box that starts at (x, y, z) of a view; returns false for padding.

@@ -19,14 +19,13 @@ from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
-from ...host.score import score_values
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .tables import ENTRY, WORK, PlanLayout
 
 GROUPS = ((16, 96), (32, 192))  # grouped launches hold at most (problems, tensor maps in all)
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
-_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
+_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "sinks")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
@@ -40,18 +39,20 @@ PROBLEM = np.dtype(
         *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
-        ("q_offset", "i8"),
-        ("score_values", "u8"),
+        ("q_offset", "i4"),
+        ("sink_rows", "i4"),
+        ("score", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
 MERGE = np.dtype(
     [
         *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse")),
+        ("sinks", "u8"),
         ("partial_rows", "i8"),
         ("q_len", "i8"),
         ("out_stride", STRIDES),
-        *((name, "i4") for name in ("heads_q", "head_dim_v", "head_blocks", "unused")),
+        *((name, "i4") for name in ("heads_q", "head_dim_v", "head_blocks", "sink_rows")),
     ]
 )
 pack_merge = packer(MERGE).pack
@@ -95,7 +96,8 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's kv_len."""
+    """Addresses and scale of a call, `moved`, its kv_len minus the plan's kv_len, and the addresses of its ScoreArgs
+    and its sinks, 0 without them."""
 
     q: int
     k: int
@@ -106,6 +108,8 @@ class Addresses(NamedTuple):
     partial_lse: int
     scale: float
     moved: int = 0
+    score: int = 0
+    sinks: int = 0
 
 
 class Template:
@@ -162,9 +166,10 @@ class Template:
             _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, elsewhere)
         pointers: list[int] = []
         for at, own in zip(self._problems_at, to, strict=True):
-            _ADDRESSES.pack_into(tail, at, *own[:7])
+            _ADDRESSES.pack_into(tail, at, *own[:7], own.sinks)
             _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
             _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
+            _ADDRESS.pack_into(tail, at + _PROBLEM_AT["score"], own.score)
             pointers += *own[:4], own.moved
         return self._maps.at(tuple(pointers)) + tail
 
@@ -192,8 +197,7 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
     sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q, heads_q // heads_kv)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
-    problem["q_offset"] = call.plan.kv_len - call.plan.q_len
-    problem["score_values"] = score_values(call.device, call.score, call.q.shape[1])
+    problem["q_offset"], problem["sink_rows"] = call.plan.kv_len - call.plan.q_len, call.plan.q_len // call.packed
 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:

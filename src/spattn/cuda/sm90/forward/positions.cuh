@@ -18,6 +18,16 @@ struct TilePositions {
     const uint32_t row = cell * per_cell >> 12, plane = row * plane_per_row >> 12;
     return int(first + cell * step + row * next_row + plane * next_plane);
   }
+
+  // The position of a cell in the first row.
+  __device__ __forceinline__ int of_row(int cell) const { return int(first + cell * step); }
+
+  // Finds the lowest and highest position of 64 cells; returns false if they are not in one row.
+  __device__ __forceinline__ bool one_row(int& low, int& high) const {
+    const int begin = int(first), end = int(first + 63 * step);
+    low = min(begin, end), high = max(begin, end);
+    return 63 * per_cell >> 12 == 0;
+  }
 };
 
 // Returns 2^12 / size + 1, rounded down: multiplying an index below 64 by it and dropping 12 bits divides the index by

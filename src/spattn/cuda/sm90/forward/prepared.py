@@ -68,7 +68,7 @@ class HopperPlan:
     def launches(self, call: ForwardPass) -> Launches | None:
         """Return cached launches for these shapes and strides and any kv_len, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.out
-        key = (call.dtype, call.score, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
+        key = (call.dtype, call.score.text, bool(call.sinks), *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._launches.get(key, self)
         if found is self:
             found = self._launches.keep(key, self._prepare(Part(self.layout, call), arrays))

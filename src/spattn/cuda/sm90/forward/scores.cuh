@@ -33,12 +33,14 @@ struct ModifiedScores {
   int query[2];     // positions of the thread's two rows
   int entry, last;  // indices: the next iteration's first entry, the task's last entry
   int key_view;     // view to which the entries' views are relative: see Work
-  float parameter;  // of the query head
+  Score::Head<float> head;
 
   struct GatheredPositions {
     const int32_t* rows;
 
     __device__ __forceinline__ int of(int cell) const { return __ldg(rows + cell); }
+    __device__ __forceinline__ int of_row(int cell) const { return of(cell); }
+    __device__ __forceinline__ bool one_row(int&, int&) const { return false; }
   };
 
   // Key positions of an iteration.
@@ -60,7 +62,7 @@ struct ModifiedScores {
   __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
     const Problem& own = problem_of(p, assigned);
     entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
-    parameter = own.score_values[assigned.head];
+    head = Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int64_t position;
@@ -83,14 +85,37 @@ struct ModifiedScores {
 
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
     const float scale = own.sign * own.scale_log2 * kLn2<float>;
+    if constexpr (Score::kPositions && !kGathers) {
+      if (is_simple(keys)) return modify<true>(s, scale, keys);
+    }
+    modify<false>(s, scale, keys);
+  }
+
+  // True if each tile is one row of positions, and no look-up of the iteration's pairs needs a check.
+  __device__ __forceinline__ bool is_simple(const Keys& keys) const {
+    bool found = true;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      int low, high;
+      found = found && keys.tile[t].one_row(low, high) &&
+              Score::inside(min(query[0], query[1]), max(query[0], query[1]), low, high, head);
+    }
+    return __all_sync(0xffffffff, found);
+  }
+
+  template <bool kSimple>
+  __device__ __forceinline__ void modify(float (&s)[kStepKV / 2], float scale, const Keys& keys) const {
 #pragma unroll
     for (int column = 0; column < kStepKV / 4; ++column) {  // a column of this thread
       const int at = column / 2 * 8 + column % 2;
-      const int key = keys.tile[at / kBlockKV].of(at % kBlockKV + threadIdx.x % 4 * 2);
+      const int cell = at % kBlockKV + threadIdx.x % 4 * 2;
+      int key;
+      if constexpr (kSimple) key = keys.tile[at / kBlockKV].of_row(cell);
+      else key = keys.tile[at / kBlockKV].of(cell);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& score = s[column / 2 * 4 + 2 * h + column % 2];
-        score = Score::value(score * scale, query[h], key, parameter);
+        score = Score::value<kSimple>(score * scale, query[h], key, head);
       }
     }
   }

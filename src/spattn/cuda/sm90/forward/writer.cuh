@@ -88,6 +88,10 @@ struct Writer {
     if (!query_position(p, assigned, row, position)) return;
     fallback_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
+    if constexpr (kSinks) {
+      const float factor = assigned.work.slot < 0 ? add_row_sink(p, assigned, row, lse) : 1.0f;
+      for (int i = 0; i < kDim / 32; ++i) result[i] *= factor;
+    }
     Element* out = static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch +
                    assigned.head * own.out_stride.head + position * own.out_stride.token;
     for (int i = 0; i < kDim / 32; ++i) {

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Price of score functions and sinks on a GPU, and in FlexAttention.
+
+    python benchmarks/kernels/scores_cuda.py                  # needs torch; minutes for FlexAttention's compilation
+    python benchmarks/kernels/scores_cuda.py --without-flex --only "window ±256"
+
+Forward and backward, bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128: ALiBi, a soft-cap, a table of relative
+positions whose gradient is wanted, and sinks. FlexAttention gets the same function. Results and gradients are checked
+against dense float64 on sampled rows before timing. Writes ``scores_cuda``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
+
+import numpy as np
+import peers_cuda
+import record
+from gpu_timing import ROUNDS, ROWS, SETS, measure
+from peers_cuda import HEADS
+from peers_cuda_backward import recorded
+
+TOKENS, HEAD_DIM, REACH, CAP = 16384, 128, 512, 30.0
+TOLERANCE = 1.6e-2  # relative error of a bfloat16 result or gradient
+NOTES = (
+    "bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128; medians of CUDA events, contenders in turns. Backwards "
+    "are torch.autograd.grad of a retained graph. times_plain: ratio to spattn without a score function; times_spattn: "
+    "ratio to spattn with the same function. The table's gradient is part of its backward."
+)
+
+
+def functions(torch) -> dict[str, tuple[Callable, list]]:
+    """Score functions by name, with the captured tensors whose gradients are wanted."""
+    slopes = 2.0 ** (-8.0 / HEADS * torch.arange(1, HEADS + 1, device="cuda"))
+    table = (0.1 * torch.randn(HEADS, 2 * REACH + 1, device="cuda")).requires_grad_()
+    return {
+        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), []),
+        "soft-cap": (lambda s, b, h, q, k: CAP * torch.tanh(s / CAP), []),
+        "relative table": (lambda s, b, h, q, k: s + table[h, torch.clamp(k - q, -REACH, REACH) + REACH], [table]),
+    }
+
+
+def contenders(pattern, mask, sets, given, sinks, with_flex: bool) -> dict[tuple[str, str, str], Callable]:
+    """Calls by function, contender and pass; each takes the number of an input set."""
+    import torch
+
+    import spattn
+
+    def ours(**options):
+        return lambda q, k, v: spattn.attention(q, k, v, pattern, **options)
+
+    own = {"plain": (ours(), []), "sinks": (ours(sinks=sinks), [sinks])}
+    own |= {name: (ours(score=score), captured) for name, (score, captured) in given.items()}
+    rows = [(name, "spattn", *one) for name, one in own.items()]
+    if with_flex:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        blocks = mask and create_block_mask(mask, None, None, TOKENS, TOKENS, device="cuda", _compile=True)
+        torch._dynamo.reset()
+        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+        def theirs(score):
+            return lambda q, k, v: flex(q, k, v, score_mod=score, block_mask=blocks)
+
+        rows += [(name, "FlexAttention", theirs(score), captured) for name, (score, captured) in given.items()]
+
+    def forward(call):
+        def run(i):
+            with torch.no_grad():
+                return call(*sets[i][:3])
+
+        return run
+
+    calls = {(name, who, "forward"): forward(call) for name, who, call, _ in rows}
+    return calls | {(name, who, "backward"): with_captured(call, own, sets) for name, who, call, own in rows}
+
+
+def with_captured(call: Callable, captured: list, sets) -> Callable:
+    """The backward of a call, with the gradients of captured tensors."""
+    if not captured:
+        return recorded(call, sets)
+    import torch
+
+    graphs = []
+    for *inputs, dout in sets:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        graphs.append((call(*leaves), [*leaves, *captured], dout))
+
+    def backward(i):
+        out, leaves, dout = graphs[i]
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    return backward
+
+
+def worst_error(pattern, sets, score, sinks, forward: Callable, backward: Callable) -> float:
+    """Largest relative error of sampled rows of out and dq, in the first and the last head."""
+    import torch
+
+    (q, k, v, dout), worst = sets[0], 0.0
+    out, dq = forward(0), backward(0)[0]
+    rows = np.unique(np.r_[0, TOKENS - 1, np.random.default_rng(0).integers(0, TOKENS, ROWS)])
+    at, keys = torch.from_numpy(rows).cuda()[:, None], torch.arange(TOKENS, device="cuda")[None]
+    allows = pattern.bind(TOKENS, TOKENS).allows(rows[:, None], np.arange(TOKENS)[None])
+    allowed = torch.from_numpy(np.broadcast_to(allows, (len(rows), TOKENS)).copy()).cuda()
+    for head in (0, HEADS - 1):
+        qh = q[0, head, rows].double().requires_grad_()
+        s = qh @ k[0, head].double().T * HEAD_DIM**-0.5
+        s = (s if score is None else score(s, 0, head, at, keys)).masked_fill(~allowed, -torch.inf)
+        if sinks is not None:
+            s = torch.cat([s, sinks[head].double().expand(len(rows), 1)], 1)
+        want = s.softmax(-1)[:, :TOKENS] @ v[0, head].double()
+        (wanted,) = torch.autograd.grad(want, qh, dout[0, head, rows].double())
+        for found, exact in ((out, want), (dq, wanted)):
+            worst = max(worst, float(torch.linalg.norm(found[0, head, rows] - exact) / torch.linalg.norm(exact)))
+    return worst
+
+
+def main() -> None:
+    """Measure, check, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="problem names; writes nothing")
+    parser.add_argument("--without-flex", action="store_true", help="skip FlexAttention")
+    args = parser.parse_args()
+    import torch
+
+    torch._dynamo.config.recompile_limit = 1000
+    torch.manual_seed(0)
+    shape = 1, HEADS, TOKENS, HEAD_DIM
+    sets = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in range(SETS)]
+    problems, rows, given = peers_cuda.problems(TOKENS), [], functions(torch)
+    sinks = torch.randn(HEADS, device="cuda").requires_grad_()
+    for problem in args.only or ("dense", "window ±256", "strided 128"):
+        pattern, mask = problems[problem]
+        calls = contenders(pattern, mask, sets, given, sinks, not args.without_flex)
+        for name, who in sorted({key[:2] for key in calls}):
+            both = calls[name, who, "forward"], calls[name, who, "backward"]
+            score, _ = given.get(name, (None, []))
+            error = worst_error(pattern, sets, score, sinks if name == "sinks" else None, *both)
+            if not error <= TOLERANCE:
+                raise AssertionError(f"{who}, {name}, {problem}: relative error {error:.2g} against float64")
+        for which in ("forward", "backward"):
+            own = {key: call for key, call in calls.items() if key[2] == which}
+            medians = {key: statistics.median(x) for key, x in measure(own, ROUNDS).items()}
+            for (name, who, _), median in medians.items():
+                row = {
+                    "problem": problem,
+                    "score": name,
+                    "contender": who,
+                    "pass": which,
+                    "median_ms": round(median, 4),
+                }
+                row["times_plain"] = round(median / medians["plain", "spattn", which], 3)
+                row["times_spattn"] = round(median / medians[name, "spattn", which], 3)
+                rows.append(row)
+                print(*row.values(), sep="  ", flush=True)
+        del calls
+        torch.cuda.empty_cache()
+    if args.only is None:
+        record.write("scores_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()

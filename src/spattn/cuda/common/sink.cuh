@@ -1,0 +1,25 @@
+// The sink of a query head: one more logit in the softmax of each row, without a value.
+//
+// A row takes it once, when its log-sum-exp over all keys is known: in the epilogue of its item, or when its partials
+// are combined. The backward needs no more than a log-sum-exp with the sink, except for the gradient of the sink.
+#pragma once
+#include "common/element.cuh"
+
+#ifndef SPATTN_SINKS
+#define SPATTN_SINKS 0
+#endif
+
+namespace spattn {
+
+constexpr bool kSinks = SPATTN_SINKS;  // whether each query head has a sink
+
+// Adds a sink, -inf for none, to the log-sum-exp of a row; returns the factor of the row's output.
+template <typename T>
+__device__ __forceinline__ T add_sink(T sink, T& lse) {
+  if (sink == -infinity<T>()) return 1;
+  const T above = sink - lse, less = exp(-fabs(above));  // NaN stays NaN; +inf for a row without keys
+  lse = (above > 0 ? sink : lse) + log1p(less);
+  return (above > 0 ? less : T(1)) / (1 + less);
+}
+
+}  // namespace spattn

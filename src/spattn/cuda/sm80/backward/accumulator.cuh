@@ -1,0 +1,61 @@
+// Exact sums: fixed-point numbers of 320 bits, added to by integer atomics, which have no order.
+#pragma once
+
+namespace spattn::sm80_backward {
+
+// Word w of an accumulator holds multiples of 2^(32 w - 160), the last one flags. Bits below 2^-160 are dropped;
+// magnitudes from 2^127 on are infinite. A word has room for 2^31 additions.
+constexpr int kValueWords = 9, kWords = kValueWords + 1, kLowest = -160;
+constexpr unsigned long long kPositive = 1, kNegative = 2, kNaN = 4;
+
+__device__ inline void add_exactly(unsigned long long* words, double x) {
+  if (x == 0) return;
+  const unsigned long long bits = __double_as_longlong(x), fraction = bits & ((1ull << 52) - 1);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  const bool negative = bits >> 63;
+  if (exponent >= 1023 + 127) {
+    const bool nan = exponent == 0x7ff && fraction;
+    atomicOr(words + kValueWords, nan ? kNaN : negative ? kNegative : kPositive);
+    return;
+  }
+  int place = exponent - 1075 - kLowest;  // of the mantissa's last bit
+  if (place <= -53) return;
+  unsigned long long mantissa = fraction | 1ull << 52;  // not that of a denormal, which has been dropped
+  if (place < 0) mantissa >>= -place, place = 0;
+  const int word = place / 32, shift = place % 32;
+  const unsigned long long low = mantissa << shift;
+  const unsigned long long pieces[3] = {low & 0xffffffffu, low >> 32, shift ? mantissa >> (64 - shift) : 0};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    if (pieces[i]) atomicAdd(words + word + i, negative ? 0ull - pieces[i] : pieces[i]);
+  }
+}
+
+// Returns the number that an accumulator holds, within an ulp or two, whatever the order of the additions was.
+__device__ inline double accumulated(const unsigned long long* words) {
+  const unsigned long long flags = words[kValueWords];
+  if (flags) {
+    const double infinite = __longlong_as_double(0x7ff0000000000000ll);
+    return flags == kPositive ? infinite : flags == kNegative ? -infinite : infinite - infinite;
+  }
+  long long digits[kValueWords], carry = 0;  // 32 bits each, the last one with the sign
+  for (int w = 0; w < kValueWords; ++w) {
+    digits[w] = static_cast<long long>(words[w]) + carry;
+    carry = digits[w] >> 32;
+    if (w + 1 < kValueWords) digits[w] &= 0xffffffffll;
+  }
+  const bool negative = digits[kValueWords - 1] < 0;
+  if (negative) {  // the magnitude
+    carry = 0;
+    for (int w = 0; w < kValueWords; ++w) {
+      digits[w] = carry - digits[w];
+      carry = digits[w] >> 32;
+      if (w + 1 < kValueWords) digits[w] &= 0xffffffffll;
+    }
+  }
+  double sum = 0;
+  for (int w = 0; w < kValueWords; ++w) sum += ldexp(static_cast<double>(digits[w]), 32 * w + kLowest);
+  return negative ? -sum : sum;
+}
+
+}  // namespace spattn::sm80_backward

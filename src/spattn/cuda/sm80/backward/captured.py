@@ -1,0 +1,120 @@
+"""Gradients of the arrays that a score function captures, for calls of every kernel family.
+
+A second pass over the pairs of a plan forms dS, and adds its products with the function's derivatives to exact
+accumulators (captured.cuh): the results are bitwise the same every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ....arrays.operand import Operand
+from ....request.call import Call
+from ....score.program import Program
+from ...driver.buffer import clear
+from ...driver.structs import packer
+from ...host.backward_pass import BackwardPass
+from ...host.score import generated, table_types
+from ..kernels import compile_captured, load_captured, load_common
+from ..params import captured_dtype, pack_accumulated, pack_backward, passes_on_device
+from ..variants import Variant, captured_variant
+
+__all__ = ["CapturedGradients"]
+
+_ELEMENT_BYTES = 80  # of an accumulator
+_MOST = (64 << 20) // _ELEMENT_BYTES  # accumulators at a time; more elements take several passes
+
+
+class CapturedGradients:
+    """Computes the gradients of the arrays that the score function of a call captures."""
+
+    def __init__(self, call: Call):
+        score = call.score
+        assert score is not None and score.program is not None
+        self.wanted = [number for number, wanted in enumerate(score.wanted) if wanted]
+        uses = {use.number for use in score.program.captured if use.name == "look_up"}
+        direct = {number: _one_pair_each(score.program, number, call) for number in self.wanted if number in uses}
+        self._tables, self._direct = len(score.types), direct
+        self.text, _ = generated(score.program, table_types(call), tuple(direct.items()))
+        self._pack = packer(captured_dtype(self._tables)).pack
+        self._compiled: Future[None] | None = None
+        self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
+
+    def compile(self, call: BackwardPass) -> None:
+        """Start to compile the kernel in another thread, beside those of the backward; :meth:`enqueue` waits for it."""
+        if self._compiled is None and self._direct:
+            pool = ThreadPoolExecutor(1)
+            given = call.device, self._variant(call), self.text, self._tables
+            self._compiled = pool.submit(compile_captured, *given)
+            pool.shutdown(wait=False)
+
+    def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
+        """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current."""
+        itemsize = 8 if call.dtype == "float64" else 4
+        first, direct = [0] * self._tables, [0] * self._tables
+        accumulated: list[tuple[int, int, int]] = []  # number of the first element, elements, address
+        total = 0
+        for number, result in zip(self.wanted, results, strict=True):
+            size = math.prod(result.shape)
+            if self._direct.get(number, True):  # zero without a use
+                direct[number] = result.pointer
+                clear(result.pointer, size * itemsize, call.stream)
+            else:
+                first[number] = total
+                accumulated.append((total, size, result.pointer))
+                total += size
+        if not self._direct:
+            return
+        if self._compiled is not None:
+            self._compiled.result()
+        launch = self._prepared(call, itemsize)
+        sums = load_common(call.device, "backward/captured", call.dtype)
+        words = call.allocate(min(total, _MOST) * _ELEMENT_BYTES) if total else 0
+        for begin in range(0, max(total, 1), _MOST):
+            count = min(total - begin, _MOST)
+            clear(words, count * _ELEMENT_BYTES, call.stream)
+            launch(self._pack(words, begin, count, *first, *direct))
+            for start, size, address in accumulated:
+                low, high = max(start, begin), min(start + size, begin + count)
+                if low < high:
+                    given = words + (low - begin) * _ELEMENT_BYTES, address + (low - start) * itemsize, high - low
+                    sums.launch(-(-(high - low) // sums.threads), pack_accumulated(*given), call.stream)
+
+    def _variant(self, call: BackwardPass) -> Variant:
+        return captured_variant(*self._problem, call.aligned(), self._tables, call.device.shared_bytes)
+
+    def _prepared(self, call: BackwardPass, itemsize: int) -> Callable[[bytes], None]:
+        """Enqueue the statistics; return a function that enqueues a pass with given ``Captured``."""
+        batch, heads_q, q_len, _ = call.q.shape
+        own, _ = passes_on_device(call.plan, call.device, batch, heads_q, call.k.shape[1])
+        params = pack_backward(call, own, call.allocate(2 * batch * heads_q * q_len * itemsize), (call.dq, 0), None)
+        statistics = load_common(call.device, "backward/statistics", call.dtype)
+        statistics.launch(-(-batch * heads_q * q_len // (statistics.threads // 32)), params, call.stream)
+        kernel = self._variant(call)
+        ready = load_captured(call.device, kernel, self.text, self._tables)
+        blocks = own.tasks * own.subtiles * -(-own.subtile_rows // kernel.rows)
+
+        def launch(captured: bytes) -> None:
+            if blocks:
+                ready.launch(blocks, params + captured, call.stream)
+
+        return launch
+
+
+def _one_pair_each(program: Program, number: int, call: Call) -> bool:
+    """True if each element of an array is used by one pair at most: at its query and its key, and at the batch entry
+    and the query head if there are several."""
+    uses = [use for use in program.captured if (use.name, use.number) == ("look_up", number)]
+    if len(uses) != 1:
+        return False
+    operations, found = program.graph.operations, set()
+    for index in uses[0].indices:
+        name, operands, *_ = operations[index]
+        if name == "sub" and [operations[x].name for x in operands] == ["q", "offset"]:
+            found.add("q")
+        elif name != "q" or call.q_offset >= 0:  # negative positions count from the end
+            found.add(name)
+    sizes = {"q": 2, "k": 2, "b": call.batch, "h": call.heads_q}
+    return all(size == 1 or name in found for name, size in sizes.items())

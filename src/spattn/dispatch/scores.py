@@ -1,0 +1,181 @@
+"""Read the score function and the sinks of a call: what kernels get, and what autograd records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import NUMPY, ArrayNamespace, check_plain, dtype_name, namespace_of, recorder
+from ..arrays.namespace import numpy_dtype
+from ..request.call import Call, check_gradients
+from ..request.layout import Layout
+from ..request.score import ScoreOperands, TableType
+from ..score.graph import Graph
+from ..score.program import Program, program_of
+from ..score.recorder import Sizes
+from ..score.tracing import Traced, trace
+
+__all__ = ["Given", "gradients_of", "read"]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_program_of: Callable[[Graph], Program] = functools.lru_cache(256)(program_of)
+
+
+class Given(NamedTuple):
+    """A call's score function and sinks.
+
+    Attributes
+    ----------
+    operands : ScoreOperands
+        For kernels.
+    sinks, tables : array or None, tuple of arrays
+        The captured arrays as the caller holds them.
+    recorded : bool
+        Whether autograd records the call.
+    """
+
+    operands: ScoreOperands
+    sinks: Any
+    tables: tuple[Any, ...]
+    recorded: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a cached dispatch depends on."""
+        return *self.operands.key, None if self.sinks is None else tuple(self.sinks.shape), self.recorded
+
+    @property
+    def captured(self) -> tuple[Any, ...]:
+        """The arrays that autograd records in addition to q, k and v."""
+        return self.sinks, *self.tables
+
+    def check(self, call: Call) -> None:
+        """Raise ValueError unless there is one sink for each query head."""
+        if self.sinks is not None and tuple(self.sinks.shape) != (call.heads_q,):
+            raise ValueError(f"sinks: expected shape ({call.heads_q},), got {tuple(self.sinks.shape)}")
+
+
+def read(
+    score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, layout: str, *, backward: bool = False
+) -> Given | None:
+    """Trace the score function of a call and move its arrays to where the call's kernels read them.
+
+    Parameters
+    ----------
+    score : callable, Traced or None
+    sinks : array or None
+    q, k, v : array
+        Operands of the call.
+    backend, layout : str
+        As in :func:`spattn.attention`.
+    backward : bool
+        Whether the call computes the gradients, those of all captured arrays of floats included.
+
+    Returns
+    -------
+    Given or None
+        None for the identity without sinks.
+    """
+    kind = namespace_of(q)
+    if kind is None:
+        raise TypeError(f"q: expected a NumPy, PyTorch, CuPy or JAX array, got {type(q).__name__}")
+    on_host = backend in ("cpu", "reference") or (backend == "auto" and kind.device(q) == "cpu")
+    program: Program | None = None
+    parameters: tuple[float, ...] = ()
+    tables: tuple[Any, ...] = ()
+    if score is not None:
+        traced = score if isinstance(score, Traced) else trace(score, _sizes(layout, q, k, v))
+        graph, tables = traced.graph, traced.tables
+        if [graph.operations[at].name for at in graph.results] != ["score"]:
+            program, parameters = _program_of(graph), traced.parameters
+    if program is None and sinks is None:
+        return None
+    captured: dict[str, Any] = {"sinks": sinks, **{f"score: captured array {at}": x for at, x in enumerate(tables)}}
+    recorded = not backward and recorder(q, k, v, *captured.values()) is not None
+    moved = {
+        name: _moved(name, x, q, kind, on_host, recorded, backward) for name, x in captured.items() if x is not None
+    }
+    own = moved.pop("sinks", None)
+    if own is not None:
+        if dtype_name(own) not in _FLOATS:
+            raise TypeError(f"sinks: expected an array of floats, got {dtype_name(own)}")
+        own = _cast(own, "float64" if dtype_name(q) == "float64" else "float32")
+    types = tuple(_type_of(x) for x in moved.values())
+    wanted = tuple(backward and x.dtype in _FLOATS for x in types)
+    operands = ScoreOperands(program, parameters, tuple(moved.values()), types, own, wanted)
+    return Given(operands, sinks, tables, recorded)
+
+
+def _sizes(layout: str, q: Any, k: Any, v: Any) -> Sizes:
+    given = Layout.of(layout, q, k, v)
+    (batch, heads, q_len, _), (_, _, kv_len, _) = (map(int, given.sizes(x.shape)) for x in (q, k))
+    return Sizes(batch, heads, q_len, kv_len)
+
+
+def gradients_of(given: Given, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert the results of a backward pass to the libraries and dtypes of the captured arrays.
+
+    Returns
+    -------
+    tuple
+        dq, dk, dv, then a tuple with the gradient of each table (None unless wanted), and the gradient of the sinks.
+    """
+    dq, dk, dv, dtables, dsinks = found
+    of_tables = tuple(
+        None if x is None else _returned(x, table)
+        for x, table in zip(dtables or (None,) * len(given.tables), given.tables, strict=True)
+    )
+    return dq, dk, dv, of_tables, None if dsinks is None else _returned(dsinks, given.sinks)
+
+
+def _moved(name: str, x: Any, q: Any, kind: ArrayNamespace, on_host: bool, recorded: bool, backward: bool) -> Any:
+    """Return an array where the kernels of a call read it.
+
+    Autograd notices a change of a tensor before the backward pass, but not that of a NumPy array, which is copied.
+    """
+    own = namespace_of(x)
+    if own is None:
+        raise TypeError(f"{name}: expected an array, got {type(x).__name__}")
+    check_plain(name, x)
+    if not backward and not (recorded and own is kind):
+        check_gradients("attention", own, **{name: x})
+    device = own.device(x)
+    if on_host or kind is NUMPY:
+        if device != "cpu":
+            raise ValueError(f"{name}: expected an array in host memory like q, got one on {device}")
+        found = own.to_numpy(x)
+        return found.copy() if recorded and own is NUMPY else found
+    if own is kind and device == kind.device(q):
+        return kind.resolve(x)
+    if device == "cpu" and (own is NUMPY or x.ndim == 0):
+        return kind.on_device(own.to_numpy(x), q)
+    raise ValueError(f"{name}: expected an array on {kind.device(q)} like q, got one of {own.name} on {device}")
+
+
+def _type_of(x: Any) -> TableType:
+    if isinstance(x, np.ndarray):
+        return TableType(dtype_name(x), x.shape, tuple(step // x.itemsize for step in x.strides))
+    kind = namespace_of(x)
+    assert kind is not None  # _moved has checked it
+    given = kind.operand(x)
+    return TableType(dtype_name(x), tuple(given.shape), tuple(given.strides))
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """Return an array in a dtype, given by name or as the library's own."""
+    if namespace_of(x) is None or dtype_name(x) == str(dtype).removeprefix("torch."):
+        return x
+    if hasattr(x, "astype"):
+        return x.astype(numpy_dtype(dtype) if isinstance(dtype, str) else dtype)
+    return x.to(getattr(namespace_of(x).module, dtype) if isinstance(dtype, str) else dtype)  # type: ignore[union-attr]
+
+
+def _returned(gradient: Any, like: Any) -> Any:
+    own, kind = namespace_of(like), namespace_of(gradient)
+    assert own is not None and kind is not None
+    if kind is not own:
+        gradient = own.from_numpy(kind.to_host(gradient))
+    return _cast(gradient, like.dtype)

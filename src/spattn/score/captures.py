@@ -1,0 +1,302 @@
+"""Make the arrays that a score function refers to visible to its symbols.
+
+The ``__getitem__`` of NumPy, CuPy and JAX would ask a symbol for an integer. The function therefore runs with the
+arrays of its global variables, closures, defaults and attributes replaced by objects that record look-ups. PyTorch has
+a hook of its own.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import namespace_of
+from .graph import FLOAT, INT
+from .recorder import CURRENT, Recorded, is_array, is_float, line
+from .symbol import Symbol
+
+__all__ = ["CapturedArray", "look_up", "visible"]
+
+
+_INTEGERS = (int, np.integer)
+_LONGEST = 64  # longer lists are not searched for arrays
+
+
+class _Code(NamedTuple):
+    """What a function's code refers to, functions defined inside it included."""
+
+    names: frozenset[str]  # of global variables and attributes
+    literals: frozenset[tuple[str, Any]]  # (dtype, value) of the numbers written in it
+    assigned: tuple[str, ...]  # variables outside the function
+
+
+@functools.lru_cache(1024)
+def _read(code: types.CodeType) -> _Code:
+    names, literals, assigned = set(code.co_names), set(), []
+    for instruction in dis.get_instructions(code):
+        value = instruction.argval
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+            instruction.opname == "STORE_DEREF" and value in code.co_freevars
+        ):
+            assigned.append(value)
+        elif "CONST" in instruction.opname or instruction.opname == "LOAD_SMALL_INT":
+            for number in value if isinstance(value, tuple) else (value,):
+                if type(number) in (int, float):
+                    literals.add((INT if type(number) is int else FLOAT, number))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inside = _read(constant)
+            names |= inside.names
+            literals |= inside.literals
+            assigned += [name for name in inside.assigned if name not in code.co_varnames + code.co_cellvars]
+    return _Code(frozenset(names), frozenset(literals), tuple(assigned))
+
+
+class CapturedArray:
+    """A captured array: indices with symbols are recorded, everything else is the array's.
+
+    Attributes
+    ----------
+    array : array
+    indices : tuple
+        Those of the first axes, if the function gives them one by one: ``table[h][q]``.
+    """
+
+    __slots__ = ("array", "indices")
+
+    def __init__(self, array: Any, indices: tuple[Any, ...] = ()) -> None:
+        self.array, self.indices = array, indices
+
+    def __getitem__(self, index: Any) -> Any:
+        return look_up(self.array, (*self.indices, *(index if isinstance(index, tuple) else (index,))))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(f"score: a score function must not change arrays{line()}")
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._whole(), name)
+        return _returns_seen(value) if callable(value) and not is_array(value) else _seen(value)
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        if "out" in options:
+            raise TypeError(f"score: a score function must not change arrays{line()}")
+        return _seen(getattr(ufunc, method)(*map(_plain, operands), **options))
+
+    def _whole(self) -> Any:
+        if self.indices:
+            shape = tuple(self.array.shape[len(self.indices) :])
+            raise TypeError(f"score: an array of shape {shape} was used as a number; index it{line()}")
+        return self.array
+
+
+def _returns_seen(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands, **options: _seen(method(*map(_plain, operands), **options))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Recorded):
+        raise TypeError(f"score: an array was used as a number; index it{line()}")
+    return value._whole() if isinstance(value, CapturedArray) else value
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: CapturedArray, *others: Any) -> Any:
+        return _seen(getattr(self._whole(), name)(*map(_plain, others)))
+
+    return method
+
+
+for _operation in "add sub mul truediv floordiv mod pow matmul and or xor".split():
+    setattr(CapturedArray, f"__{_operation}__", _forward(f"__{_operation}__"))
+    setattr(CapturedArray, f"__r{_operation}__", _forward(f"__r{_operation}__"))
+for _operation in "neg abs invert eq ne lt le gt ge".split():
+    setattr(CapturedArray, f"__{_operation}__", _forward(f"__{_operation}__"))
+
+
+def look_up(array: Any, indices: tuple[Any, ...]) -> Any:
+    """``array[indices]``, recorded if an index is a symbol, or if the result is an element that may have a gradient."""
+    symbolic = any(isinstance(x, Recorded) for x in indices)
+    if not symbolic and not (
+        CURRENT.get() and _lacks_gradients(array) and all(isinstance(x, _INTEGERS) for x in indices)
+    ):
+        return _seen(array[indices])
+    if len(indices) < array.ndim and not any(x is None or x is ... or isinstance(x, slice) for x in indices):
+        return CapturedArray(array, indices) if symbolic else _seen(array[indices])
+    recorder = CURRENT.get()
+    if recorder is None:
+        raise TypeError("score: a score function must not store its arguments")
+    return Symbol(recorder, recorder.look_up(array, indices))
+
+
+class _Attributes:
+    """An object or module that has arrays as attributes, in a function that is being traced."""
+
+    def __init__(self, thing: Any, search: _Search) -> None:
+        object.__setattr__(self, "_thing", thing)
+        object.__setattr__(self, "_search", search)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # for isinstance() and super()
+        return type(self._thing)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._thing, name)
+        if isinstance(value, types.MethodType) and value.__self__ is self._thing:
+            return types.MethodType(self._search.function(value.__func__), self)
+        return self._search.value(value, frozenset())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise TypeError(f"score: a score function must not set attributes, here .{name}{line()}")
+
+    def __call__(self, *operands: Any) -> Any:
+        return self._search.function(type(self._thing).__call__)(self, *operands)
+
+
+def visible(function: Callable[..., Any], literals: set[tuple[str, Any]]) -> Callable[..., Any]:
+    """The function with its captured arrays replaced by tables.
+
+    Parameters
+    ----------
+    function : callable
+    literals : set
+        Gets the numbers that are written in the function, and in the functions that it refers to.
+    """
+    search = _Search(literals)
+    found = search.value(function, frozenset())
+    if found is function and not isinstance(function, (types.FunctionType, types.BuiltinFunctionType)):
+        call = type(function).__call__
+        if isinstance(call, types.FunctionType):  # a callable object without arrays of its own
+            return types.MethodType(search.function(call), function)
+    return found
+
+
+class _Search:
+    """Replaces arrays by tables in everything that a function refers to."""
+
+    def __init__(self, literals: set[tuple[str, Any]]) -> None:
+        self._literals = literals
+        self._made: dict[int, Any] = {}
+
+    def value(self, value: Any, names: frozenset[str]) -> Any:
+        """The value of a variable, of whose attributes the function uses some of `names`."""
+        if value is None or isinstance(value, (bool, int, float, str, type)):
+            return value
+        if is_array(value):
+            return _seen(value)
+        if isinstance(value, types.FunctionType):
+            return self.function(value) if _is_users(value.__module__) else value
+        if isinstance(value, types.MethodType):
+            owner = self.value(value.__self__, names)
+            made = self.value(value.__func__, names)
+            return value if owner is value.__self__ and made is value.__func__ else types.MethodType(made, owner)
+        if isinstance(value, functools.partial):
+            options = {name: self.value(x, names) for name, x in value.keywords.items()}
+            return functools.partial(
+                self.value(value.func, names), *(self.value(x, names) for x in value.args), **options
+            )
+        if type(value) in (list, tuple, dict):
+            if not _holds_table(value):
+                return value
+            if isinstance(value, dict):
+                return {key: _seen(x) for key, x in value.items()}
+            return type(value)(map(_seen, value))
+        if isinstance(value, types.ModuleType):
+            return _Attributes(value, self) if any(_is_table(vars(value).get(name)) for name in names) else value
+        if _is_users(type(value).__module__) and any(map(_holds_table, _attributes(value))):
+            return _Attributes(value, self)
+        return value
+
+    def function(self, function: Any) -> Any:
+        """A function whose variables hold tables; the function itself if it refers to no array."""
+        if not isinstance(function, types.FunctionType):
+            return function
+        if id(function) in self._made:
+            return self._made[id(function)]
+        self._made[id(function)] = function  # while it is searched: it may call itself
+        code = _read(function.__code__)
+        if code.assigned:
+            raise TypeError(
+                f"score: a score function must not assign outer variables, here {code.assigned[0]} "
+                f"({function.__code__.co_filename}, line {function.__code__.co_firstlineno})"
+            )
+        self._literals |= code.literals
+        outer = function.__globals__
+        changed = {}
+        for name in code.names:
+            if name in outer and (not isinstance(outer[name], types.FunctionType) or outer[name].__globals__ is outer):
+                made = self.value(outer[name], code.names)
+                if made is not outer[name]:
+                    changed[name] = made
+        cells = tuple(self._cell(cell, code.names) for cell in function.__closure__ or ())
+        defaults = tuple(self.value(x, code.names) for x in function.__defaults__ or ())
+        options = {name: self.value(x, code.names) for name, x in (function.__kwdefaults__ or {}).items()}
+        itself = [name for name in code.names if changed and outer.get(name) is function]
+        same = not changed and all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True))
+        same = same and all(a is b for a, b in zip(defaults, function.__defaults__ or (), strict=True))
+        if same and all(x is function.__kwdefaults__[name] for name, x in options.items()):  # type: ignore[index]
+            return function
+        made = types.FunctionType(
+            function.__code__, outer | changed if changed else outer, function.__name__, defaults or None, cells or None
+        )
+        made.__kwdefaults__ = options or None
+        made.__globals__.update(dict.fromkeys(itself, made))
+        self._made[id(function)] = made
+        return made
+
+    def _cell(self, cell: types.CellType, names: frozenset[str]) -> types.CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            return cell
+        made = self.value(value, names)
+        return cell if made is value else types.CellType(made)
+
+
+def _attributes(thing: Any) -> Iterator[Any]:
+    """The values of an object's attributes: its own, those in slots, and those of its classes."""
+    yield from getattr(thing, "__dict__", {}).values()
+    for cls in type(thing).__mro__:
+        if _is_users(cls.__module__) and cls.__module__ != "builtins":
+            for name, value in vars(cls).items():
+                yield getattr(thing, name, None) if isinstance(value, types.MemberDescriptorType) else value
+
+
+def _is_users(module: str | None) -> bool:
+    """Whether functions of a module may index arrays with symbols; the library's do so with take()."""
+    return (module or "").partition(".")[0] not in ("numpy", "torch", "jax", "cupy", "spattn")
+
+
+def _lacks_gradients(array: Any) -> bool:
+    """Whether its library has no gradients, which PyTorch and JAX have of what a function computes from the array."""
+    return namespace_of(array).name in ("numpy", "cupy") and is_float(array)  # type: ignore[union-attr]
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a variable is an array that symbols may index; torch's own are seen anywhere."""
+    if not is_array(value):
+        return False
+    return namespace_of(value).name != "torch" if value.ndim else _lacks_gradients(value)  # type: ignore[union-attr]
+
+
+def _holds_table(value: Any) -> bool:
+    if type(value) in (list, tuple, dict) and len(value) <= _LONGEST:
+        return any(map(_is_table, value.values() if isinstance(value, dict) else value))
+    return _is_table(value)
+
+
+def _seen(value: Any) -> Any:
+    """What a function gets for an array: an object that records look-ups, or the symbol of an array without axes."""
+    if not _is_table(value):
+        return value
+    recorder = CURRENT.get()
+    if value.ndim or recorder is None:
+        return CapturedArray(value)
+    return Symbol(recorder, recorder.look_up(value, ()))

@@ -1,0 +1,1 @@
+"""The library of score functions: one module per function, which ``spattn.score`` finds by its file."""

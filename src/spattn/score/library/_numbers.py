@@ -1,0 +1,51 @@
+"""Numbers and arrays that library functions are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...arrays import dtype_name
+from ..functions import take
+from ..recorder import Recorded, is_array
+
+__all__ = ["check_table", "number", "per_head", "rows", "sizes_of"]
+
+
+def check_table(name: str, table: Any, ndim: int | None = None) -> None:
+    """Check that an argument is an array of floats with `ndim` axes."""
+    if not is_array(table):
+        raise TypeError(f"{name}: expected an array, got {type(table).__name__}")
+    kind = dtype_name(table)
+    if kind != "bfloat16" and np.dtype(kind).kind != "f":
+        raise TypeError(f"{name}: expected an array of floats, got {kind}")
+    if ndim is not None and table.ndim != ndim:
+        raise ValueError(f"{name}: expected {ndim} axes, got shape {tuple(table.shape)}")
+
+
+def number(name: str, value: Any) -> None:
+    """Check that an argument is a number, or an array of floats with at most one axis."""
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        return
+    check_table(name, value)
+    if value.ndim > 1:
+        raise ValueError(f"{name}: expected a number or one per head, got shape {tuple(value.shape)}")
+
+
+def per_head(value: Any, h: Any) -> Any:
+    """The number itself, or that of the head."""
+    return take(value, h) if is_array(value) and value.ndim else value
+
+
+def rows(score: Any, q: Any) -> Any:
+    """The index of the query in ``q``, from 0; score functions get its position, ``index + kv_len - q_len``."""
+    if not isinstance(score, Recorded):
+        raise TypeError("score: the row of a query depends on the lengths of a call; pass this function to attention()")
+    recorder = score.recorder
+    return q - type(score)(recorder, recorder.build.input("offset"))
+
+
+def sizes_of(score: Any) -> Any:
+    """The sizes of the call that traces the function, or None."""
+    return score.recorder.sizes if isinstance(score, Recorded) else None

@@ -1,0 +1,237 @@
+"""The graph and the captured values of a score function that is being traced."""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import dtype_name, namespace_of
+from .graph import BOOL, FLOAT, INT, Builder
+
+__all__ = ["CURRENT", "Constant", "Recorded", "Recorder", "Sizes", "is_array", "is_float", "line"]
+
+_SWAPPED = {"gt": "lt", "ge": "le"}
+_BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "invert": "not"}
+_LN2 = math.log(2)
+_KINDS = {"f": FLOAT, "b": BOOL, "i": INT, "u": INT}
+_FOREIGN = {"numpy", "torch", "jax", "cupy", "spattn"}
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call, for functions whose captured arrays depend on them.
+
+    Attributes
+    ----------
+    batch, heads, q_len, kv_len : int
+        `heads` counts query heads.
+    """
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+
+
+class Constant(int):
+    """An integer that is a constant of the graph: a size that the function's arrays depend on, for example."""
+
+
+class Recorded:
+    """The result of an operation: `index` in the graph of `recorder`."""
+
+    __slots__ = ("index", "recorder")
+
+    def __init__(self, recorder: Recorder, index: int) -> None:
+        self.recorder, self.index = recorder, index
+
+
+class Recorder:
+    """Append operations on symbols, numbers and elements of arrays to a graph."""
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        self.build = Builder()
+        self.sizes = sizes
+        self.parameters: list[float] = []
+        self.tables: list[Any] = []
+        self.literals: set[tuple[str, Any]] = set()  # numbers written in the functions: constants of the graph
+        self._known: dict[Any, int] = {}
+
+    def index(self, value: Any) -> int:
+        """The operation of an operand."""
+        if isinstance(value, Recorded):
+            if value.recorder is not self:
+                raise TypeError(
+                    f"score: a value of another call was used; a score function must not store its arguments{line()}"
+                )
+            return value.index
+        if isinstance(value, (bool, np.bool_)):
+            return self.build.constant(bool(value))
+        if isinstance(value, Constant):
+            return self.build.constant(int(value))
+        if isinstance(value, (int, np.integer)):
+            return self._number(int(value), INT)
+        if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and _kind(value) == FLOAT):
+            return self._number(float(value), FLOAT)
+        if is_array(value):
+            if value.ndim == 0:
+                return self.look_up(value, ())
+            raise TypeError(f"score: an array of shape {tuple(value.shape)} was used as a number; index it{line()}")
+        raise TypeError(f"score: unsupported operand of type {type(value).__name__}{line()}")
+
+    def _number(self, value: float, dtype: str) -> int:
+        """A literal of the function is a constant; other numbers are parameters, which calls may change.
+
+        Literals are recognized by value. A captured number that happens to equal one becomes a constant of this graph;
+        once it changes, the next trace gives another graph.
+        """
+        if dtype == INT and not -(2**31) <= value < 2**31:
+            raise ValueError(f"score: integers have 32 bits, got {value}{line()}")
+        if (dtype, value) in self.literals:
+            return self.build.constant(value)
+        key = dtype, repr(value)  # 0.0 == -0.0
+        if key not in self._known:
+            self._known[key] = len(self.parameters)
+            self.parameters.append(value)
+        return self.build.parameter(self._known[key], dtype)
+
+    def look_up(self, table: Any, indices: Sequence[Any]) -> int:
+        """An element of a captured array."""
+        dtype = _kind(table)
+        if dtype is None:
+            raise TypeError(f"score: expected arrays of floats, integers or bools, got {dtype_name(table)}{line()}")
+        for index in indices:
+            if index is None or index is ... or isinstance(index, slice):
+                raise TypeError(f"score: None, ... and slices cannot index an array with symbols{line()}")
+        if len(indices) != table.ndim:
+            raise TypeError(
+                f"score: expected one index for each of {table.ndim} axes, got {len(indices)}; a score function gives "
+                f"one number per pair{line()}"
+            )
+        found = [self.index(x) for x in indices]
+        if any(self.build.dtype(x) != INT for x in found):
+            raise TypeError(f"score: expected integer indices{line()}")
+        number = next((at for at, known in enumerate(self.tables) if known is table), len(self.tables))
+        if number == len(self.tables):
+            self.tables.append(table)
+        return self.build.look_up(number, dtype, found)
+
+    def apply(self, name: str, *operands: Any) -> int:
+        """The operation `name` on operands; a few names stand for several operations of a graph."""
+        if name in _DERIVED:
+            return _DERIVED[name](self, *operands)
+        if name in _SWAPPED:
+            name, operands = _SWAPPED[name], operands[::-1]
+        indices = [self.index(x) for x in operands]
+        if name in _BITWISE:
+            if any(self.build.dtype(x) != BOOL for x in indices):
+                raise TypeError(f"score: & | ^ and ~ need bools; there are no operations on bits{line()}")
+            name = _BITWISE[name]
+        if name == "pow" and (power := _small_power(operands[1])) is not None:
+            return self._power(indices[0], power)
+        return self.build.apply(name, *indices)
+
+    def _power(self, base: int, power: int) -> int:
+        if power < 0:
+            return self.build.apply("div", self.build.constant(1.0), self._power(base, -power))
+        if power == 0:
+            return self.build.constant(1.0 if self.build.dtype(base) == FLOAT else 1)
+        if power == 1:
+            return base
+        half = self._power(base, power // 2)
+        squared = self.build.apply("mul", half, half)
+        return self.build.apply("mul", squared, base) if power % 2 else squared
+
+    # Functions of NumPy and torch that are no operations of graphs.
+    def _square(self, x: Any) -> int:
+        index = self.index(x)
+        return self.build.apply("mul", index, index)
+
+    def _exp2(self, x: Any) -> int:
+        return self.build.apply("exp", self.build.apply("mul", self.index(x), self.build.constant(_LN2)))
+
+    def _reciprocal(self, x: Any) -> int:
+        return self.build.apply("div", self.build.constant(1.0), self.index(x))
+
+    def _rsqrt(self, x: Any) -> int:
+        return self.build.apply("div", self.build.constant(1.0), self.build.apply("sqrt", self.index(x)))
+
+    def _relu(self, x: Any) -> int:
+        index, zero = self.index(x), self.build.constant(0)
+        return self.build.apply("where", self.build.apply("lt", zero, index), index, zero)
+
+    def _clip(self, x: Any, low: Any = None, high: Any = None) -> int:
+        index = self.index(x)
+        for name, bound in (("maximum", low), ("minimum", high)):
+            index = index if bound is None else self.build.apply(name, index, self.index(bound))
+        return index
+
+    def _to_float(self, x: Any) -> int:
+        return self.build.to_float(self.index(x))
+
+    def _to_int(self, x: Any) -> int:
+        index = self.index(x)
+        return index if self.build.dtype(index) == INT else self.build.apply("to_int", index)
+
+    def _to_bool(self, x: Any) -> int:
+        index = self.index(x)
+        return index if self.build.dtype(index) == BOOL else self.build.apply("ne", index, self.build.constant(0))
+
+
+_DERIVED: dict[str, Any] = {
+    "square": Recorder._square,
+    "exp2": Recorder._exp2,
+    "reciprocal": Recorder._reciprocal,
+    "rsqrt": Recorder._rsqrt,
+    "relu": Recorder._relu,
+    "clip": Recorder._clip,
+    "to_float": Recorder._to_float,
+    "to_int": Recorder._to_int,
+    "to_bool": Recorder._to_bool,
+}
+
+
+CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)  # set while a function is traced
+
+
+def _small_power(value: Any) -> int | None:
+    whole = isinstance(value, (int, float)) and not isinstance(value, (bool, Constant)) and float(value).is_integer()
+    return int(value) if whole and abs(value) <= 8 else None
+
+
+def _kind(x: Any) -> str | None:
+    name = dtype_name(x)
+    return FLOAT if name == "bfloat16" else _KINDS.get(np.dtype(name).kind)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy, PyTorch, CuPy or JAX, not a NumPy scalar."""
+    return not isinstance(value, (Recorded, np.generic)) and namespace_of(value) is not None
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array may have a gradient."""
+    return _kind(array) == FLOAT
+
+
+def line(error: TracebackType | None = None) -> str:
+    """The line of the score function that is being executed, or that raised an error."""
+    frames = _stack() if error is None else reversed(list(traceback.walk_tb(error)))
+    for frame, number in frames:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _FOREIGN:
+            return f" ({frame.f_code.co_filename}, line {number})"
+    return ""
+
+
+def _stack() -> Iterator[tuple[FrameType, int]]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back

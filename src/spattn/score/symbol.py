@@ -1,0 +1,198 @@
+"""Symbols: what a score function gets in place of numbers when it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .recorder import Recorded, is_array, line
+
+__all__ = ["Symbol", "record", "torch_call"]
+
+_SAME = (
+    "exp log tanh sigmoid sqrt sign minimum maximum where square exp2 reciprocal rsqrt relu clip invert bitwise_and"
+    " bitwise_or bitwise_xor"
+)
+_NAMES = {name: name for name in _SAME.split()} | {  # of functions of NumPy and torch
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_xor": "xor",
+    "logical_not": "not",
+    "bitwise_not": "invert",
+    "floor_divide": "floordiv",
+    "floordiv": "floordiv",
+    "remainder": "mod",
+    "mod": "mod",
+    "true_divide": "div",
+    "truediv": "div",
+    "divide": "div",
+    "div": "div",
+    "add": "add",
+    "subtract": "sub",
+    "sub": "sub",
+    "multiply": "mul",
+    "mul": "mul",
+    "power": "pow",
+    "pow": "pow",
+    "float_power": "pow",
+    "negative": "neg",
+    "neg": "neg",
+    "absolute": "abs",
+    "fabs": "abs",
+    "abs": "abs",
+    "clamp": "clip",
+    "equal": "eq",
+    "eq": "eq",
+    "not_equal": "ne",
+    "ne": "ne",
+    "less": "lt",
+    "lt": "lt",
+    "less_equal": "le",
+    "le": "le",
+    "greater": "gt",
+    "gt": "gt",
+    "greater_equal": "ge",
+    "ge": "ge",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def record(name: str, *operands: Any) -> Symbol:
+    """The result of an operation of which at least one operand is a symbol."""
+    recorder = next(x.recorder for x in operands if isinstance(x, Recorded))
+    return Symbol(recorder, recorder.apply(name, *operands))
+
+
+class Symbol(Recorded):
+    """A number per pair, in a score function that is being traced."""
+
+    __slots__ = ()
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]
+    ndim, shape = 0, ()
+
+    @property
+    def dtype(self) -> str:
+        """``"float"``, ``"int"`` or ``"bool"``."""
+        return self.recorder.build.dtype(self.index)
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype} of every pair>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"score: .{name} is not supported{line()}")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"score: 'if', 'and', 'or' and 'not' need a number; use where(), & | and ~{line()}")
+
+    def _number(self) -> float:
+        raise TypeError(
+            "score: the function has no numbers when it is traced; use functions of numpy, torch or spattn.score, not "
+            f"of math, and arrays, not lists{line()}"
+        )
+
+    __float__ = _number
+    __int__ = _number
+    __index__ = _number
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"score: a number per pair has no elements{line()}")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        name = _NAMES.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise TypeError(f"score: numpy.{ufunc.__name__} is not supported{line()}")
+        if name in _COMPARISONS:  # NumPy's scalars compare as arrays; neither has a gradient
+            operands = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in operands)
+        return record(name, *operands)
+
+    def __array_function__(self, function: Any, types_: Any, operands: Any, options: Any) -> Any:
+        if function is np.where and len(operands) == 3 and not options:
+            return record("where", *operands)
+        if function is np.clip:
+            return record("clip", *operands, *options.values())
+        raise TypeError(f"score: numpy.{function.__name__} is not supported{line()}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
+        return torch_call(function, operands, options or {})
+
+    def __neg__(self) -> Symbol:
+        return record("neg", self)
+
+    def __pos__(self) -> Symbol:
+        return self
+
+    def __abs__(self) -> Symbol:
+        return record("abs", self)
+
+    def __invert__(self) -> Symbol:
+        return record("invert", self)
+
+    def __divmod__(self, other: Any) -> tuple[Symbol, Symbol]:
+        return record("floordiv", self, other), record("mod", self, other)
+
+    def clamp(self, min: Any = None, max: Any = None) -> Symbol:
+        """Between two numbers."""
+        return record("clip", self, min, max)
+
+    clip = clamp
+
+    def to(self, dtype: Any, *_: Any, **__: Any) -> Symbol:
+        """As a number of another dtype: any float is the dtype of scores."""
+        name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+        kind = next((kind for kind in ("float", "int", "bool") if kind in name), None)
+        if kind is None and name not in ("long", "half", "double"):
+            raise TypeError(f"score: conversion to {dtype} is not supported{line()}")
+        return record(f"to_{kind or ('int' if name == 'long' else 'float')}", self)
+
+    type = astype = to
+
+
+def _operator(name: str, reverse: bool = False) -> Callable[[Symbol, Any], Any]:
+    def method(self: Symbol, other: Any) -> Any:
+        if not (isinstance(other, (Recorded, bool, int, float, np.generic)) or is_array(other)):
+            return NotImplemented
+        return record(name, other, self) if reverse else record(name, self, other)
+
+    return method
+
+
+def _method(name: str) -> Callable[..., Symbol]:
+    def method(self: Symbol, *others: Any) -> Symbol:
+        return record(name, self, *others)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(Symbol, f"__{_name}__", _operator(_NAMES[_name]))
+    setattr(Symbol, f"__r{_name}__", _operator(_NAMES[_name], reverse=True))
+for _name in _COMPARISONS:
+    setattr(Symbol, f"__{_name}__", _operator(_name))
+# The methods of tensors that FlexAttention's functions use.
+for _name in "abs tanh exp log sqrt sigmoid sign square pow minimum maximum relu exp2 rsqrt reciprocal".split():
+    setattr(Symbol, _name, _method(_name))
+for _name, _kind in {"float": "float", "int": "int", "long": "int", "bool": "bool"}.items():
+    setattr(Symbol, _name, _method(f"to_{_kind}"))
+
+
+def torch_call(function: Any, operands: Sequence[Any], options: dict[str, Any]) -> Symbol:
+    """The result of a function of torch."""
+    name = getattr(function, "__name__", str(function)).strip("_")
+    if name in ("clamp", "clip"):
+        return record("clip", *operands, *(options.get(bound) for bound in ("min", "max")[len(operands) - 1 :]))
+    if name in ("div", "divide") and options == {"rounding_mode": "floor"}:
+        name, options = "floor_divide", {}
+    reverse = name not in _NAMES and name.startswith("r")  # Tensor.__rsub__ and so on
+    known = _NAMES.get(name.removeprefix("r") if reverse else name)
+    if known is None or options:
+        raise TypeError(f"score: torch.{name} is not supported{line()}")
+    return record(known, *(operands[::-1] if reverse else operands))
