@@ -153,7 +153,8 @@ class Group:
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole
-        bound = self._bound(stream, scores or [None] * len(operands))
+        given = scores or [None] * len(operands)
+        bound = [binder.bound(stream, score) for binder, score in zip(self._binders, given, strict=True)]
         # Write all before starting any: concurrent launches must not reuse memory that one of them has freed.
         written = [launch.write(operands, scales, bound, stream, self._device) for launch in launches]
         with self._device.made_current():
@@ -165,15 +166,6 @@ class Group:
             for number, found in zip(launch.numbers, computed, strict=True):
                 results[number] = found
         return results
-
-    def _bound(self, stream: int, scores: Sequence[ScoreOperands | None]) -> list[BoundScore]:
-        """Return the score functions of the calls, which keep their values on the device."""
-        with self._device.made_current():
-            found = []
-            for binder, score in zip(self._binders, scores, strict=True):
-                tables = [self._torch.operand(x) for x in binder.check(score)]
-                found.append(binder.bind(stream, score, tables))
-        return found
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
         """Return launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""

@@ -55,13 +55,6 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
-def bound_of(general: Forward | Backward, score: ScoreOperands | None, stream: int) -> BoundScore:
-    """Return the score function of a call, which the caller keeps until the launch."""
-    with general.device.made_current():
-        given = list(map(general.kind.operand, general.binder.check(score)))
-        return general.binder.bind(stream, score, given)
-
-
 class Repeated:
     """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses are not aligned."""
 
@@ -85,7 +78,7 @@ class Repeated:
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale, *(() if score is None else (score,)))
         scored = self._scored or score is not None
-        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
+        bound = self._general.binder.bound(self._stream(self._index), score) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -168,7 +161,7 @@ class RepeatedBackward:
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         scored = self._general.scored or score is not None
-        bound = bound_of(self._general, score, self._stream(self._index)) if scored else IDENTITY
+        bound = self._general.binder.bound(self._stream(self._index), score) if scored else IDENTITY
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
             results = self._general(dout, q, k, v, out, lse, dlse, scale, score)

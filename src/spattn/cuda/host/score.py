@@ -34,7 +34,7 @@ class BoundScore(NamedTuple):
     address : int
         Device address of the call's ``ScoreArgs``.
     owner : object
-        Keeps that memory allocated.
+        Keeps that memory allocated, and copies of arrays, if the call's arrays need any.
     sinks : int
         Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
     """
@@ -147,6 +147,13 @@ class Binder:
                 block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
+
+    def bound(self, stream: int, score: ScoreOperands | None) -> BoundScore:
+        """Check and bind the score function of a call on device arrays, which the result keeps allocated."""
+        with self._device.made_current():
+            arrays = self.check(score)
+            found = self.bind(stream, score, list(map(self._kind.operand, arrays)))
+        return found._replace(owner=(found.owner, arrays))
 
     def unbound(self) -> BoundScore:
         """Return what launches are prepared for: the source, and whether there are sinks."""
