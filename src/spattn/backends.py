@@ -11,10 +11,10 @@ from .errors import BackendUnavailableError
 from .patterns import Pattern
 from .planning import Plan
 from .request.call import Call
-from .request.score import ScoreOperands
 
 if TYPE_CHECKING:
     from .patterns.dynamic import MaskedPattern
+    from .request.score import ScoreOperands
 
 __all__ = [
     "Backend",

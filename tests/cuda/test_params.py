@@ -175,7 +175,7 @@ def test_operands_are_checked(bound):
             binder.check(wrong)
     with pytest.raises(ValueError, match="expected 2 captured arrays, got 1"):
         binder.check(score._replace(tables=score.tables[:1]))
-    with pytest.raises(ValueError, match=r"expected an array of float32, \(4,\), got .*\(3,\)"):
+    with pytest.raises(ValueError, match=r"expected an array of float32 and shape \(4,\), got .*\(3,\)"):
         binder.check(score._replace(tables=(SLOPES[:3], TABLE)))
     with pytest.raises(ValueError, match="expected an array of float32.* got .*float64"):
         binder.check(score._replace(tables=(SLOPES.astype(float), TABLE)))

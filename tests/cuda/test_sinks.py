@@ -9,6 +9,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from spattn.choose.specializations import ARCH, build, variant
 from spattn.cuda.driver import compile, device
 from spattn.cuda.host import execute, sinks
 from spattn.cuda.host.forward_pass import ForwardPass
+from spattn.cuda.host.score import IDENTITY, BoundScore
 from spattn.cuda.sm80 import params as portable_params
 from spattn.cuda.sm80.variants import backward_variants, forward_variants, tile_within
 from spattn.cuda.sm80.variants import variant as portable_variant
@@ -388,15 +390,19 @@ def test_without_queries_or_keys(library, request):
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_operands(with_sinks, with_dlse):
-    """Sinks are the last inputs, their gradients the last results."""
+    """Sinks are the last bound arrays, their gradients the last results."""
     args, score = problem("float32", 5, 7), score_of(SINKS, "float32") if with_sinks else None
-    dispatch = execute.Backward(call_of(*args[:3], score), None, None, lambda: None)
-    names = ["dout", "q", "k", "v", "out", "lse", *["dlse"] * with_dlse, *["sinks"] * with_sinks]
-    names += ["dq", "dk", "dv", *["dsinks"] * with_sinks]
-    found = dispatch.call_of(0, [Operand(n, (1,), (1,)) for n in range(len(names))], SCALE, None)
+    calls = []
+    family = SimpleNamespace(backward=calls.append)
+    dispatch = execute.Backward(call_of(*args[:3], score), None, None, lambda: family)
+    names = ["dout", "q", "k", "v", "out", "lse", *["dlse"] * with_dlse, "dq", "dk", "dv", *["dsinks"] * with_sinks]
+    bound = dispatch.binder.bind(0, score, [Operand(77, (HEADS,), (1,))] * with_sinks)
+    dispatch.enqueue(0, [Operand(n, (1,), (1,)) for n in range(len(names))], None, SCALE, None, bound)
+    (found,) = calls
     for n, name in enumerate(names):
         own = getattr(found, name)
-        assert (own if name in ("sinks", "dsinks") else own.pointer) == n
+        assert (own if name == "dsinks" else own.pointer) == n
+    assert found.sinks == 77 * with_sinks
     assert with_sinks or (found.sinks, found.dsinks) == (0, 0)
     assert with_dlse or found.dlse is None
 
@@ -419,7 +425,9 @@ def forward_pass(q_len, kv_len, workers=1, address=77):
     plan = compiler.plan(patterns.Causal(), q_len, kv_len, heads=HEADS, batch=2, tile=(128, 64), workers=workers)
     shapes = (2, HEADS, q_len, 64), (2, HEADS_KV, kv_len, 64), (2, HEADS_KV, kv_len, 64), (2, HEADS, q_len, 64)
     operands = [Operand((1 + n) << 30, shape, row_major(shape)) for n, shape in enumerate(shapes)]
-    return ForwardPass(Gpu(), 0, validated(plan), *operands, 5 << 30, "bfloat16", SCALE, None, None, None, address)
+    return ForwardPass(
+        Gpu(), 0, validated(plan), *operands, 5 << 30, "bfloat16", SCALE, None, None, BoundScore(sinks=address)
+    )
 
 
 @hopper
@@ -429,8 +437,8 @@ def test_parameters(tables, q_len, packed):
     call = forward_pass(q_len, 4000, workers=9)
     ready = prepared.prepare(call)
     assert ready._attention[1]["SPATTN_SINKS"] == 1
-    problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, 5 << 30, SCALE, 77
-    to = hopper_params.Addresses(*problem[:5], 0, 0, SCALE, 0, 77)
+    problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, 5 << 30
+    to = hopper_params.Addresses(*problem, 0, 0, SCALE, sinks=77)
     (found,) = np.frombuffer(ready.template.fill(0, [to]), hopper_params.params_dtype(MAPS[0]))
     (own,) = found["problems"]
     assert (own["sinks"], own["sink_rows"], own["heads_q"]) == (77, q_len, HEADS // packed)
@@ -439,7 +447,7 @@ def test_parameters(tables, q_len, packed):
     (merge,) = np.frombuffer(merging.params(to), hopper_params.MERGE)
     assert merging.kernel[1]["SPATTN_SINKS"] == 1
     assert (merge["sinks"], merge["sink_rows"], merge["q_len"]) == (77, q_len, q_len * packed)
-    plain = prepared.prepare(replace(call, sinks=0))
+    plain = prepared.prepare(replace(call, score=IDENTITY))
     assert plain is not ready and "SPATTN_SINKS" not in plain._attention[1] | plain._merges[0].kernel[1]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from .._util.imports import whole_imports
 from .._util.index_checks import LONGEST
 from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
 from ..arrays import cache_key as cache_key_of
@@ -168,16 +169,16 @@ def _backward(
     found = prepared.run(dout, q, k, v, out, lse, dlse, scale, *(() if given is None else (given.operands,)))
     if given is None:
         return found
-    from .scores import gradients_of
-
+    with whole_imports:
+        from .scores import gradients_of
     return gradients_of(given, found)
 
 
 def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given | None:
     if score is None and sinks is None or traced(q):
         return None
-    from .scores import read  # the tracer of score functions is imported with the first one
-
+    with whole_imports:
+        from .scores import read  # the tracer of score functions is imported with the first one
     return read(score, sinks, q, *others, **options)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..score.program import Program
+if TYPE_CHECKING:
+    from ..score.program import Program
 
 __all__ = ["ScoreOperands", "TableType"]
 

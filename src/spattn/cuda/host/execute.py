@@ -286,11 +286,12 @@ def nothing(call: Call) -> PreparedForward:
     if call.score is None or call.score.sinks is None:
         return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
     found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
+    binder = Binder(call)
 
     def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
-        assert score is not None  # the call was prepared with sinks
+        *_, sinks = binder.check(score)
         out, lse = found(q)
-        return out, lse + score.sinks[:, None]
+        return out, lse + sinks[:, None]
 
     return forward
 

@@ -67,10 +67,12 @@ def table_types(call: Call) -> tuple[TableType, ...]:
 
 
 class Binder:
-    """Binds the values of a score function and of sinks, for calls that have the function of `call`, on one device."""
+    """Binds the values of a score function and of sinks, for calls that have the function of `call`, on one device;
+    without `device` it only checks them."""
 
-    def __init__(self, call: Call, device: Device):
-        self._device, self._kind, self._ordinal = device, call.kind, call.kind.ordinal(call.q)
+    def __init__(self, call: Call, device: Device | None = None):
+        self._device: Any = device
+        self._kind, self._ordinal = call.kind, call.kind.ordinal(call.q)
         self._key = None if call.score is None else call.score.key
         self.has_sinks = call.score is not None and call.score.sinks is not None
         self._sinks = call.lse_dtype, (call.heads_q,)
@@ -143,14 +145,13 @@ class Binder:
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
         if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
-            with self._device:  # PyCUDA allocates in a context of its own stack
-                block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
+            block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
 
     def bound(self, stream: int, score: ScoreOperands | None) -> BoundScore:
         """Check and bind the score function of a call on device arrays, which the result keeps allocated."""
-        with self._device.made_current():
+        with self._device:  # not made_current(): PyCUDA allocates in a context of its own stack
             arrays = self.check(score)
             found = self.bind(stream, score, list(map(self._kind.operand, arrays)))
         return found._replace(owner=(found.owner, arrays))
