@@ -1,6 +1,8 @@
 """Calls with score functions and sinks: values read at every call, gradients of captured arrays, and refusals."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -251,6 +253,50 @@ def test_refused_sinks(backend, qkv):
         spattn.attention(*qkv, WINDOW, sinks=[0.0] * 4, backend=backend)
     with pytest.raises(RuntimeError, match="sinks"):  # autograd of q's library cannot see it
         spattn.attention(*qkv, WINDOW, sinks=torch.zeros(4, requires_grad=True), backend=backend)
+
+
+def test_sizes_of_library_arrays(backend, qkv):
+    """An entry too many would be ignored, and one entry for all would be out of range."""
+    f = spattn.score
+    for function in (
+        f.alibi(np.ones(5)),
+        f.softcap(np.ones(5)),
+        f.temperature(np.ones(1)),
+        f.temperature(np.ones(3), per="batch"),
+        f.temperature(np.ones(SIZES[4]), per="query"),
+        f.relative_bias(np.ones((1, 9))),
+        f.t5_bias(np.ones((32, 5)), bidirectional=True),
+        f.swin_bias(np.ones((25, 1)), (3, 3)),
+        f.natten_rpb(np.ones((5, 9)), 5),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            spattn.attention(*qkv, WINDOW, score=function, backend=backend)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32", "uint64"])
+def test_integers_have_32_bits(backend, qkv, dtype):
+    """Larger elements of tables are refused, not wrapped; so are conversions to other widths."""
+    table = np.zeros(4, dtype)
+    score = lambda s, b, h, q, k: s + table[h]  # noqa: E731
+    spattn.attention(*qkv, WINDOW, score=score, backend=backend)
+    table[1] = 2**31
+    with pytest.raises(ValueError, match="integers of at most 32 bits"):
+        spattn.attention(*qkv, WINDOW, score=score, backend=backend)
+    for other in (np.int8, np.uint8, np.float16):
+        with pytest.raises(TypeError, match="is not supported; kernels have floats"):
+            spattn.attention(*qkv, WINDOW, score=lambda s, b, h, q, k, to=other: s + q.astype(to), backend=backend)
+
+
+def test_no_call_keeps_captured_arrays(backend, qkv):
+    """Plans and cached dispatches hold none."""
+    table = np.ones((4, 60))
+    alive = weakref.ref(table)
+    options = {"score": lambda s, b, h, q, k, table=table: s * table[h, k], "backend": backend}
+    out, lse = spattn.attention(*qkv, WINDOW, return_lse=True, **options)
+    spattn.attention_backward(out, *qkv, out, lse, WINDOW, **options)
+    del table, options
+    gc.collect()
+    assert alive() is None
 
 
 def test_layers_train_captured_parameters():

@@ -197,7 +197,7 @@ def _with_score(call: Call, given: Given | None) -> Call:
     if given is None:
         return call
     given.check(call)
-    return replace(call, score=given.operands)
+    return replace(call, score=given.operands._replace(tables=()))  # a cached dispatch must not keep arrays alive
 
 
 class CachedCall(NamedTuple):

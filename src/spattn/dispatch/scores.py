@@ -21,6 +21,7 @@ from ..score.tracing import Traced, trace
 __all__ = ["Given", "gradients_of", "read"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_WIDE = ("int64", "uint32", "uint64")
 _program_of: Callable[[Graph], Program] = functools.lru_cache(256)(program_of)
 
 
@@ -147,6 +148,8 @@ def _moved(name: str, x: Any, q: Any, kind: ArrayNamespace, on_host: bool, recor
         if device != "cpu":
             raise ValueError(f"{name}: expected an array in host memory like q, got one on {device}")
         found = own.to_numpy(x)
+        if found.dtype.name in _WIDE and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
+            raise ValueError(f"{name}: expected integers of at most 32 bits, got {found.min()} to {found.max()}")
         return found.copy() if recorded and own is NUMPY else found
     if own is kind and device == kind.device(q):
         return kind.resolve(x)

@@ -284,8 +284,8 @@ def _with_score(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
         raise TypeError(
-            "score, sinks: a PyTorch graph of one piece does not support them yet; use torch.compile without "
-            "fullgraph=True, or call spattn.attention outside the graph"
+            "score, sinks: PyTorch graphs of one piece and torch.vmap do not support them yet; use torch.compile "
+            "without fullgraph=True, or call spattn.attention outside the graph"
         )
     return function(*arguments, **options)
 

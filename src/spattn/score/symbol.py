@@ -69,6 +69,10 @@ def record(name: str, *operands: Any) -> Symbol:
     return Symbol(recorder, recorder.apply(name, *operands))
 
 
+_CONVERSIONS = dict.fromkeys(("float", "float32", "float64", "double"), "float")
+_CONVERSIONS |= dict.fromkeys(("int", "int32", "int64", "long"), "int") | {"bool": "bool", "bool_": "bool"}
+
+
 class Symbol(Recorded):
     """A number per pair, in a score function that is being traced."""
 
@@ -145,12 +149,15 @@ class Symbol(Recorded):
     clip = clamp
 
     def to(self, dtype: Any, *_: Any, **__: Any) -> Symbol:
-        """As a number of another dtype: any float is the dtype of scores."""
+        """As a number of another dtype: floats have the dtype of scores, integers 32 bits."""
         name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
-        kind = next((kind for kind in ("float", "int", "bool") if kind in name), None)
-        if kind is None and name not in ("long", "half", "double"):
-            raise TypeError(f"score: conversion to {dtype} is not supported{line()}")
-        return record(f"to_{kind or ('int' if name == 'long' else 'float')}", self)
+        kind = _CONVERSIONS.get(name)
+        if kind is None:
+            raise TypeError(
+                f"score: conversion to {dtype} is not supported; kernels have floats of the dtype of scores, 32-bit "
+                f"integers and bools{line()}"
+            )
+        return record(f"to_{kind}", self)
 
     type = astype = to
 

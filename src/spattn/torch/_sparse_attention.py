@@ -52,7 +52,8 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         Number of key and value heads (grouped-query attention); default `num_heads`. ``in_proj_weight`` has
         ``(num_heads + 2 * num_kv_heads) * head_dim`` rows.
     score : callable, optional
-        Score function, as for :func:`spattn.attention`. An ``nn.Module`` becomes a submodule: its parameters train.
+        Score function, as for :func:`spattn.attention`. An ``nn.Module`` becomes a submodule, whose parameters train.
+        Parameters that another function captures are not the layer's: register them in your model.
     sinks : bool, optional
         Whether the layer learns a sink per query head, the parameter ``sinks``, which starts at 0.
     device, dtype : optional

@@ -205,6 +205,23 @@ template <class T, class E>
 SPATTN_SCORE T score_load(const E* at) {
   return T(score_read(*at));
 }
+
+// Integers of the graph have 32 bits; others are out of the range of every index.
+template <class T>
+SPATTN_SCORE T score_load(const int64_t* at) {
+  const int64_t x = score_read(*at);
+  return T(x == int64_t(int(x)) ? int(x) : INT32_MIN);
+}
+template <class T>
+SPATTN_SCORE T score_load(const uint64_t* at) {
+  const uint64_t x = score_read(*at);
+  return T(x <= uint64_t(INT32_MAX) ? int(x) : INT32_MIN);
+}
+template <class T>
+SPATTN_SCORE T score_load(const uint32_t* at) {
+  const uint32_t x = score_read(*at);
+  return T(x <= uint32_t(INT32_MAX) ? int(x) : INT32_MIN);
+}
 template <class T>
 SPATTN_SCORE T score_load(const Float16* at) {
   return T(score_number(Float16{score_read(at->bits)}));

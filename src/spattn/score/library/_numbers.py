@@ -10,7 +10,7 @@ from ...arrays import dtype_name
 from ..functions import take
 from ..recorder import Recorded, is_array
 
-__all__ = ["check_table", "number", "per_head", "rows", "sizes_of"]
+__all__ = ["check_size", "check_table", "number", "per_head", "rows", "sizes_of"]
 
 
 def check_table(name: str, table: Any, ndim: int | None = None) -> None:
@@ -36,6 +36,16 @@ def number(name: str, value: Any) -> None:
 def per_head(value: Any, h: Any) -> Any:
     """The number itself, or that of the head."""
     return take(value, h) if is_array(value) and value.ndim else value
+
+
+def check_size(name: str, table: Any, axis: int, score: Any, size: str = "heads") -> None:
+    """Raise ValueError unless an axis of an array has an entry for each query head (batch entry, query) of the call."""
+    sizes = sizes_of(score)
+    if sizes is not None and is_array(table) and table.ndim and table.shape[axis] != getattr(sizes, size):
+        what = {"heads": "query heads", "batch": "batch entries", "q_len": "queries"}[size]
+        raise ValueError(
+            f"{name}: expected an entry for each of {getattr(sizes, size)} {what}, got {table.shape[axis]}"
+        )
 
 
 def rows(score: Any, q: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from ..composition import ScoreFunction
 from ..functions import take
 from ..recorder import Constant
-from ._numbers import check_table
+from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates
 
 __all__ = ["natten_rpb"]
@@ -75,6 +75,7 @@ class natten_rpb(ScoreFunction):
         return value if isinstance(value, (tuple, list)) else (value,) * (self.table.ndim - 1)
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        check_size("natten_rpb", self.table, 0, score)
         of_query, of_key = (
             ([q], [k]) if self.shape is None else (coordinates(q, self.shape), coordinates(k, self.shape))
         )

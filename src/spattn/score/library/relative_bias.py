@@ -8,7 +8,7 @@ from typing import Any
 from ..composition import ScoreFunction
 from ..functions import clip, take
 from ..recorder import Constant
-from ._numbers import check_table
+from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates
 
 __all__ = ["relative_bias"]
@@ -60,6 +60,7 @@ class relative_bias(ScoreFunction):
             check_sizes("shape", self.shape, len(sizes))
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        check_size("relative_bias", self.table, 0, score)
         of_query, of_key = (
             ([q], [k]) if self.shape is None else (coordinates(q, self.shape), coordinates(k, self.shape))
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..composition import ScoreFunction
 from ..functions import tanh
-from ._numbers import number, per_head
+from ._numbers import check_size, number, per_head
 
 __all__ = ["softcap"]
 
@@ -47,5 +47,6 @@ class softcap(ScoreFunction):
             raise ValueError(f"cap: expected a positive number, got {self.cap}")
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        check_size("softcap", self.cap, 0, score)
         cap = per_head(self.cap, h)
         return cap * tanh(score / cap)

@@ -9,7 +9,7 @@ from typing import Any
 from ..composition import ScoreFunction
 from ..functions import take
 from ..recorder import Constant
-from ._numbers import check_table
+from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates, flat
 
 __all__ = ["swin_bias"]
@@ -68,6 +68,7 @@ class swin_bias(ScoreFunction):
             raise ValueError(f"table: expected shape ({entries}, heads_q), got {tuple(self.table.shape)}")
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        check_size("swin_bias", self.table, 1, score)
         if self.shape is None:
             tokens = Constant(math.prod(self.window))
             q, k = q % tokens, k % tokens

@@ -12,7 +12,7 @@ import numpy as np
 from ..composition import ScoreFunction
 from ..functions import clip, take
 from ..recorder import Constant
-from ._numbers import check_table
+from ._numbers import check_size, check_table
 
 __all__ = ["t5_bias"]
 
@@ -92,6 +92,7 @@ class t5_bias(ScoreFunction):
         return int(self.table.shape[0]) // 2 if self.bidirectional else int(self.table.shape[0])
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        check_size("t5_bias", self.table, 1, score)
         count, farthest = self._count(), Constant(self.max_distance)
         distance = k - q if self.bidirectional else q - k
         bucket = take(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..composition import ScoreFunction
 from ..functions import take
 from ..recorder import is_array
-from ._numbers import number, rows
+from ._numbers import check_size, number, rows
 
 __all__ = ["temperature"]
 
@@ -44,5 +44,6 @@ class temperature(ScoreFunction):
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         if not is_array(self.value) or self.value.ndim == 0:
             return score / self.value
+        check_size("temperature", self.value, 0, score, {"head": "heads", "batch": "batch", "query": "q_len"}[self.per])
         index = h if self.per == "head" else b if self.per == "batch" else rows(score, q)
         return score / take(self.value, index)
