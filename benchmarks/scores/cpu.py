@@ -30,7 +30,9 @@ from spattn.score.program import program_of
 from spattn.score.tracing import trace
 
 TOKENS, HEADS, WINDOW = 4096, 8, 256
-NOTES = "One process, one thread, in turns; medians of CPU time. above_plain_pct: time above the same call without a function."
+NOTES = (
+    "One process, one thread, in turns; medians of CPU time. above_plain_pct: time above the same call without a function."
+)
 
 
 def functions() -> dict:
