@@ -31,7 +31,8 @@ from spattn.score.tracing import trace
 
 TOKENS, HEADS, WINDOW = 4096, 8, 256
 NOTES = (
-    "One process, one thread, in turns; medians of CPU time. above_plain_pct: time above the same call without a function."
+    "One process, one thread, in turns; medians of CPU time. above_plain_pct: time above the same call without a "
+    "function."
 )
 
 
