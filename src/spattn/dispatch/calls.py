@@ -51,7 +51,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
-    given = _read(score, sinks, q, k, v, backend, layout)
+    given = None if score is None and sinks is None else _read(score, sinks, q, k, v, backend, layout)
     if given is not None:
         key = *key, given.key
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
@@ -83,7 +83,7 @@ def attention(
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
-    found = prepared.run(q, k, v, scale, *_more(given))
+    found = prepared.run(q, k, v, scale) if given is None else prepared.run(q, k, v, scale, *_more(given))
     return found if return_lse else found[0]
 
 
@@ -166,16 +166,16 @@ def _backward(
         prepared, scale = _prepare(call, pattern, backend, key, backward=True), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
-    found = prepared.run(dout, q, k, v, out, lse, dlse, scale, *(() if given is None else (given.operands,)))
     if given is None:
-        return found
+        return prepared.run(dout, q, k, v, out, lse, dlse, scale)
+    found = prepared.run(dout, q, k, v, out, lse, dlse, scale, given.operands)
     with whole_imports:
         from .scores import gradients_of
     return gradients_of(given, found)
 
 
 def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given | None:
-    if score is None and sinks is None or traced(q):
+    if traced(q):
         return None
     with whole_imports:
         from .scores import read  # the tracer of score functions is imported with the first one

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +11,6 @@ from ..arrays.namespace import numpy_dtype
 from ..request.call import Call, check_gradients
 from ..request.layout import Layout
 from ..request.score import ScoreOperands, TableType
-from ..score.graph import Graph
 from ..score.program import Program, program_of
 from ..score.recorder import Sizes
 from ..score.tracing import Traced, trace
@@ -22,7 +19,6 @@ __all__ = ["Given", "gradients_of", "read"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WIDE = ("int64", "uint32", "uint64")
-_program_of: Callable[[Graph], Program] = functools.lru_cache(256)(program_of)
 
 
 class Given(NamedTuple):
@@ -91,7 +87,7 @@ def read(
         traced = score if isinstance(score, Traced) else trace(score, _sizes(layout, q, k, v))
         graph, tables = traced.graph, traced.tables
         if [graph.operations[at].name for at in graph.results] != ["score"]:
-            program, parameters = _program_of(graph), traced.parameters
+            program, parameters = program_of(graph), traced.parameters
     if program is None and sinks is None:
         return None
     captured: dict[str, Any] = {"sinks": sinks, **{f"score: captured array {at}": x for at, x in enumerate(tables)}}

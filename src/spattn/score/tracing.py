@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -131,15 +132,7 @@ def _used(graph: Graph, recorder: Recorder) -> Traced:
 
 def _lookups() -> Callable[[], Any]:
     """A context in which symbols may index tensors."""
-    return _tensor_lookups() if "torch" in sys.modules else _NoTensors
-
-
-class _NoTensors:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        pass
+    return _tensor_lookups() if "torch" in sys.modules else contextlib.nullcontext
 
 
 @functools.cache

@@ -101,15 +101,11 @@ class Binder:
             )
         if score is None:
             return ()
-        given, expected = (
-            (*score.tables, *self._sinks_of(score)),
-            [(one.dtype, tuple(one.shape)) for one in self._types],
-        )
         if len(score.tables) != len(self._types):
             raise ValueError(f"score: expected {len(self._types)} captured arrays, got {len(score.tables)}")
-        for number, array in enumerate(given):
-            name = "score" if number < len(self._types) else "sinks"
-            dtype, shape = expected[number] if number < len(self._types) else self._sinks
+        given = *score.tables, *self._sinks_of(score)
+        expected = [*(("score", one.dtype, tuple(one.shape)) for one in self._types), ("sinks", *self._sinks)]
+        for array, (name, dtype, shape) in zip(given, expected, strict=False):  # there may be no sinks
             if namespace_of(array) is not self._kind:
                 raise TypeError(f"{name}: expected {self._kind.name} arrays like q, got {type(array).__name__}")
             if self._kind.ordinal(array) != self._ordinal:
