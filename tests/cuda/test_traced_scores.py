@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from spattn import cuda, patterns
-from spattn.choose.specializations import ARCH, build, variant
-from spattn.cuda.driver import compile, device
-from spattn.cuda.host.score import generated
+from spattn.cuda.driver import compile
 from spattn.cuda.sm80.backward import captured as captured_gradients
-from spattn.cuda.sm80.params import structs_of
-from spattn.cuda.sm80.variants import backward_variants, captured_variant, forward_variants, tile_within
-from spattn.cuda.sm90.backward import params as backward_params
-from spattn.cuda.sm90.backward import specializations as backward_table
-from spattn.cuda.sm90.forward.params import structs
 from spattn.request.call import Call
-from spattn.schedule.tensor_maps import MAPS
 from spattn.testing import assert_within_bound, dense_mask, inputs, random
 
 from .score_trees import dense, operands, random_score
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.gpu
 
 BATCH, HEADS, HEADS_KV, DIM, SCALE = 2, 4, 2, 64, 0.3
-TREES = 60
+TREES, PORTABLE_TREES = 60, 24  # each compiles about four kernels
 # (family, dtype, precision)
 SM90 = [("sm90", "bfloat16", None), ("sm90", "float16", None)]
 SM80 = [("sm80", "bfloat16", None), ("sm80", "float32", None), ("sm80", "float32", "tf32"), ("sm80", "float64", None)]
 KERNELS = [SM90[0], *SM80]
-OF_TREE = [*((SM90[seed % 2], seed) for seed in range(TREES)), *((SM80[seed % 4], seed) for seed in range(TREES))]
+OF_TREE = [
+    *((SM90[seed % 2], seed) for seed in range(TREES)),
+    *((SM80[seed % 4], seed) for seed in range(PORTABLE_TREES)),
+]
 each_kernel = pytest.mark.parametrize(("family", "dtype", "precision"), KERNELS, indirect=["family"])
 
 RNG = np.random.default_rng(7)
@@ -79,48 +73,6 @@ CASE_OF_TREE = ("more keys", "plane", "strided", "per head")
 @functools.cache
 def tree(seed):
     return random_score(seed, smooth=True)
-
-
-def requests(score, family, dtype, precision, shared_bytes, arch):
-    """Arguments of compile.cubin for the kernels that a test runs with a score function."""
-    text, _ = generated(score.program, score.types)
-    if family == "sm90":
-        own = structs(MAPS[0], 1)
-        yield "sm90/forward/attention.cu", ARCH, variant(build(128, DIM, 256.0), dtype, MAPS[0]), own, text
-        for row in backward_table.TABLE:
-            if row.head_dim == DIM and row.results != "dk dv dq":  # which pays for larger problems
-                defines = backward_table.variant(row, dtype, MAPS[0])
-                yield "sm90/backward/backward.cu", ARCH, defines, backward_params.structs(MAPS[0]), text
-    else:
-        tile = tile_within(shared_bytes, dtype, DIM)
-        found = forward_variants(dtype, precision, DIM, DIM, tile, True, shared_bytes)
-        for by_keys in (False, True):
-            found += backward_variants(dtype, precision, DIM, DIM, by_keys, True, shared_bytes)
-        for own in found:
-            yield own.source, arch, own.macros, structs_of(own.source), text
-    uses = {use.number for use in score.program.captured if use.name == "look_up"}
-    direct = tuple((number, False) for number, wanted in enumerate(score.wanted) if wanted and number in uses)
-    if direct:
-        text, _ = generated(score.program, score.types, direct)
-        own = captured_variant(dtype, precision, DIM, DIM, True, len(score.types), shared_bytes)
-        yield own.source, arch, own.macros, structs_of(own.source, len(score.types)), text
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """Compile most kernels side by side, not one by one at their first use."""
-    gpu = device.get()
-    found = [(tree(seed), *kernel) for kernel, seed in OF_TREE]
-    found += [(score, *kernel) for score in CHOSEN.values() for kernel in KERNELS]
-    wanted = [
-        request
-        for score, family, *options in found
-        if family == "sm80" or gpu.capability == (9, 0)
-        for request in requests(score, family, *options, gpu.shared_bytes, gpu.arch)
-    ]
-    if compile.find_nvcc() is not None:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda one: compile.cubin(*one), wanted))
 
 
 def problem(dtype, q_len, kv_len):
