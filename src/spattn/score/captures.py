@@ -11,6 +11,7 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,14 +236,13 @@ class _Search:
                 made = self.value(outer[name], code.names)
                 if made is not outer[name]:
                     changed[name] = made
-        cells = tuple(self._cell(cell, code.names) for cell in function.__closure__ or ())
-        defaults = tuple(self.value(x, code.names) for x in function.__defaults__ or ())
-        options = {name: self.value(x, code.names) for name, x in (function.__kwdefaults__ or {}).items()}
-        itself = [name for name in code.names if changed and outer.get(name) is function]
-        same = not changed and all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True))
-        same = same and all(a is b for a, b in zip(defaults, function.__defaults__ or (), strict=True))
-        if same and all(x is function.__kwdefaults__[name] for name, x in options.items()):  # type: ignore[index]
+        closure, given, named = function.__closure__ or (), function.__defaults__ or (), function.__kwdefaults__ or {}
+        cells = tuple([self._cell(cell, code.names) for cell in closure])
+        defaults = tuple([self.value(x, code.names) for x in given])
+        options = {name: self.value(x, code.names) for name, x in named.items()}
+        if not changed and all(map(is_, (*cells, *defaults, *options.values()), (*closure, *given, *named.values()))):
             return function
+        itself = [name for name in code.names if changed and outer.get(name) is function]
         made = types.FunctionType(
             function.__code__, outer | changed if changed else outer, function.__name__, defaults or None, cells or None
         )

@@ -84,7 +84,7 @@ class Symbol(Recorded):
     @property
     def dtype(self) -> str:
         """``"float"``, ``"int"`` or ``"bool"``."""
-        return self.recorder.build.dtype(self.index)
+        return self.recorder.dtype(self.index)
 
     def __repr__(self) -> str:
         return f"<{self.dtype} of every pair>"
@@ -162,11 +162,15 @@ class Symbol(Recorded):
     type = astype = to
 
 
+_OPERANDS = (Recorded, int, float, np.generic)
+
+
 def _operator(name: str, reverse: bool = False) -> Callable[[Symbol, Any], Any]:
     def method(self: Symbol, other: Any) -> Any:
-        if not (isinstance(other, (Recorded, bool, int, float, np.generic)) or is_array(other)):
+        if not (isinstance(other, _OPERANDS) or is_array(other)):
             return NotImplemented
-        return record(name, other, self) if reverse else record(name, self, other)
+        operands = (other, self) if reverse else (self, other)
+        return Symbol(self.recorder, self.recorder.apply(name, *operands))
 
     return method
 
