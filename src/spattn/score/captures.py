@@ -89,7 +89,7 @@ class CapturedArray:
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         if "out" in options:
             raise TypeError(f"score: a score function must not change arrays{line()}")
-        return _seen(getattr(ufunc, method)(*map(_plain, operands), **options))
+        return _seen(getattr(ufunc, method)(*map(_plain, operands), **_plain_options(options)))
 
     def _whole(self) -> Any:
         if self.indices:
@@ -99,13 +99,17 @@ class CapturedArray:
 
 
 def _returns_seen(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *operands, **options: _seen(method(*map(_plain, operands), **options))
+    return lambda *operands, **options: _seen(method(*map(_plain, operands), **_plain_options(options)))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Recorded):
         raise TypeError(f"score: an array was used as a number; index it{line()}")
     return value._whole() if isinstance(value, CapturedArray) else value
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in options.items()}
 
 
 def _forward(name: str) -> Callable[..., Any]:

@@ -126,11 +126,15 @@ def _tensor_lookups() -> Callable[[], Any]:
                 index = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
                 if any(isinstance(x, Recorded) for x in index):
                     return look_up(operands[0], index)
-            name = getattr(func, "__name__", "")
-            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            name, options = getattr(func, "__name__", ""), options or {}
+            if (
+                name == "__setitem__"
+                or (name.endswith("_") and not name.endswith("__"))
+                or options.get("out") is not None
+            ):
                 raise TypeError(f"score: a score function must not change arrays{line()}")
-            if any(isinstance(x, Recorded) for x in operands):
-                return torch_call(func, operands, options or {})
-            return func(*operands, **(options or {}))
+            if any(isinstance(x, Recorded) for x in (*operands, *options.values())):
+                return torch_call(func, operands, options)
+            return func(*operands, **options)
 
     return Lookups
