@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from .._util.cached import BoundedCache
-from .composition import Composition
+from .composition import Composition, ScoreFunction
 from .graph import Graph
 from .recorder import Sizes, is_array
 from .tracing import Traced, trace
@@ -82,7 +82,7 @@ def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
     elif kind in (tuple, list):
         key += kind, len(value)
         return all(_describe(x, key, arrays) for x in value)
-    elif kind is Composition or kind.__module__.startswith(_LIBRARY):
+    elif kind is Composition or (isinstance(value, ScoreFunction) and str(kind.__module__).startswith(_LIBRARY)):
         fields = vars(value)
         key += kind, len(fields)
         return all(_describe(x, key, arrays) for x in fields.values())
