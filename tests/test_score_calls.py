@@ -334,6 +334,18 @@ def test_grouped_calls(backend, captured):
         np.testing.assert_array_equal(found, spattn.attention(*problem, **options))
 
 
+def test_gradients_of_grouped_calls(backend, captured):
+    slopes, sinks, *first = leaves((captured[0], captured[3], *inputs(1, 4, 2, 5, 8, 8, dtype="float64")))
+    second = leaves(inputs(1, 4, 2, 12, 15, 8, dtype="float64"))
+    problems = [(*first, WINDOW), (*second, "causal")]
+    options = {"score": lambda s, b, h, q, k: s * slopes[h], "sinks": sinks, "backend": backend}
+    results = spattn.grouped_attention(problems, **options), [spattn.attention(*own, **options) for own in problems]
+    of = [*first, *second, slopes, sinks]
+    gradients = [torch.autograd.grad([x.square().sum() for x in found], of) for found in results]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other) and one.abs().sum() > 0
+
+
 def test_a_compiled_function_breaks_its_graph(qkv):
     q, k, v = (torch.from_numpy(x) for x in qkv)
     slopes = torch.ones(4, dtype=torch.float64)

@@ -99,6 +99,16 @@ def test_tiles(score, dtype, pattern, tile):
     check(score, pattern, plan, *problem(dtype))
 
 
+@pytest.mark.skipif(not {"amx", "avx512bf16"} <= set(ISAS), reason="no AMX")
+@each_score
+def test_amx_kernels_run(score):
+    """Their sums have an order of their own: forward and backward, and the gradients of captured arrays."""
+    arrays, plan = problem("bfloat16", head_dim=64, head_dim_v=64), planned(STRIDED, cpu.TILE)
+    amx, vectors = (run(score, *arrays[:3], plan, 0.4, *arrays[3:], isa) for isa in ("amx", "avx512bf16"))
+    for x, y in zip(amx, vectors, strict=True):
+        assert not np.array_equal(x, y)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @each_tile
 @each_dtype

@@ -82,6 +82,47 @@ def test_functions_of_numbers():
     assert (minimum(1, 2), maximum(1, 2), clip(5, 0, 3), clip(-1, 0, 3)) == (1, 2, 3, 0)
 
 
+def test_keywords_of_numpy():
+    for function in (
+        lambda score, b, h, q, k: np.clip(score, a_max=0.5, a_min=-1.0),
+        lambda score, b, h, q, k: np.clip(a=score, a_min=-1.0, a_max=k),
+        lambda score, b, h, q, k: np.clip(score, -1.0, a_max=0.5) + np.clip(score, None, 0.5),
+        lambda score, b, h, q, k: np.clip(q, a_min=k, a_max=score),
+    ):
+        same_as_of_arrays(function, np.asarray)
+
+
+def test_keywords_of_torch():
+    torch = pytest.importorskip("torch")
+    number = torch.tensor(0.25, dtype=torch.float64)
+    for function in (
+        lambda score, b, h, q, k: torch.where(condition=q > k, input=score, other=score * 2),
+        lambda score, b, h, q, k: torch.where(q > k, input=score, other=number),
+        lambda score, b, h, q, k: torch.where(other=score, condition=q > k, input=number),
+        lambda score, b, h, q, k: number.where(q > k, score) + number.where(condition=q <= k, other=score),
+        lambda score, b, h, q, k: torch.clamp(score, max=0.5) + torch.clamp(score, min=-1.0),
+        lambda score, b, h, q, k: torch.clamp(input=score, max=score * 2, min=number) + score.clamp(max=0.5, min=-0.5),
+        lambda score, b, h, q, k: torch.clip(score, -1.0, max=0.5),
+        lambda score, b, h, q, k: torch.minimum(input=score, other=number) - torch.maximum(score, other=number),
+        lambda score, b, h, q, k: torch.pow(input=score, exponent=2) + score.pow(exponent=3),
+        lambda score, b, h, q, k: torch.pow(exponent=score, input=number),
+        lambda score, b, h, q, k: torch.sub(score, other=q) * torch.rsub(input=score, other=number),
+        lambda score, b, h, q, k: (
+            torch.div(score, 0.3, rounding_mode="floor") + torch.div(score, k + 1, rounding_mode=None)
+        ),
+        lambda score, b, h, q, k: torch.nn.functional.relu(score) + torch.exp(input=score, out=None),
+        lambda score, b, h, q, k: torch.remainder(input=score, other=0.3) + score.maximum(other=number),
+    ):
+        same_as_of_arrays(function, torch.as_tensor)
+
+
+def same_as_of_arrays(function, array):
+    """Symbols give what the library gives for arrays."""
+    of = {"score": np.array([-2.0, -0.25, 0.125, 3.0]), "q": np.array([0, 3, 5, 1]), "k": np.array([2, 0, 5, 3])}
+    expected = function(b=0, h=0, **{name: array(x) for name, x in of.items()})
+    np.testing.assert_allclose(run(function, **of), np.asarray(expected), rtol=1e-15)
+
+
 def test_scopes():
     table = np.ones((2, 9))
     reach = 4

@@ -95,6 +95,30 @@ def no_array(score, b, h, q, k):
     return score + take([1.0, 2.0], h)  # here
 
 
+def typed(score, b, h, q, k):
+    return np.minimum(score, 1.0, dtype=np.float32)  # here
+
+
+def clipped_into(score, b, h, q, k):
+    return np.clip(score, 0, 1, out=TABLE)  # here
+
+
+def clipped_twice(score, b, h, q, k):
+    return np.clip(score, 0, 1, min=1)  # here
+
+
+def rounded(score, b, h, q, k):
+    return score.pow(2, out=TABLE)  # here
+
+
+def too_few(score, b, h, q, k):
+    return score.minimum()  # here
+
+
+def too_many_numbers(score, b, h, q, k):
+    return score.exp(2)  # here
+
+
 def assigned(score, b, h, q, k):
     TABLE[0, 0] = 2.0  # here
     return score
@@ -130,7 +154,13 @@ LINES = [
     (python_range, "no numbers when it is traced"),
     (sine, "numpy.sin is not supported"),
     (total, "numpy.sum is not supported"),
-    (reduced, "numpy.add is not supported"),
+    (reduced, "numpy.add.reduce is not supported"),
+    (typed, "numpy.minimum: dtype= is not supported"),
+    (clipped_into, "numpy.clip: out= is not supported"),
+    (clipped_twice, "numpy.clip: min= is not supported"),
+    (rounded, ".pow: out= is not supported"),
+    (too_few, ".minimum: expected input, other"),
+    (too_many_numbers, ".exp: expected input"),
     (bits, "no operations on bits"),
     (shifted, "unsupported operand type"),
     (method, ".mean is not supported"),
@@ -254,6 +284,12 @@ def test_errors_of_tensors():
         (lambda score, b, h, q, k: score + table, r"an array of shape \(2, 3\) was used as a number"),
         (lambda score, b, h, q, k: score + table[h], r"an array of shape \(3,\) was used as a number; index it"),
         (lambda score, b, h, q, k: score + table.add_(1)[h, q], "must not change arrays"),
+        (lambda score, b, h, q, k: score + torch.add(table, 1, out=table)[h, q], "must not change arrays"),
+        (lambda score, b, h, q, k: torch.exp(score, out=table), "must not change arrays"),
+        (lambda score, b, h, q, k: torch.add(score, q, alpha=2), "torch.add: alpha= is not supported"),
+        (lambda score, b, h, q, k: torch.div(score, 2, rounding_mode="trunc"), "torch.div: rounding_mode= is not"),
+        (lambda score, b, h, q, k: torch.nn.functional.relu(score, inplace=True), "torch.relu: inplace= is not"),
+        (lambda score, b, h, q, k: torch.where(score > 0), "torch.where: expected condition, input, other"),
     ):
         with pytest.raises(TypeError, match=f"score: .*{message}.*line"):
             trace(function)

@@ -169,17 +169,19 @@ def _backward(
     if given is None:
         return prepared.run(dout, q, k, v, out, lse, dlse, scale)
     found = prepared.run(dout, q, k, v, out, lse, dlse, scale, given.operands)
-    with whole_imports:
-        from .scores import gradients_of
-    return gradients_of(given, found)
+    return _scores().gradients_of(given, found)
 
 
 def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given | None:
-    if traced(q):
-        return None
+    return None if traced(q) else _scores().read(score, sinks, q, *others, **options)
+
+
+@functools.cache
+def _scores() -> Any:
+    """The module with the tracer of score functions, imported with the first one."""
     with whole_imports:
-        from .scores import read  # the tracer of score functions is imported with the first one
-    return read(score, sinks, q, *others, **options)
+        from . import scores
+    return scores
 
 
 def _captured(given: Given | None) -> tuple[Any, ...]:

@@ -9,11 +9,12 @@ import numpy as np
 from ..arrays import NUMPY, ArrayNamespace, check_plain, dtype_name, namespace_of, recorder
 from ..arrays.namespace import numpy_dtype
 from ..request.call import Call, check_gradients
-from ..request.layout import Layout
+from ..request.layout import DEFAULT, Layout
 from ..request.score import ScoreOperands, TableType
+from ..score.kept_traces import find_or_trace
 from ..score.program import Program, program_of
 from ..score.recorder import Sizes
-from ..score.tracing import Traced, trace
+from ..score.tracing import Traced
 
 __all__ = ["Given", "gradients_of", "read"]
 
@@ -84,7 +85,7 @@ def read(
     parameters: tuple[float, ...] = ()
     tables: tuple[Any, ...] = ()
     if score is not None:
-        traced = score if isinstance(score, Traced) else trace(score, _sizes(layout, q, k, v))
+        traced = score if isinstance(score, Traced) else find_or_trace(score, _sizes(layout, q, k, v))
         graph, tables = traced.graph, traced.tables
         if [graph.operations[at].name for at in graph.results] != ["score"]:
             program, parameters = program_of(graph), traced.parameters
@@ -107,6 +108,9 @@ def read(
 
 
 def _sizes(layout: str, q: Any, k: Any, v: Any) -> Sizes:
+    if layout == DEFAULT and q.ndim == k.ndim == v.ndim == 4:  # without a Layout: each call reads its sizes
+        batch, heads, q_len, _ = q.shape
+        return Sizes(batch, heads, q_len, k.shape[2])
     given = Layout.of(layout, q, k, v)
     (batch, heads, q_len, _), (_, _, kv_len, _) = (map(int, given.sizes(x.shape)) for x in (q, k))
     return Sizes(batch, heads, q_len, kv_len)
@@ -144,7 +148,7 @@ def _moved(name: str, x: Any, q: Any, kind: ArrayNamespace, on_host: bool, recor
         if device != "cpu":
             raise ValueError(f"{name}: expected an array in host memory like q, got one on {device}")
         found = own.to_numpy(x)
-        if found.dtype.name in _WIDE and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
+        if dtype_name(found) in _WIDE and found.size and not -(2**31) <= found.min() <= found.max() < 2**31:
             raise ValueError(f"{name}: expected integers of at most 32 bits, got {found.min()} to {found.max()}")
         return found.copy() if recorded and own is NUMPY else found
     if own is kind and device == kind.device(q):

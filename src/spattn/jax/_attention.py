@@ -17,8 +17,8 @@ from ..dispatch import as_pattern
 from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import Call, check_options
+from ..score.kept_traces import find_or_trace
 from ..score.recorder import Sizes
-from ..score.tracing import trace
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
 __all__ = ["attention"]
@@ -125,7 +125,7 @@ def _with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[O
             raise ValueError(f"sinks: expected floats of shape ({call.heads_q},), got {sinks.dtype} of {sinks.shape}")
         captured.append(sinks.astype(wide))
     if score is not None:
-        traced = trace(score, Sizes(*call.sizes))
+        traced = find_or_trace(score, Sizes(*call.sizes))
         tables = [jnp.asarray(x) for x in traced.tables]
         captured += [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in tables]
         program = (traced.graph.operations, traced.graph.results, traced.parameters)

@@ -11,6 +11,7 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ class CapturedArray:
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         if "out" in options:
             raise TypeError(f"score: a score function must not change arrays{line()}")
-        return _seen(getattr(ufunc, method)(*map(_plain, operands), **options))
+        return _seen(getattr(ufunc, method)(*map(_plain, operands), **_plain_options(options)))
 
     def _whole(self) -> Any:
         if self.indices:
@@ -98,13 +99,17 @@ class CapturedArray:
 
 
 def _returns_seen(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *operands, **options: _seen(method(*map(_plain, operands), **options))
+    return lambda *operands, **options: _seen(method(*map(_plain, operands), **_plain_options(options)))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Recorded):
         raise TypeError(f"score: an array was used as a number; index it{line()}")
     return value._whole() if isinstance(value, CapturedArray) else value
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in options.items()}
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -235,14 +240,13 @@ class _Search:
                 made = self.value(outer[name], code.names)
                 if made is not outer[name]:
                     changed[name] = made
-        cells = tuple(self._cell(cell, code.names) for cell in function.__closure__ or ())
-        defaults = tuple(self.value(x, code.names) for x in function.__defaults__ or ())
-        options = {name: self.value(x, code.names) for name, x in (function.__kwdefaults__ or {}).items()}
-        itself = [name for name in code.names if changed and outer.get(name) is function]
-        same = not changed and all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True))
-        same = same and all(a is b for a, b in zip(defaults, function.__defaults__ or (), strict=True))
-        if same and all(x is function.__kwdefaults__[name] for name, x in options.items()):  # type: ignore[index]
+        closure, given, named = function.__closure__ or (), function.__defaults__ or (), function.__kwdefaults__ or {}
+        cells = tuple([self._cell(cell, code.names) for cell in closure])
+        defaults = tuple([self.value(x, code.names) for x in given])
+        options = {name: self.value(x, code.names) for name, x in named.items()}
+        if not changed and all(map(is_, (*cells, *defaults, *options.values()), (*closure, *given, *named.values()))):
             return function
+        itself = [name for name in code.names if changed and outer.get(name) is function]
         made = types.FunctionType(
             function.__code__, outer | changed if changed else outer, function.__name__, defaults or None, cells or None
         )

@@ -48,7 +48,9 @@ def _short(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _Composition(ScoreFunction):
+class Composition(ScoreFunction):
+    """What ``f | g`` gives; :func:`compose` makes it."""
+
     functions: tuple[Callable[..., Any], ...]
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -89,5 +91,5 @@ def compose(*functions: Callable[..., Any]) -> ScoreFunction:
             raise TypeError(f"compose: expected functions of (score, b, h, q, k), got {type(function).__name__}")
     if not functions:
         raise TypeError("compose: expected at least one function")
-    flat = (f.functions if isinstance(f, _Composition) else (f,) for f in functions)
-    return _Composition(tuple(function for part in flat for function in part))
+    flat = (f.functions if isinstance(f, Composition) else (f,) for f in functions)
+    return Composition(tuple(function for part in flat for function in part))

@@ -17,9 +17,9 @@ FLOAT, INT, BOOL = "float", "int", "bool"
 # Inputs: `number` distinguishes parameters and tables; constants have their value in `number`.
 INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT, "offset": INT}  # offset: kv_len - q_len
 COMPARISONS = ("eq", "ne", "lt", "le")
-_OF_TRUTH = ("and", "or", "xor", "not")
-_OF_FLOATS = ("exp", "log", "tanh", "sigmoid", "sqrt", "div", "pow")
-_COMMUTE = ("add", "mul", "minimum", "maximum", "eq", "ne", "and", "or", "xor")
+_OF_TRUTH = frozenset(("and", "or", "xor", "not"))
+_OF_FLOATS = frozenset(("exp", "log", "tanh", "sigmoid", "sqrt", "div", "pow"))
+_COMMUTE = frozenset(("add", "mul", "minimum", "maximum", "eq", "ne", "and", "or", "xor"))
 
 
 class Operation(NamedTuple):
@@ -88,7 +88,8 @@ class Builder:
 
     def __init__(self, start: Sequence[Operation] = ()) -> None:
         self.operations = list(start)
-        self._known = {operation: index for index, operation in enumerate(start)}
+        self._known: dict[tuple[Any, ...], int] = {operation: index for index, operation in enumerate(start)}
+        self._constants = {at: operation.number for at, operation in enumerate(start) if operation.name == "constant"}
 
     def dtype(self, index: int) -> str:
         """Dtype of an operation."""
@@ -96,22 +97,27 @@ class Builder:
 
     def input(self, name: str) -> int:
         """An input of the function."""
-        return self._append(Operation(name, (), INPUTS[name]))
+        return self._append(name, (), INPUTS[name])
 
-    def constant(self, value: float) -> int:
-        """A number; kernels compute with integers of 32 bits."""
+    def constant(self, value: float, dtype: str | None = None) -> int:
+        """A number, by default of its own dtype; kernels compute with integers of 32 bits."""
         if isinstance(value, int) and not -(2**31) <= value < 2**31:
             raise ValueError(f"score: integers have 32 bits, got {value}")
-        dtype = BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT
-        return self._append(Operation("constant", (), dtype, value))
+        dtype = dtype or (BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT)
+        if dtype == FLOAT:
+            # 0.0 and -0.0 are equal. One object for all NaN: tuples compare their elements by identity first.
+            value = 0.0 if value == 0 else math.nan if value != value else value
+        index = self._append("constant", (), dtype, value)
+        self._constants[index] = value
+        return index
 
     def parameter(self, number: int, dtype: str) -> int:
         """A captured number, which is read at each call."""
-        return self._append(Operation("parameter", (), dtype, number))
+        return self._append("parameter", (), dtype, number)
 
     def look_up(self, table: int, dtype: str, indices: Sequence[int]) -> int:
         """An element of a captured array; negative indices count from the end, as in Python."""
-        return self._append(Operation("look_up", tuple(indices), dtype, table))
+        return self._append("look_up", tuple(indices), dtype, table)
 
     def apply(self, name: str, *operands: int) -> int:
         """The result of an operation, with operands converted to one dtype."""
@@ -119,26 +125,22 @@ class Builder:
         known = self._folded(name, operands)
         if known is not None:
             return known
-        if name in _COMMUTE:
-            operands = tuple(sorted(operands))
+        if name in _COMMUTE and operands[0] > operands[1]:
+            operands = operands[::-1]
         if name in COMPARISONS or name in _OF_TRUTH:
             dtype = BOOL
         elif name in ("to_float", "to_int"):
             dtype = FLOAT if name == "to_float" else INT
         else:
             dtype = self.dtype(operands[-1])
-        return self._append(Operation(name, operands, dtype))
+        return self._append(name, operands, dtype)
 
-    def _append(self, operation: Operation) -> int:
-        # Operations compare equal if 1 == 1.0 == True; the dtype tells them apart. 0.0 and -0.0 are equal, too.
-        # One object for all NaN: tuples compare their elements by identity first.
-        if operation.dtype == FLOAT and operation.name == "constant":
-            number = operation.number
-            operation = operation._replace(number=0.0 if number == 0 else math.nan if number != number else number)
-        found = self._known.get(operation)
+    def _append(self, name: str, operands: tuple[int, ...], dtype: str, number: float = 0) -> int:
+        key = name, operands, dtype, number  # 1 == 1.0 == True; the dtype tells them apart
+        found = self._known.get(key)
         if found is None:
-            found = self._known[operation] = len(self.operations)
-            self.operations.append(operation)
+            found = self._known[key] = len(self.operations)
+            self.operations.append(Operation._make(key))
         return found
 
     def _converted(self, name: str, operands: Sequence[int]) -> tuple[int, ...]:
@@ -154,8 +156,10 @@ class Builder:
         return self._common(operands)
 
     def _common(self, operands: Sequence[int]) -> tuple[int, ...]:
-        convert = self.to_float if any(self.dtype(x) == FLOAT for x in operands) else self._to_int
-        return tuple(convert(x) for x in operands)
+        dtypes = [self.operations[x].dtype for x in operands]
+        if FLOAT in dtypes:
+            return tuple(operands) if dtypes.count(FLOAT) == len(dtypes) else tuple(map(self.to_float, operands))
+        return tuple(map(self._to_int, operands)) if BOOL in dtypes else tuple(operands)
 
     def _truth(self, x: int) -> int:
         return x if self.dtype(x) == BOOL else self.apply("ne", x, self.constant(0))
@@ -169,12 +173,11 @@ class Builder:
 
     def value(self, index: int) -> Any:
         """The number that a constant holds, or None."""
-        operation = self.operations[index]
-        return operation.number if operation.name == "constant" else None
+        return self._constants.get(index)
 
     def _folded(self, name: str, operands: tuple[int, ...]) -> int | None:
-        values = [self.value(x) for x in operands]
-        if operands and None not in values:
+        values = list(map(self._constants.get, operands))
+        if None not in values:
             return self._computed(name, operands, values)
         if name in ("add", "mul", "sub", "div"):
             a, b = operands
@@ -187,11 +190,13 @@ class Builder:
                 return a
             if name == "div" and values[1] == one:
                 return a
-        if name == "where" and values[0] is not None:
-            return operands[1] if values[0] else operands[2]
-        if name in ("minimum", "maximum", "and", "or") and operands[0] == operands[1]:
+        elif name == "where":
+            if values[0] is not None:
+                return operands[1] if values[0] else operands[2]
+            return operands[1] if operands[1] == operands[2] else None
+        elif name in ("minimum", "maximum", "and", "or") and operands[0] == operands[1]:
             return operands[0]
-        return operands[1] if name == "where" and operands[1] == operands[2] else None
+        return None
 
     def _computed(self, name: str, operands: tuple[int, ...], values: Sequence[Any]) -> int | None:
         dtype = self.dtype(operands[0]) if name != "where" else self.dtype(operands[1])

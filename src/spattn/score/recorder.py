@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import dtype_name, namespace_of
-from .graph import BOOL, FLOAT, INT, Builder
+from .graph import BOOL, FLOAT, INT, Graph
+from .shared_builder import SharedBuilder
 
 __all__ = ["CURRENT", "Constant", "Recorded", "Recorder", "Sizes", "is_array", "is_float", "line"]
 
@@ -56,12 +57,14 @@ class Recorder:
     """Append operations on symbols, numbers and elements of arrays to a graph."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
-        self.build = Builder()
+        self._build = SharedBuilder()
+        self._step, self.dtype = self._build.step, self._build.dtype
         self.sizes = sizes
         self.parameters: list[float] = []
         self.tables: list[Any] = []
         self.literals: set[tuple[str, Any]] = set()  # numbers written in the functions: constants of the graph
         self._known: dict[Any, int] = {}
+        self._table_numbers: dict[int, int] = {}  # id of a table, which `tables` keeps alive -> its number
 
     def index(self, value: Any) -> int:
         """The operation of an operand."""
@@ -71,10 +74,12 @@ class Recorder:
                     f"score: a value of another call was used; a score function must not store its arguments{line()}"
                 )
             return value.index
+        if type(value) is float:
+            return self._number(value, FLOAT)
         if isinstance(value, (bool, np.bool_)):
-            return self.build.constant(bool(value))
+            return self._step("constant", bool(value), BOOL)
         if isinstance(value, Constant):
-            return self.build.constant(int(value))
+            return self._step("constant", int(value), INT)
         if isinstance(value, (int, np.integer)):
             return self._number(int(value), INT)
         if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and _kind(value) == FLOAT):
@@ -94,12 +99,12 @@ class Recorder:
         if dtype == INT and not -(2**31) <= value < 2**31:
             raise ValueError(f"score: integers have 32 bits, got {value}{line()}")
         if (dtype, value) in self.literals:
-            return self.build.constant(value)
+            return self._step("constant", value, dtype)
         key = dtype, repr(value)  # 0.0 == -0.0
         if key not in self._known:
             self._known[key] = len(self.parameters)
             self.parameters.append(value)
-        return self.build.parameter(self._known[key], dtype)
+        return self._step("parameter", self._known[key], dtype)
 
     def look_up(self, table: Any, indices: Sequence[Any]) -> int:
         """An element of a captured array."""
@@ -115,12 +120,16 @@ class Recorder:
                 f"one number per pair{line()}"
             )
         found = [self.index(x) for x in indices]
-        if any(self.build.dtype(x) != INT for x in found):
+        if any(self.dtype(x) != INT for x in found):
             raise TypeError(f"score: expected integer indices{line()}")
-        number = next((at for at, known in enumerate(self.tables) if known is table), len(self.tables))
+        number = self._table_numbers.setdefault(id(table), len(self.tables))
         if number == len(self.tables):
             self.tables.append(table)
-        return self.build.look_up(number, dtype, found)
+        return self._step("look_up", number, dtype, tuple(found))
+
+    def input(self, name: str) -> int:
+        """An input of score functions."""
+        return self._step("input", name)
 
     def apply(self, name: str, *operands: Any) -> int:
         """The operation `name` on operands; a few names stand for several operations of a graph."""
@@ -130,58 +139,66 @@ class Recorder:
             name, operands = _SWAPPED[name], operands[::-1]
         indices = [self.index(x) for x in operands]
         if name in _BITWISE:
-            if any(self.build.dtype(x) != BOOL for x in indices):
+            if any(self.dtype(x) != BOOL for x in indices):
                 raise TypeError(f"score: & | ^ and ~ need bools; there are no operations on bits{line()}")
             name = _BITWISE[name]
         if name == "pow" and (power := _small_power(operands[1])) is not None:
             return self._power(indices[0], power)
-        return self.build.apply(name, *indices)
+        return self._apply(name, *indices)
+
+    def _apply(self, name: str, *indices: int) -> int:
+        return self._step("apply", name, *indices)
 
     def _power(self, base: int, power: int) -> int:
         if power < 0:
-            return self.build.apply("div", self.build.constant(1.0), self._power(base, -power))
+            return self._apply("div", self._step("constant", 1.0, FLOAT), self._power(base, -power))
         if power == 0:
-            return self.build.constant(1.0 if self.build.dtype(base) == FLOAT else 1)
+            return self._step("constant", *((1.0, FLOAT) if self.dtype(base) == FLOAT else (1, INT)))
         if power == 1:
             return base
         half = self._power(base, power // 2)
-        squared = self.build.apply("mul", half, half)
-        return self.build.apply("mul", squared, base) if power % 2 else squared
+        squared = self._apply("mul", half, half)
+        return self._apply("mul", squared, base) if power % 2 else squared
+
+    def result(self, value: Recorded) -> tuple[Graph, tuple[float, ...], tuple[Any, ...]]:
+        """The graph of a float, and its parameters and tables."""
+        graph, parameters, tables = self._build.result(self._step("to_float", value.index))
+        return graph, tuple([self.parameters[x] for x in parameters]), tuple([self.tables[x] for x in tables])
 
     # Functions of NumPy and torch that are no operations of graphs.
     def _square(self, x: Any) -> int:
         index = self.index(x)
-        return self.build.apply("mul", index, index)
+        return self._apply("mul", index, index)
 
     def _exp2(self, x: Any) -> int:
-        return self.build.apply("exp", self.build.apply("mul", self.index(x), self.build.constant(_LN2)))
+        return self._apply("exp", self._apply("mul", self.index(x), self._step("constant", _LN2, FLOAT)))
 
     def _reciprocal(self, x: Any) -> int:
-        return self.build.apply("div", self.build.constant(1.0), self.index(x))
+        return self._apply("div", self._step("constant", 1.0, FLOAT), self.index(x))
 
     def _rsqrt(self, x: Any) -> int:
-        return self.build.apply("div", self.build.constant(1.0), self.build.apply("sqrt", self.index(x)))
+        return self._apply("div", self._step("constant", 1.0, FLOAT), self._apply("sqrt", self.index(x)))
 
     def _relu(self, x: Any) -> int:
-        index, zero = self.index(x), self.build.constant(0)
-        return self.build.apply("where", self.build.apply("lt", zero, index), index, zero)
+        index, zero = self.index(x), self._step("constant", 0, INT)
+        return self._apply("where", self._apply("lt", zero, index), index, zero)
 
     def _clip(self, x: Any, low: Any = None, high: Any = None) -> int:
         index = self.index(x)
         for name, bound in (("maximum", low), ("minimum", high)):
-            index = index if bound is None else self.build.apply(name, index, self.index(bound))
+            index = index if bound is None else self._apply(name, index, self.index(bound))
         return index
 
     def _to_float(self, x: Any) -> int:
-        return self.build.to_float(self.index(x))
+        return self._step("to_float", self.index(x))
 
     def _to_int(self, x: Any) -> int:
         index = self.index(x)
-        return index if self.build.dtype(index) == INT else self.build.apply("to_int", index)
+        return index if self.dtype(index) == INT else self._apply("to_int", index)
 
     def _to_bool(self, x: Any) -> int:
         index = self.index(x)
-        return index if self.build.dtype(index) == BOOL else self.build.apply("ne", index, self.build.constant(0))
+        return index if self.dtype(index) == BOOL else self._apply("ne", index, self._step("constant", 0, INT))
 
 
 _DERIVED: dict[str, Any] = {

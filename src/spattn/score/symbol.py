@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -84,7 +85,7 @@ class Symbol(Recorded):
     @property
     def dtype(self) -> str:
         """``"float"``, ``"int"`` or ``"bool"``."""
-        return self.recorder.build.dtype(self.index)
+        return self.recorder.dtype(self.index)
 
     def __repr__(self) -> str:
         return f"<{self.dtype} of every pair>"
@@ -110,8 +111,11 @@ class Symbol(Recorded):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         name = _NAMES.get(ufunc.__name__)
-        if name is None or method != "__call__" or options:
-            raise TypeError(f"score: numpy.{ufunc.__name__} is not supported{line()}")
+        if name is None or method != "__call__":
+            called = "" if method == "__call__" else f".{method}"
+            raise TypeError(f"score: numpy.{ufunc.__name__}{called} is not supported{line()}")
+        if options:
+            raise TypeError(f"score: numpy.{ufunc.__name__}: {next(iter(options))}= is not supported{line()}")
         if name in _COMPARISONS:  # NumPy's scalars compare as arrays; neither has a gradient
             operands = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in operands)
         return record(name, *operands)
@@ -120,7 +124,8 @@ class Symbol(Recorded):
         if function is np.where and len(operands) == 3 and not options:
             return record("where", *operands)
         if function is np.clip:
-            return record("clip", *operands, *options.values())
+            options = {key.removeprefix("a_"): x for key, x in options.items()}
+            return record("clip", *_arranged("numpy.clip", ("a", "min", "max"), operands, options))
         raise TypeError(f"score: numpy.{function.__name__} is not supported{line()}")
 
     @classmethod
@@ -162,18 +167,52 @@ class Symbol(Recorded):
     type = astype = to
 
 
+_OPERANDS = (Recorded, int, float, np.generic)
+
+
 def _operator(name: str, reverse: bool = False) -> Callable[[Symbol, Any], Any]:
     def method(self: Symbol, other: Any) -> Any:
-        if not (isinstance(other, (Recorded, bool, int, float, np.generic)) or is_array(other)):
+        if not (isinstance(other, _OPERANDS) or is_array(other)):
             return NotImplemented
-        return record(name, other, self) if reverse else record(name, self, other)
+        operands = (other, self) if reverse else (self, other)
+        return Symbol(self.recorder, self.recorder.apply(name, *operands))
 
     return method
 
 
+_WITHOUT_EFFECT: dict[str, Any] = {"out": None, "inplace": False, "rounding_mode": None}
+_OF_TORCH = {"where": ("condition", "input", "other"), "clip": ("input", "min", "max"), "pow": ("input", "exponent")}
+_OF_TWO = set("floordiv mod div add sub mul eq ne lt le gt ge and or xor minimum maximum".split())
+_OF_TWO |= {"bitwise_and", "bitwise_or", "bitwise_xor"}
+
+
+def _parameters(name: str) -> tuple[str, ...]:
+    """The names of torch for the operands of an operation."""
+    return _OF_TORCH.get(name) or (("input", "other") if name in _OF_TWO else ("input",))
+
+
+def _arranged(
+    function: str, parameters: Sequence[str], operands: Sequence[Any], options: dict[str, Any]
+) -> Sequence[Any]:
+    """The operands of a function in order, where some are given by keyword; the bounds of a clip may be absent."""
+    if len(operands) == len(parameters) and not options:
+        return operands
+    given = dict(zip(parameters, operands, strict=False))
+    for key, value in options.items():
+        if key not in parameters or key in given:
+            raise TypeError(f"score: {function}: {key}= is not supported{line()}")
+        given[key] = value
+    missing = [key for key in parameters if key not in given and key not in ("min", "max")]
+    if missing or len(operands) > len(parameters):
+        raise TypeError(f"score: {function}: expected {', '.join(parameters)}{line()}")
+    return [given.get(key) for key in parameters]
+
+
 def _method(name: str) -> Callable[..., Symbol]:
-    def method(self: Symbol, *others: Any) -> Symbol:
-        return record(name, self, *others)
+    parameters = _parameters(name)
+
+    def method(self: Symbol, *others: Any, **options: Any) -> Symbol:
+        return record(name, *_arranged(f".{name}", parameters, (self, *others), options))
 
     method.__name__ = name
     return method
@@ -194,12 +233,16 @@ for _name, _kind in {"float": "float", "int": "int", "long": "int", "bool": "boo
 def torch_call(function: Any, operands: Sequence[Any], options: dict[str, Any]) -> Symbol:
     """The result of a function of torch."""
     name = getattr(function, "__name__", str(function)).strip("_")
-    if name in ("clamp", "clip"):
-        return record("clip", *operands, *(options.get(bound) for bound in ("min", "max")[len(operands) - 1 :]))
-    if name in ("div", "divide") and options == {"rounding_mode": "floor"}:
-        name, options = "floor_divide", {}
     reverse = name not in _NAMES and name.startswith("r")  # Tensor.__rsub__ and so on
     known = _NAMES.get(name.removeprefix("r") if reverse else name)
-    if known is None or options:
+    if known is None:
         raise TypeError(f"score: torch.{name} is not supported{line()}")
+    options = {key: x for key, x in options.items() if key not in _WITHOUT_EFFECT or x is not _WITHOUT_EFFECT[key]}
+    if known == "div" and options.get("rounding_mode") == "floor":
+        known = "floordiv"
+        del options["rounding_mode"]
+    if function is sys.modules["torch"].Tensor.where:
+        input_, condition, other = _arranged("Tensor.where", ("input", "condition", "other"), operands, options)
+        return record("where", condition, input_, other)
+    operands = _arranged(f"torch.{name}", _parameters(known), operands, options)
     return record(known, *(operands[::-1] if reverse else operands))

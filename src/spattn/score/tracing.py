@@ -14,6 +14,7 @@ from .._util.imports import whole_imports
 from .captures import CapturedArray, look_up, visible
 from .graph import Graph
 from .recorder import CURRENT, Recorded, Recorder, Sizes, is_array, line
+from .shared_builder import ARGUMENTS
 from .symbol import Symbol, torch_call
 
 __all__ = ["Traced", "call", "trace"]
@@ -54,15 +55,14 @@ def trace(function: Callable[..., Any], sizes: Sizes | None = None) -> Traced:
     if not callable(function):
         raise TypeError(f"score: expected a function of (score, b, h, q, k), got {type(function).__name__}")
     recorder = Recorder(sizes)
-    symbols = [Symbol(recorder, recorder.build.input(name)) for name in ("score", "b", "h", "q", "k")]
+    symbols = [Symbol(recorder, at) for at in range(len(ARGUMENTS))]
     outer = CURRENT.set(recorder)
     try:
         with _lookups()():
             result = call(function, *symbols)
     finally:
         CURRENT.reset(outer)
-    graph = Graph(tuple(recorder.build.operations), (recorder.build.to_float(result.index),))
-    return _used(graph._replace(operations=tuple(recorder.build.operations)), recorder)
+    return Traced(*recorder.result(result))
 
 
 def call(function: Callable[..., Any], score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -107,29 +107,6 @@ def _definition(function: Any) -> str:
     return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def _used(graph: Graph, recorder: Recorder) -> Traced:
-    """The operations, parameters and tables that the result depends on, in the order in which it uses them."""
-    graph = graph.only(graph.results)
-    first: dict[int, int] = {}  # operation -> the first that uses it
-    for at, operation in enumerate(graph.operations):
-        for operand in operation.operands:
-            first.setdefault(operand, at)
-    used = sorted(range(len(graph.operations)), key=lambda at: (first.get(at, at), at))
-    new: dict[str, dict[int, int]] = {"parameter": {}, "look_up": {}}
-    for operation in map(graph.operations.__getitem__, used):
-        if operation.name in new:
-            numbers = new[operation.name]
-            numbers.setdefault(int(operation.number), len(numbers))
-    operations = tuple(
-        op._replace(number=new[op.name][int(op.number)]) if op.name in new else op for op in graph.operations
-    )
-    return Traced(
-        Graph(operations, graph.results),
-        tuple(recorder.parameters[x] for x in new["parameter"]),
-        tuple(recorder.tables[x] for x in new["look_up"]),
-    )
-
-
 def _lookups() -> Callable[[], Any]:
     """A context in which symbols may index tensors."""
     return _tensor_lookups() if "torch" in sys.modules else contextlib.nullcontext
@@ -149,11 +126,15 @@ def _tensor_lookups() -> Callable[[], Any]:
                 index = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
                 if any(isinstance(x, Recorded) for x in index):
                     return look_up(operands[0], index)
-            name = getattr(func, "__name__", "")
-            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            name, options = getattr(func, "__name__", ""), options or {}
+            if (
+                name == "__setitem__"
+                or (name.endswith("_") and not name.endswith("__"))
+                or options.get("out") is not None
+            ):
                 raise TypeError(f"score: a score function must not change arrays{line()}")
-            if any(isinstance(x, Recorded) for x in operands):
-                return torch_call(func, operands, options or {})
-            return func(*operands, **(options or {}))
+            if any(isinstance(x, Recorded) for x in (*operands, *options.values())):
+                return torch_call(func, operands, options)
+            return func(*operands, **options)
 
     return Lookups

@@ -53,9 +53,9 @@ def rows(score: Any, q: Any) -> Any:
     if not isinstance(score, Recorded):
         raise TypeError("score: the row of a query depends on the lengths of a call; pass this function to attention()")
     recorder = score.recorder
-    return q - type(score)(recorder, recorder.build.input("offset"))
+    return q - type(score)(recorder, recorder.input("offset"))
 
 
 def sizes_of(score: Any) -> Any:
-    """The sizes of the call that traces the function, or None."""
+    """The sizes of the call that traces the function, or None; calls that differ in one that is read trace it again."""
     return score.recorder.sizes if isinstance(score, Recorded) else None

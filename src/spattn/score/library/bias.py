@@ -7,6 +7,7 @@ from typing import Any
 
 from ..composition import ScoreFunction
 from ..functions import take
+from ..recorder import Sizes
 from ._numbers import check_table, rows, sizes_of
 
 __all__ = ["bias"]
@@ -45,8 +46,10 @@ class bias(ScoreFunction):
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         shape = tuple(self.array.shape)
         sizes = sizes_of(score)
-        if sizes is not None and any(n not in (1, size) for n, size in zip(shape[::-1], sizes[::-1], strict=False)):
-            raise ValueError(f"bias: array of shape {shape} does not broadcast to {tuple(sizes)}")
+        for n, axis in zip(shape[::-1], reversed(Sizes._fields), strict=False):
+            if sizes is not None and n != 1 and n != getattr(sizes, axis):
+                expected = tuple(getattr(sizes, name) for name in Sizes._fields)
+                raise ValueError(f"bias: array of shape {shape} does not broadcast to {expected}")
         row = rows(score, q) if len(shape) > 1 and shape[-2] != 1 else None
         taken = [0 if n == 1 else index for n, index in zip(shape[::-1], (k, row, h, b), strict=False)]
         return score + take(self.array, *taken[::-1])
