@@ -57,8 +57,10 @@ TABLE = {
     "Hopper: tiles": (
         ("fused", HOPPER_TILES),
         ("fused", HOPPER_TILES),
-        ("second pass", [TRACED + "::test_index_classes[sm90-bfloat16-None-head]",
-                         TRACED + "::test_random_trees[sm90-float16-None-1]"]),
+        ("fused, or second pass", [*each(HOPPER + "::test_table_gradients[{}-{}]", ("clipped", "slopes"),
+                                         ("more keys", "window", "mask")),
+                                   TRACED + "::test_index_classes[sm90-bfloat16-None-head]",
+                                   TRACED + "::test_random_trees[sm90-float16-None-1]"]),
     ),
     "Hopper: gathered and permuted tokens, groups, dynamic masks": (
         ("fused", [*each(HOPPER + "::test_looked_up_tokens[{}]", ("gathered", "ordered")), HOPPER + "::test_groups",

@@ -88,6 +88,7 @@ inline unsigned __ballot_sync(unsigned, int vote) {
   });
 }
 inline int __any_sync(unsigned, int vote) { return __ballot_sync(~0u, vote) != 0; }
+inline int __all_sync(unsigned, int vote) { return __ballot_sync(~0u, vote) == ~0u; }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __ffsll(unsigned long long x) { return __builtin_ffsll((long long)x); }
 

@@ -214,11 +214,12 @@ def positions(heads, batch, q_len, kv_len):
     }
 
 
-def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0):
+def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0, fused=False):
     """Out, lse, dq, dk, dv and gradients of captured arrays by the formula in float64; with `dtype` in float32, and
     rounded where kernels round.
 
     Kernels multiply by unnormalised weights, relative to any recent maximum; `factor` is that of other roundings.
+    Backwards that are `fused` sum rounded dS for the gradients of captured arrays.
     """
     wide = np.float64 if dtype is None else np.float32
     q, k, v, dout = (x.astype(wide) for x in arrays)
@@ -243,7 +244,7 @@ def dense(score, arrays, mask, scale, dlse=0.0, dtype=None, factor=1.0):
     p = p / np.where(empty, 1, total)
     delta = (dout * out).sum(axis=3) - dlse
     ds = p * (dout @ values.swapaxes(2, 3) - delta[..., None])
-    tables = table_gradients(score, uses, ds)
+    tables = table_gradients(score, uses, rounded(ds) if fused else ds)
     ds = rounded(np.where(ds == 0, 0, ds * derivative))
     dk, dv = over_group(ds.swapaxes(2, 3) @ q * wide(scale)), over_group(rounded(p).swapaxes(2, 3) @ dout)
     return out, lse[..., 0], rounded(ds @ keys * wide(scale)), dk, dv, *tables

@@ -23,12 +23,19 @@ UNIT = """
 using Word = unsigned long long;
 static Word __double_as_longlong(double x) { Word y; memcpy(&y, &x, 8); return y; }
 static double __longlong_as_double(Word x) { double y; memcpy(&y, &x, 8); return y; }
+static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+static int max(int a, int b) { return a > b ? a : b; }
 static void atomicAdd(Word* at, Word x) { *at += x; }
 static void atomicOr(Word* at, Word x) { *at |= x; }
-#include "sm80/backward/accumulator.cuh"
+#include "common/accumulator.cuh"
 extern "C" double sum(const double* x, int count, Word* words) {
-  using namespace spattn::sm80_backward;
+  using namespace spattn;
   for (int i = 0; i < count; ++i) add_exactly(words, x[i]);
+  return accumulated(words);
+}
+extern "C" double sum_floats(const double* x, int count, Word* words) {
+  using namespace spattn;
+  for (int i = 0; i < count; ++i) add_exactly(words, float(x[i]));
   return accumulated(words);
 }
 """
@@ -44,14 +51,15 @@ def total(tmp_path_factory):
     file.write_text(UNIT)
     command = [COMPILER, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", f"-I{compile.SOURCES}", "-o", library, file]
     subprocess.run([*map(str, command)], check=True)
-    function = ctypes.CDLL(str(library)).sum
-    function.restype = ctypes.c_double
+    loaded = ctypes.CDLL(str(library))
+    loaded.sum.restype = loaded.sum_floats.restype = ctypes.c_double
 
-    def added(numbers):
+    def added(numbers, function=loaded.sum):
         numbers, words = np.asarray(numbers, np.float64), np.zeros(10, np.uint64)
         got = function(numbers.ctypes.data_as(ctypes.c_void_p), len(numbers), words.ctypes.data_as(ctypes.c_void_p))
         return got, words
 
+    added.of_floats = lambda numbers: added(numbers, loaded.sum_floats)
     return added
 
 
@@ -87,3 +95,15 @@ def test_extremes(total):
         assert math.isnan(total(numbers)[0])
     assert total([2.0**-160])[0] == 2.0**-160 and total([2.0**-161, 5e-324])[0] == 0
     assert total([2.0**-150 + 2.0**-161])[0] == 2.0**-150 and total([-(2.0**-160)] * 3)[0] == -3 * 2.0**-160
+
+
+def test_floats(total):
+    """Adding a float leaves the same words as adding the same number as a double; denormals are kept."""
+    rng = np.random.default_rng(1)
+    numbers = np.float32(rng.normal(size=3000) * 2.0 ** rng.integers(-149, 125, 3000)).astype(float)
+    numbers = np.concatenate([numbers, [0.0, -0.0, 2.0**-149, -(2.0**-130), 2.0**126]])
+    (got, words), (wide, wanted) = total.of_floats(numbers), total(numbers)
+    assert got == wide and np.array_equal(normalized(words), normalized(wanted))
+    for special in (np.inf, -np.inf, np.nan, 2.0**127):
+        (got, _), (wide, _) = total.of_floats([1.0, special]), total([1.0, special])
+        assert np.array_equal(got, wide, equal_nan=True)

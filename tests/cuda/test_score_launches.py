@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
 import spattn
 from spattn import patterns
 from spattn.arrays import to_host
-from spattn.cuda.driver import compile, device
 from spattn.schedule import compiler
 from spattn.testing import dense_mask
 
@@ -18,27 +15,11 @@ from . import test_traced_scores as traced
 from .sm90.test_dynamic_masks import SELECTIONS, on_gpu
 from .test_traced_scores import ALIBI, BATCH, HEADS, SCALE, SLOPES
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.gpu
 
-KERNELS = [("sm90", "float16", None), ("sm90", "bfloat16", None), ("sm80", "float16", None), ("sm80", "float32", None)]
 RANDOM = np.random.default_rng(0)
 SCATTERED = patterns.interop.from_pairs(*np.nonzero(RANDOM.random((300, 417)) < 0.05), 300, 417)
 CLUSTERS = patterns.Clusters(RANDOM.integers(0, 9, 300))
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """Compile the kernels side by side, not one by one at their first use."""
-    gpu = device.get()
-    wanted = [
-        request
-        for family, *options in KERNELS
-        if family == "sm80" or gpu.capability == (9, 0)
-        for request in traced.requests(ALIBI, family, *options, gpu.shared_bytes, gpu.arch)
-    ]
-    if compile.find_nvcc() is not None:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda one: compile.cubin(*one), wanted))
 
 
 def leaves(torch, arrays, given):

@@ -19,6 +19,34 @@ pytestmark = pytest.mark.family("sm80")
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 TREES, PAIRS = 100, 300
 INSIDE = np.zeros(2, int)  # tiles for which inside() is true, and those of functions of positions
+RELATIVE = np.zeros(3, bool)  # of the last function: kRelative, kDiagonal, and whether an array's gradient is summed
+DIAGONALS = """
+template <class Score, class Head>
+void check_diagonals(double score, int query, int key, const Head& head, int* kinds) {
+  const auto differ = [](double x, double y) { return !(x == y || (x != x && y != y)); };
+  if constexpr (Score::kRelative) {
+    kinds[3] += 1;
+    kinds[2] += differ(Score::value(score, query, key, head), Score::value(score, query + 5, key + 5, head));
+    kinds[2] += differ(Score::derivative(score, query, key, head), Score::derivative(score, query + 5, key + 5, head));
+  }
+  if constexpr (Score::kDiagonal) {
+    kinds[4] += 1;
+    const auto shared = Score::template diagonal<false>(0, key - query, head);
+    kinds[2] += differ(Score::value(score, query, key, head), Score::value_on(score, shared, head));
+  }
+}
+
+template <class Use, class Head>
+void check_sum(double score, int query, int key, const Head& head, double gradient, double slope, int* kinds) {
+  if constexpr (Use::kSummed) {
+    kinds[5] += 1;
+    const double x = Use::of_sum(score_adjoint(gradient, slope), query, key, head);
+    const double y = Use::contribution(score, query, key, head, gradient);
+    if (!(fabs(x - y) <= 1e-12 * fabs(y) || (x != x && y != y))) kinds[2] += 1;
+    if (Use::kPlain && x != score_adjoint(gradient, slope)) kinds[2] += 1;
+  }
+}
+"""
 UNIT = """
 extern "C" void tree{n}(const void* args, int offset, int count, const int* pairs, const double* scores,
                         const double* gradients, double* values, double* derivatives, double** sums, int* kinds) {{
@@ -31,6 +59,7 @@ extern "C" void tree{n}(const void* args, int offset, int count, const int* pair
     const int low = at[3] - at[3] % 16, first = at[2] - 7;  // a tile of the pair
     const bool inside = Score::inside(first, first + 15, low, low + 15, head);
     kinds[0] += inside, kinds[1] += Score::kPositions && inside;
+    spattn::check_diagonals<Score>(scores[i], at[2], at[3], head, kinds);
     for (int query = first; inside && query < first + 16; ++query) {{
       for (int key = low; key < low + 16; ++key) {{
         const double x = Score::value<true>(scores[i], query, key, head), y = Score::value(scores[i], query, key, head);
@@ -39,6 +68,7 @@ extern "C" void tree{n}(const void* args, int offset, int count, const int* pair
     }}
     Score::Uses::for_each([&](auto use) {{
       const double x = use.contribution(scores[i], at[2], at[3], head, gradients[i]);
+      spattn::check_sum<decltype(use)>(scores[i], at[2], at[3], head, gradients[i], derivatives[i], kinds);
       const long long index = use.index(at[2], at[3], head);
       if (index >= 0) sums[use.kTable][index] += x;
     }});
@@ -54,7 +84,7 @@ def wanted(score):
 
 def compiled(folder, scores):
     """A library with the functions tree0, tree1, ..."""
-    text = ""
+    text = '#include "common/score_functions.cuh"\nnamespace spattn {' + DIAGONALS + "}\n"
     for n, score in enumerate(scores):
         own = source(score.program, [Array.of(*one) for one in score.types], wanted(score))
         own = own.replace("namespace spattn {", f"namespace spattn::tree{n} {{")
@@ -85,11 +115,12 @@ def run(library, n, score, pairs, scores, gradients, offset):
     pointers = (ctypes.c_void_p * max(1, len(sums)))(*(x.ctypes.data for x in sums))
     arrays = [x.ctypes.data_as(ctypes.c_void_p) for x in (pairs, scores, gradients, values, derivatives)]
     args = packed(score)
-    kinds = np.zeros(3, np.int32)
+    kinds = np.zeros(6, np.int32)
     own = *arrays, pointers, kinds.ctypes.data_as(ctypes.c_void_p)
     getattr(library, f"tree{n}")(args.ctypes.data_as(ctypes.c_void_p), offset, len(pairs), *own)
-    assert kinds[2] == 0  # value<true>() is value() where inside() is true
+    assert kinds[2] == 0  # value<true>() is value() where inside() is true, and so on
     INSIDE[:] += kinds[:2]
+    RELATIVE[:] = kinds[3:] > 0
     shapes = [one.shape for one in score.types]
     sums = [x[: int(np.prod(shape))].reshape(shape) for x, shape in zip(sums, shapes, strict=True)]
     return values, derivatives, sums
@@ -120,6 +151,42 @@ def test_random_trees(tmp_path):
             np.testing.assert_allclose(x, want, rtol=1e-8, atol=1e-11, err_msg=f"tree {n}")
     assert 0 < INSIDE[1] < INSIDE[0] < TREES * PAIRS
     assert {"look_up", "parameter", "floordiv", "mod", "where", "pow", "adjoint", "offset", "sigmoid"} <= names
+
+
+SLOPES, DISTANCES = np.array([0.5, -0.25, 0.1, 2, 1]), np.random.default_rng(0).normal(size=(5, 9))
+BY_ROW = np.random.default_rng(1).normal(size=240)
+
+
+def clipped(q, k):
+    return np.minimum(np.maximum(k - q, -4), 4) + 4
+
+
+# (function, kRelative, kDiagonal, whether the gradient of an array may be summed along diagonals)
+OF_DISTANCES = {
+    "alibi": (lambda s, b, h, q, k: s - SLOPES[h] * abs(q - k), True, True, True),
+    "table": (lambda s, b, h, q, k: s + DISTANCES[h, clipped(q, k)], True, True, True),
+    "capped sum": (lambda s, b, h, q, k: 5 * np.tanh((s + DISTANCES[h, clipped(q, k)]) / 5), True, True, True),
+    "sum of capped": (lambda s, b, h, q, k: 5 * np.tanh(s / 5) + DISTANCES[h, clipped(q, k)], True, True, False),
+    "two numbers": (
+        lambda s, b, h, q, k: s * SLOPES[(q - k) % 5] + DISTANCES[h, clipped(q, k)],
+        True,
+        False,
+        False,
+    ),
+    "no position": (lambda s, b, h, q, k: s * SLOPES[h], True, False, False),
+    "of a query": (lambda s, b, h, q, k: s + DISTANCES[h, clipped(q, k)] + BY_ROW[q], False, False, True),
+    "a choice": (lambda s, b, h, q, k: np.where(q - k > 3, s + SLOPES[h], s), True, True, False),
+}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler was found")
+def test_functions_of_the_distance(tmp_path):
+    """What pairs of a diagonal share, and sums of their gradients."""
+    scores = [operands(function) for function, *_ in OF_DISTANCES.values()]
+    library, (pairs, given, gradients) = compiled(tmp_path, scores), random_pairs()
+    for n, (name, (_, *expected)) in enumerate(OF_DISTANCES.items()):
+        run(library, n, scores[n], pairs, given, gradients, 0)
+        assert list(RELATIVE) == expected, name
 
 
 TABLE, INTS, BOOLS = np.arange(6.0).reshape(2, 3), np.array([5, 7], np.int32), np.array([True])

@@ -121,8 +121,8 @@ def operand(x):
     return Operand(x.ctypes.data, x.shape, row_major(x.shape))
 
 
-def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=None):
-    """Results, gradients of q, k, v and of captured arrays."""
+def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=None, nonfinite=None):
+    """Results, gradients of q, k, v and of captured arrays; `nonfinite` is the flag of a backward that has summed."""
     gpu = type("Gpu", (), {"shared_bytes": 163 << 10, "sm_count": 2, "arch": "sm_80", "ordinal": 0})()
     q, k, v = inputs(BATCH, HEADS, HEADS_KV, q_len, kv_len, DIM, DIM, dtype=dtype)
     wide = "float64" if dtype == "float64" else "float32"
@@ -142,7 +142,16 @@ def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=No
     found = [np.full(score.types[number].shape, np.nan, wide) for number in gradients.wanted]
     own = BackwardPass(gpu, 0, made, *map(operand, (dout, q, k, v, out, lse, dlse, *results)), *options)
     portable_backward.backward(own)
-    gradients.enqueue(own, [operand(x) for x in found])
+    if nonfinite is None:
+        gradients.enqueue(own, [operand(x) for x in found], 0)
+    else:  # as after a backward that has summed: 2.0 for every element
+        flag = np.array([nonfinite], np.int32)
+        words = np.zeros((gradients._total, 10), np.uint64)
+        words[:, 5] = 2
+        own.table_sums = host_score.TableSums("", words.ctypes.data, ())
+        gradients.enqueue(own, [operand(x) for x in found], flag.ctypes.data)
+        if not nonfinite:
+            return found
     wanted = [*expected[:5], *(expected[5 + number] for number in gradients.wanted)]
     lossy = np.dtype("float16" if precision else dtype)
     low = [dense(score, (q, k, v, dout), mask, SCALE, np.float32(dlse), lossy, factor) for factor in (1, 1.5)]
@@ -193,6 +202,18 @@ def test_biases(emulated, monkeypatch):
     check(emulated, score, patterns.SlidingWindow(9, 9), 60, 70)
     score = operands(lambda s, b, h, q, k: s + BIAS[0, 1, q, k])
     assert not captured._one_pair_each(score.program, 0, SimpleNamespace(q_offset=10, batch=1, heads_q=HEADS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_second_pass_replaces_sums_that_are_not_finite(emulated, dtype):
+    score = operands(lambda s, b, h, q, k: s + RELATIVE[h, k - q])
+    given = emulated, score, patterns.Causal(), 60, 70, dtype
+    (exact,) = check(*given)
+    (found,) = check(*given, nonfinite=1)
+    assert found.tobytes() == exact.tobytes()
+    (found,) = check(*given, nonfinite=0)
+    assert (found == 2).all()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def _look_up(table: np.ndarray, indices: Sequence[np.ndarray], kind: str, dtype:
     if table.size == 0:
         return np.full(np.shape(outside), absent, of)
     value = table[tuple(np.where(outside, 0, index) for index in indices)]
-    return np.where(outside, absent, value).astype(of)
+    return np.where(outside, absent, np.asarray(value).astype(of))  # not before: int8 has no such `absent`
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .gradient import Captured, derivatives
 from .graph import COMPARISONS, FLOAT, Graph
 
-__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "joined", "program_of", "scopes"]
+__all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "is_summed", "joined", "program_of", "scopes"]
 
 # Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
 # per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
@@ -72,6 +72,20 @@ def scopes(graph: Graph) -> tuple[str, ...]:
         found.append(scope)
         slopes.append(slope)
     return tuple(found)
+
+
+def is_summed(program: Program, use: Captured) -> bool:
+    """Whether a kernel may sum the gradients with respect to the score along diagonals before it multiplies by what a
+    use of a captured array contributes: the array is added to the score, or to what the score was before a function of
+    both."""
+    graph = program.graph
+    found = scopes(graph)
+    by_distance = CALL, HEAD, DIAGONAL
+    if any(found[index] not in by_distance for index in use.indices):
+        return False
+    slope = graph.operations[graph.results[1]]
+    one = slope.name == "constant" and slope.number == 1
+    return use.derivative == graph.results[1] or (one and found[use.derivative] in by_distance)
 
 
 def joined(a: str, b: str) -> str:

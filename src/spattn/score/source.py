@@ -7,7 +7,7 @@ The text compiles with g++ and nvcc, for float and double. Operations of scope C
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from .._util.records import declaration
 from .gradient import Captured
 from .graph import BOOL, FLOAT, INPUTS, INT
-from .program import CALL, HEAD, Program, joined, scopes
+from .program import CALL, DIAGONAL, HEAD, KEY, QUERY, Program, is_summed, joined, scopes
 
 __all__ = ["Array", "arguments", "source"]
 
@@ -98,6 +98,7 @@ class _Writer:
         self.program, self.graph, self.arrays = program, program.graph, arrays
         self._scopes = scopes(program.graph)
         self._members: dict[str, tuple[str, str]] = {}  # of Head: (type, value)
+        self._opened_first: set[int] = set()  # operations that the values of members refer to
 
     def text(self, direct: Mapping[int, bool]) -> str:
         value, derivative, *_ = self.graph.results
@@ -105,6 +106,7 @@ class _Writer:
             self._function("value", value, "value of a pair"),
             self._function("derivative", derivative, "derivative with respect to the score"),
             self._inside(value),
+            self._of_diagonal(value),
         ]
         uses = [use for use in self.program.captured if use.name == "look_up" and use.number in direct]
         functions += [self._use(number, use, direct[use.number]) for number, use in enumerate(uses)]
@@ -148,21 +150,21 @@ class _Writer:
             return _literal(operation.number, operation.dtype)
         if operation.name in INPUTS and not self._small(x):
             return _INPUT_NAMES[operation.name]
-        return self._member(f"x{x}", _TYPES[operation.dtype], f"x{x}") if self._small(x) else f"x{x}"
+        return self._member(f"x{x}", _TYPES[operation.dtype], f"x{x}", x) if self._small(x) else f"x{x}"
 
     def _local(self, x: int) -> str:
         """An operand in ``open``."""
         operation = self.graph.operations[x]
         return _literal(operation.number, operation.dtype) if operation.name == "constant" else f"x{x}"
 
-    def _member(self, name: str, ctype: str, value: str) -> str:
+    def _member(self, name: str, ctype: str, value: str, *operations: int) -> str:
         self._members.setdefault(name, (ctype, value))
+        self._opened_first.update(operations)
         return f"head.{name}"
 
     def _opened(self) -> list[str]:
         """Statements of ``open``: the operations that members need, and their assignments."""
-        needed = {int(name[1:]) for name in self._members if name.startswith("x")}
-        needed |= {int(name.rpartition("_x")[2]) for name in self._members if name.startswith("inverse_")}
+        needed = set(self._opened_first)
         for place in self._places():
             needed |= {x for x in place.fixed if x is not None}
         lines = self._statements(needed, self._local, self._whole_look_up)
@@ -241,6 +243,53 @@ class _Writer:
             ]
         )
 
+    def _distances(self, *results: int) -> set[int] | None:
+        """The operations by which results depend on key - query; None if they depend on other positions."""
+        found, seen, waiting = set(), set(), list(results)
+        while waiting:
+            x = waiting.pop()
+            if self._scopes[x] in (QUERY, KEY):
+                return None
+            if self._scopes[x] == DIAGONAL:
+                found.add(x)
+            elif x not in seen:
+                seen.add(x)
+                waiting += self.graph.operations[x].operands
+        return found
+
+    def _of_diagonal(self, value: int) -> str:
+        """What all pairs of a diagonal share, and the value from it, if it is one number."""
+        found, relative = self._distances(value), self._distances(*self.graph.results[:2]) is not None
+        (shared,) = found if found is not None and len(found) == 1 else (None,)
+        lines = ["  // Whether value() and derivative() depend on positions by key - query alone."]
+        lines.append(f"  static constexpr bool kRelative = {'true' if relative else 'false'};")
+        lines.append("  // Whether value() does by one number, which diagonal() computes.")
+        lines.append(f"  static constexpr bool kDiagonal = {'false' if shared is None else 'true'};")
+        if shared is None:
+            return "\n".join([*lines, "  template <class T>", "  using Diagonal = int;", ""])
+
+        def name(x: int) -> str:
+            return "diagonal" if x == shared else self._name(x)
+
+        return "\n".join(
+            [
+                *lines,
+                "  template <class T>",
+                f"  using Diagonal = {_TYPES[self.graph.operations[shared].dtype]};",
+                "  template <bool kInside, class T>",
+                "  static SPATTN_SCORE Diagonal<T> diagonal(int query, int key, const Head<T>& head) {",
+                *self._statements([shared], self._name, self._look_up),
+                f"    return {self._name(shared)};",
+                "  }",
+                "  template <class T>",
+                "  static SPATTN_SCORE T value_on(T score, Diagonal<T> diagonal, const Head<T>& head) {",
+                *self._statements([value], name, self._look_up, {shared}),
+                f"    return {name(value)};",
+                "  }",
+                "",
+            ]
+        )
+
     def _interval(self, x: int, lines: list[str], known: dict[int, bool]) -> bool:
         """Append statements that find the least and the largest value of an integer; return False if unknown."""
         if x in known:
@@ -313,6 +362,7 @@ class _Writer:
                 *self._statements([use.derivative], self._name, self._look_up),
                 f"    return {gradient};",
                 "    }",
+                *self._of_sum(use),
                 "    // The row-major index of the element; -1 outside the array.",
                 "    template <class T>",
                 f"    static SPATTN_SCORE long long index({pair}) {{",
@@ -324,12 +374,39 @@ class _Writer:
             ]
         )
 
+    def _of_sum(self, use: Captured) -> list[str]:
+        """A member function: the contribution of a diagonal's pairs, from the sum of their gradients with respect to
+        the score."""
+        summed = is_summed(self.program, use)
+        lines = [f"    static constexpr bool kSummed = {'true' if summed else 'false'};"]
+        if not summed:
+            return lines
+        same = use.derivative == self.graph.results[1]
+        value = "sum" if same else f"score_adjoint(sum, {self._name(use.derivative)})"
+        plain = same or self.graph.operations[use.derivative][::3] == ("constant", 1)
+        return [
+            *lines,
+            "    // Whether of_sum() returns `sum`.",
+            f"    static constexpr bool kPlain = {'true' if plain else 'false'};",
+            "    // `sum` is that of a diagonal's gradients with respect to the score.",
+            "    template <class T>",
+            "    static SPATTN_SCORE T of_sum(T sum, int query, int key, const Head<T>& head) {",
+            "      constexpr bool kInside = false;",
+            *([] if same else self._statements([use.derivative], self._name, self._look_up)),
+            f"      return {value};",
+            "    }",
+        ]
+
     def _statements(
-        self, results: Iterable[int], name: Callable[[int], str], look_up: Callable[[int], list[str]]
+        self,
+        results: Iterable[int],
+        name: Callable[[int], str],
+        look_up: Callable[[int], list[str]],
+        given: Set[int] = frozenset(),
     ) -> list[str]:
         """Statements that compute operations and what they need, in the code of a pair or in ``open``."""
         whole, lines = name == self._local, []
-        for x in self._needed(results, whole):
+        for x in self._needed(results, whole, given):
             operation = self.graph.operations[x]
             if operation.name == "look_up":
                 lines += look_up(x)
@@ -337,14 +414,14 @@ class _Writer:
                 lines.append(f"    const {_TYPES[operation.dtype]} x{x} = {self._expression(x, name)};")
         return lines
 
-    def _needed(self, results: Iterable[int], whole: bool = False) -> list[int]:
-        """The operations to compute for some results, for each pair or, if `whole`, in ``open``."""
+    def _needed(self, results: Iterable[int], whole: bool = False, given: Set[int] = frozenset()) -> list[int]:
+        """The operations to compute for some results, from `given`, for each pair or, if `whole`, in ``open``."""
         needed: set[int] = set()
         waiting = list(results)
         while waiting:
             x = waiting.pop()
             operation = self.graph.operations[x]
-            if x in needed or operation.name == "constant" or (not whole and self._small(x)):
+            if x in needed or x in given or operation.name == "constant" or (not whole and self._small(x)):
                 continue
             needed.add(x)
             waiting += operation.operands
@@ -356,10 +433,17 @@ class _Writer:
             return "0" if operation in ("q", "k") else _INPUT_NAMES[operation]
         if operation == "parameter":
             return f"{_TYPES[dtype]}(score_read(args.parameter{int(number)}))"
+        if operation == "tanh":
+            return f"score_tanh({self._tanh_argument(operands[0], name)})"
+        if operation == "mul" and name != self._local:
+            for one, other in (operands, operands[::-1]):
+                if self._small(one) and self.graph.operations[other].name == "tanh":
+                    argument = self._tanh_argument(self.graph.operations[other].operands[0], name)
+                    return f"score_tanh({argument}, {name(one)})"
         given = [name(operand) for operand in operands]
         if operation in _WRAPS and dtype == INT:
             return f"int(unsigned({given[0]}) {_INFIX[operation]} unsigned({given[1]}))"
-        if operation == "div" and name == self._name and self._small(operands[1]):
+        if operation == "div" and name != self._local and self._small(operands[1]):
             return f"score_divide({given[0]}, {given[1]}, {self._inverse(operands[1])})"
         if operation in _INFIX:
             return f"{given[0]} {_INFIX[operation]} {given[1]}"
@@ -375,12 +459,24 @@ class _Writer:
             return f"{given[0]} ? {given[1]} : {given[2]}"
         return f"score_{operation}({', '.join(given)})"
 
+    def _tanh_argument(self, x: int, name: Callable[[int], str]) -> str:
+        """x times 2 log2(e), which is multiplied into a factor that is the same for all pairs of a head."""
+        scale = "T(2.885390081777926815)"
+        operation, operands, *_ = self.graph.operations[x]
+        small = [self._small(operand) for operand in operands]
+        if name != self._local and operation in ("mul", "div") and any(small) and not (operation == "div" and small[0]):
+            at = small.index(True)
+            factor = self._local(operands[at])
+            value = f"{scale} / {factor}" if operation == "div" else f"{scale} * {factor}"
+            return f"{name(operands[1 - at])} * {self._member(f'factor_x{x}', 'T', value, operands[at])}"
+        return f"{name(x)} * {scale}"
+
     def _inverse(self, x: int) -> str:
         """1 / an operation of scope CALL or HEAD."""
         operation = self.graph.operations[x]
         if operation.name == "constant":
             return f"T(1) / {_literal(operation.number, operation.dtype)}"
-        return self._member(f"inverse_x{x}", "T", f"T(1) / x{x}")
+        return self._member(f"inverse_x{x}", "T", f"T(1) / x{x}", x)
 
     def _index(self, given: str, x: int, size: str) -> str:
         """An index counted from the start."""

@@ -18,6 +18,7 @@ from spattn.cuda.sm90.backward import params as backward_params
 from spattn.cuda.sm90.backward import prepared as backward_prepared
 from spattn.cuda.sm90.backward import specializations as backward_table
 from spattn.cuda.sm90.forward.params import GROUPS, structs
+from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS
@@ -162,6 +163,87 @@ def test_calls(passes, score, dtype, case):
     arrays, dlse = problem(dtype, q_len, kv_len), random((BATCH, HEADS, q_len), "float32", seed=98)
     got = attention(score, planned(pattern, q_len, kv_len), *arrays, dlse)
     check(got, score, arrays, dense_mask(pattern, BATCH, HEADS, q_len, kv_len), dlse=dlse)
+
+
+RNG = np.random.default_rng(5)
+CLIPPED, DISTANCES = RNG.normal(size=(HEADS, 41)).astype("f"), RNG.normal(size=(HEADS, 1200)).astype("f")
+SLOPES, HIDDEN = RNG.normal(0, 0.05, HEADS).astype("f"), np.where(np.arange(1200) < 600, np.nan, 0).astype("f")
+SUMMED = {
+    "clipped": lambda s, b, h, q, k: s + CLIPPED[h, np.minimum(np.maximum(k - q, -20), 20) + 20],
+    "distances": lambda s, b, h, q, k: s + DISTANCES[h, 600 + k - q],
+    "capped": lambda s, b, h, q, k: 5 * np.tanh((s + DISTANCES[h, (k - q) * 3 % 1000]) / 5),
+    "slopes": lambda s, b, h, q, k: s - SLOPES[h] * abs(q - k),
+    "two arrays": lambda s, b, h, q, k: s + SLOPES[h] * (k - q) + CLIPPED[0, abs(q - k) // 8 % 41],
+    "not a number for hidden pairs": lambda s, b, h, q, k: s + DISTANCES[h, q - k] * 0.5 + HIDDEN[600 + q - k],
+}
+# (pattern, q_len, kv_len): of tokens that are equally far apart, so that a fused backward sums along diagonals
+REGULAR = {
+    "more keys": (patterns.Causal(), 460, 591),
+    "window": (patterns.SlidingWindow(100, 30) & patterns.Causal(), 591, 591),
+    "mask": (patterns.Mask(np.tril(RNG.random((500, 500)) < 0.6)), 500, 500),
+}
+
+
+@pytest.mark.parametrize("case", REGULAR.values(), ids=REGULAR)
+@pytest.mark.parametrize("name", SUMMED)
+def test_table_gradients(monkeypatch, name, case):
+    """Of a fused backward, which sums along diagonals, against the formula and the pass over all pairs."""
+    (pattern, q_len, kv_len), score = case, operands(SUMMED[name])
+    (q, k, v, dout), dlse = problem("bfloat16", q_len, kv_len), random((BATCH, HEADS, q_len), "float32", seed=98)
+    plan, mask = planned(pattern, q_len, kv_len), dense_mask(pattern, BATCH, HEADS, q_len, kv_len)
+    call = call_of(score, q, k, v)
+    out, lse = forward(score, plan, q, k, v)
+    monkeypatch.setattr(backward_prepared, "_SLOWER", 0)
+    found = {}
+    for one_pass in (True, False):
+        monkeypatch.setattr(backward_prepared, "_hardly_wait", lambda *args, one=one_pass: one)
+        plan = planned(pattern, q_len, kv_len)
+        results = [cuda.prepare_backward(call, plan)(dout, q, k, v, out, lse, dlse, SCALE, score) for _ in range(2)]
+        assert sums_tables(plan) == one_pass
+        tables = [[x for x in own[3] if x is not None] for own in results]
+        for x, twin in zip(*tables, strict=True):
+            assert x.tobytes() == twin.tobytes()
+        found[one_pass] = [out, lse, *results[0][:3], *tables[0]]
+    arrays = q, k, v, dout
+    low = {
+        fused: [dense(score, arrays, mask, SCALE, np.float32(dlse), q.dtype, factor, fused) for factor in (1, 1.5)]
+        for fused in found
+    }
+    expected = dense(score, arrays, mask, SCALE, dlse)
+    wanted = [number for number, one in enumerate(score.wanted) if one]
+    chosen = [*range(5), *(5 + number for number in wanted)]
+    for one_pass, own in found.items():
+        for number, x in zip(chosen, own, strict=True):
+            lossy = [one[number] for one in low[one_pass]]
+            assert_within_bound(x, expected[number], lossy, "float16" if number == 1 else q.dtype, str(number))
+
+
+def test_table_gradients_beyond_masked_keys(monkeypatch):
+    """NaN at keys that no pair has makes the sums NaN; the pass over all pairs replaces them."""
+    mask = dense_mask(patterns.SlidingWindow(70), 1, 1, 300, 300)[0, 0]
+    mask[:, 5] = False
+    score = operands(SUMMED["distances"])
+    q, k, v, dout = problem("bfloat16", 300, 300)
+    monkeypatch.setattr(backward_prepared, "_SLOWER", 0)
+    monkeypatch.setattr(backward_prepared, "_hardly_wait", lambda *args: True)
+    found = []
+    for value in (0, np.nan):
+        own = [x.copy() for x in (k, v)]
+        for x in own:
+            x[:, :, 5] = value
+        plan = planned(patterns.Mask(mask), 300, 300)
+        out, lse = forward(score, plan, q, *own)
+        backward = cuda.prepare_backward(call_of(score, q, *own), plan)
+        found.append(backward(dout, q, *own, out, lse, np.zeros_like(lse), SCALE, score)[3][0])
+        assert sums_tables(plan)
+    assert np.isfinite(found[0]).all() and np.isfinite(found[1]).all()
+    np.testing.assert_allclose(*found, rtol=0, atol=2e-2 * np.abs(found[0]).max())
+
+
+def sums_tables(plan):
+    """Whether the last backward of a plan was fused, and summed the gradients of captured arrays."""
+    (own,) = (one for one in validated(plan).derived.values() if isinstance(one, backward_prepared.BackwardPlan))
+    return list(own._ready.values())[-1].sums_tables
 
 
 @pytest.mark.parametrize("dims", [(8, 40), (72, 128), (192, 256)], ids=str)

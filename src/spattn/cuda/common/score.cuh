@@ -7,6 +7,8 @@
 //   Score::value, Score::derivative            take the scaled score (natural units), the positions of query and key,
 //                                              and a Head
 //   Score::inside                              whether value<true>(), which checks no index, may be used in a tile
+//   Score::kRelative                           value() and derivative() depend on positions by key - query alone
+//   Score::kDiagonal                           value() does by one number, which diagonal() computes and value_on() takes
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //
 // Kernels apply them before the mask, so the result for a masked pair is arbitrary.
@@ -42,7 +44,9 @@ struct Score {  // the identity
   static SPATTN_SCORE T derivative(T, int, int, const Head<T>&) {
     return T(1);
   }
-  static constexpr bool kPositions = false;
+  static constexpr bool kPositions = false, kRelative = false, kDiagonal = false;
+  template <class T>
+  using Diagonal = int;
   template <class T>
   static SPATTN_SCORE bool inside(int, int, int, int, const Head<T>&) {
     return true;

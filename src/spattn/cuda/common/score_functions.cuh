@@ -2,7 +2,8 @@
 //
 // In float on the GPU, tanh and sigmoid have an absolute error of a few 2^-24, the rounding error of results near 1; the
 // others are those of the CUDA C++ Programming Guide, within a few ulp. Quotients by what is the same for all pairs of a
-// head are products with a reciprocal, within 1.5 ulp.
+// head are products with a reciprocal, within 1.5 ulp. score_tanh(x, y) is y tanh(x / (2 log2 e)): the generated code
+// multiplies the factor of x into others.
 #pragma once
 
 #include <math.h>
@@ -53,7 +54,9 @@ SPATTN_SCORE float reciprocal(float x) {
 
 // If the power overflows, its reciprocal is 0; NaN stays NaN.
 SPATTN_SCORE float score_sigmoid(float x) { return reciprocal(1.0f + exp2_flushed(x * -1.442695040888963407f)); }
-SPATTN_SCORE float score_tanh(float x) { return 1.0f - 2.0f * reciprocal(1.0f + exp2_flushed(x * 2.885390081777927f)); }
+SPATTN_SCORE float score_tanh(float x, float factor) {
+  return factor - 2.0f * factor * reciprocal(1.0f + exp2_flushed(x));
+}
 SPATTN_SCORE float score_divide(float x, float, float inverse) { return x * inverse; }
 SPATTN_SCORE float score_minimum(float a, float b) {
   float y;
@@ -79,7 +82,7 @@ SPATTN_SCORE int8_t score_read(const int8_t& x) { return __ldg(reinterpret_cast<
 #else
 
 SPATTN_SCORE float score_sigmoid(float x) { return 1 / (1 + expf(-x)); }
-SPATTN_SCORE float score_tanh(float x) { return tanhf(x); }
+SPATTN_SCORE float score_tanh(float x, float factor) { return factor * tanhf(x / 2.885390081777927f); }
 SPATTN_SCORE float score_divide(float x, float y, float) { return x / y; }
 SPATTN_SCORE float score_minimum(float a, float b) { return a < b || a != a ? a : b; }
 SPATTN_SCORE float score_maximum(float a, float b) { return a > b || a != a ? a : b; }
@@ -92,7 +95,11 @@ SPATTN_SCORE T score_read(const T& x) {
 #endif
 
 SPATTN_SCORE double score_sigmoid(double x) { return 1 / (1 + exp(-x)); }
-SPATTN_SCORE double score_tanh(double x) { return tanh(x); }
+SPATTN_SCORE double score_tanh(double x, double factor) { return factor * tanh(x / 2.885390081777926815); }
+template <class T>
+SPATTN_SCORE T score_tanh(T x) {
+  return score_tanh(x, T(1));
+}
 SPATTN_SCORE double score_divide(double x, double y, double) { return x / y; }
 SPATTN_SCORE double score_minimum(double a, double b) { return a < b || a != a ? a : b; }
 SPATTN_SCORE double score_maximum(double a, double b) { return a > b || a != a ? a : b; }

@@ -10,7 +10,7 @@ from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
 from ..driver.device import Device
 from .forward_pass import is_aligned
-from .score import IDENTITY, BoundScore
+from .score import IDENTITY, NO_SUMS, BoundScore, TableSums
 
 __all__ = ["BackwardPass"]
 
@@ -35,6 +35,8 @@ class BackwardPass:
         Score function and sinks.
     dsinks : int
         Address of the gradients of the sinks, (heads_q,) in the dtype of lse; 0 without sinks.
+    table_sums : TableSums
+        What a fused backward may add up for the gradients of captured arrays.
     """
 
     device: Device
@@ -56,6 +58,7 @@ class BackwardPass:
     precision: str | None = None
     score: BoundScore = IDENTITY
     dsinks: int = 0
+    table_sums: TableSums = NO_SUMS
 
     @property
     def sinks(self) -> int:

@@ -247,10 +247,10 @@ class Backward(_Dispatch):
         arrays = len(operands) - len(self._wanted)
         call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
         if self._captured is not None:
-            self._captured.compile(call)
-        self.choose().backward(call)
+            self._captured.begin(call)
+        nonfinite = self.choose().backward(call)
         if self._captured is not None:
-            self._captured.enqueue(call, operands[arrays:])
+            self._captured.enqueue(call, operands[arrays:], nonfinite)
 
     def call_of(
         self,

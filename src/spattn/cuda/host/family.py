@@ -108,11 +108,13 @@ class CapturedGradients(Protocol):
     def wanted(self) -> Sequence[int]:
         """The arrays that need a gradient."""
 
-    def compile(self, call: BackwardPass) -> None:
-        """Start to compile the kernel in another thread; :meth:`enqueue` waits for it."""
+    def begin(self, call: BackwardPass) -> None:
+        """Prepare for the backward of a call: start to compile the kernel in another thread, for which :meth:`enqueue`
+        waits, and set the call's `table_sums` if a fused backward may compute the gradients."""
 
-    def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
-        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays. The context must be current."""
+    def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
+        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays, and `nonfinite` is what the backward
+        has returned. The context must be current."""
 
 
 class Family(Protocol):
@@ -144,5 +146,12 @@ class Family(Protocol):
     def forward(self, call: ForwardPass) -> None:
         """Enqueue a forward, by another family if these kernels cannot address its arrays; the context is current."""
 
-    def backward(self, call: BackwardPass) -> None:
-        """Enqueue a backward; see :meth:`forward`."""
+    def backward(self, call: BackwardPass) -> int:
+        """Enqueue a backward; see :meth:`forward`.
+
+        Returns
+        -------
+        int
+            Unless 0, the backward has added the gradients of captured arrays to the call's `table_sums`, and this is
+            the address of a device flag that is 0 if they are finite.
+        """

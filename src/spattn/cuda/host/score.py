@@ -18,7 +18,7 @@ from ..driver.buffer import keep_if_captured, upload
 from ..driver.device import Device
 from ..driver.structs import packer
 
-__all__ = ["IDENTITY", "Binder", "BoundScore", "generated", "table_types"]
+__all__ = ["IDENTITY", "NO_SUMS", "Binder", "BoundScore", "TableSums", "generated", "table_types"]
 
 _BLOCKS_KEPT = 256  # most recent blocks of a device; a function whose values do not change needs one
 _CODES_KEPT = 256
@@ -45,7 +45,26 @@ class BoundScore(NamedTuple):
     sinks: int = 0
 
 
+class TableSums(NamedTuple):
+    """Accumulators of the gradients of a call's captured arrays, to which a fused backward adds.
+
+    Attributes
+    ----------
+    text : str
+        Generated C++ as in :class:`BoundScore`, with ``Score::Uses``; empty if the backward does not sum.
+    words : int
+        Device address of the accumulators (accumulator.cuh), which are zero.
+    first : tuple of int
+        Accumulator of the first element of each captured array.
+    """
+
+    text: str = ""
+    words: int = 0
+    first: tuple[int, ...] = ()
+
+
 IDENTITY = BoundScore()
+NO_SUMS = TableSums()
 _blocks: dict[Device, BoundedCache] = {}
 
 

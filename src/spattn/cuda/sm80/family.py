@@ -39,8 +39,9 @@ class _Portable:
     def forward(self, call: ForwardPass) -> None:
         forward.forward(call)
 
-    def backward(self, call: BackwardPass) -> None:
+    def backward(self, call: BackwardPass) -> int:
         backward.backward(call)
+        return 0
 
 
 FAMILY = _Portable()

@@ -188,9 +188,12 @@ struct Captured {
 };
 #endif
 
-// Parameters of captured.cu: accumulators, and the numbers that they hold.
+// Parameters of captured.cu: accumulators, and the numbers that they hold. If `gate` is neither null nor 0, `exact`
+// replaces `words`.
 struct Accumulated {
   const void* words;
+  const void* exact;
+  const int* gate;
   void* target;
   long long count;
 };
@@ -205,10 +208,13 @@ struct Params {
   Pass pass;
   int heads_q, heads_kv, q_len, head_dim, head_dim_v;
   ScoreParams score;
+  const int* gate;  // device flag, or null; 0 skips the kernel
 #if SPATTN_TABLES
   Captured captured;
 #endif
 };
+
+__device__ inline bool is_skipped(const Params& params) { return params.gate != nullptr && *params.gate == 0; }
 
 // Parameters of sum.cu.
 struct Rows {

@@ -96,6 +96,7 @@ BACKWARD_PARAMS = np.dtype(
         ("pass", PASS),
         *((name, "i4") for name in ("heads_q", "heads_kv", "q_len", "head_dim", "head_dim_v")),
         ("score", SCORE),
+        ("gate", "u8"),
     ],
     align=True,
 )
@@ -108,7 +109,7 @@ SUM_ROWS = np.dtype(
     ],
     align=True,
 )
-ACCUMULATED = np.dtype([("words", "u8"), ("target", "u8"), ("count", "i8")])
+ACCUMULATED = np.dtype([("words", "u8"), ("exact", "u8"), ("gate", "u8"), ("target", "u8"), ("count", "i8")])
 # Structs of params.cuh.
 _STRUCTS = {
     "View": VIEW,
@@ -306,8 +307,10 @@ def pack_backward(
     statistics: int,
     scores: tuple[Operand, int],
     values: tuple[Operand, int] | None,
+    gate: int = 0,
 ) -> bytes:
-    """Pack ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results, each with its workspace."""
+    """Pack ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results, each with its workspace, and the
+    kernel does nothing if the device flag at address `gate` is 0."""
     batch, heads_q, q_len, head_dim = call.q.shape
     nothing = Operand(0, (), (0, 0, 0, 0))
     to_values, partial = values or (nothing, 0)
@@ -326,6 +329,7 @@ def pack_backward(
         head_dim,
         call.v.shape[3],
         *_score_of(call),
+        gate,
     )
 
 

@@ -95,15 +95,14 @@ class Hopper:
         sizes = plan.pattern, plan.q_len, call.k.shape[2]
         return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=each))
 
-    def backward(self, call: BackwardPass) -> None:
+    def backward(self, call: BackwardPass) -> int:
         ready = backwards.prepare(call)
         if ready is not None:
-            ready.run(call)
-            return
+            return ready.run(call)
         _log.debug(
             "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
         )
-        self._fallback.backward(call)
+        return self._fallback.backward(call)
 
     # Members of Launcher:
     alignment = ADDRESS_ALIGNMENT

@@ -220,6 +220,7 @@ struct Block {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Params params) {
+  if (is_skipped(params)) return;
   __shared__ Shared shared;
   Block block{params, shared};
   block.run();

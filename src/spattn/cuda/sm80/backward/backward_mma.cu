@@ -47,6 +47,7 @@ extern "C" {
 __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Params params) {
+  if (is_skipped(params)) return;
   extern __shared__ __align__(128) unsigned char memory[];
   Block<Products> block{params, *reinterpret_cast<Shared*>(memory)};
   block.run();

@@ -5,7 +5,7 @@
 // Test       tests/cuda/test_traced_scores.py      Bound  memory: reads each accumulator once.
 
 #include "common/element.cuh"
-#include "sm80/backward/accumulator.cuh"
+#include "common/accumulator.cuh"
 #include "sm80/params.cuh"
 
 namespace spattn::sm80_backward {
@@ -17,7 +17,8 @@ extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Accumulated)}
 extern "C" __global__ void __launch_bounds__(kThreads) captured(const __grid_constant__ Accumulated p) {
   const long long element = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
   if (element >= p.count) return;
-  const unsigned long long* words = static_cast<const unsigned long long*>(p.words) + element * kWords;
+  const void* first = p.gate != nullptr && *p.gate != 0 ? p.exact : p.words;
+  const unsigned long long* words = static_cast<const unsigned long long*>(first) + element * kWords;
   static_cast<Sum*>(p.target)[element] = static_cast<Sum>(accumulated(words));
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/warp.cuh"
-#include "sm80/backward/accumulator.cuh"
+#include "common/accumulator.cuh"
 #include "sm80/scores.cuh"
 
 namespace spattn::sm80_backward {

@@ -12,11 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ....arrays.operand import Operand
 from ....request.call import Call
-from ....score.program import Program
+from ....score.program import Program, is_summed
 from ...driver.buffer import clear
 from ...driver.structs import packer
 from ...host.backward_pass import BackwardPass
-from ...host.score import generated, table_types
+from ...host.score import TableSums, generated, table_types
 from ..kernels import compile_captured, load_captured, load_common
 from ..params import captured_dtype, pack_accumulated, pack_backward, passes_on_device
 from ..variants import Variant, captured_variant
@@ -24,6 +24,7 @@ from ..variants import Variant, captured_variant
 __all__ = ["CapturedGradients"]
 
 _ELEMENT_BYTES = 80  # of an accumulator
+SUMMED_TABLES = 8  # captured arrays that a fused backward sums: kTables of sm90/backward/params.cuh
 _MOST = (64 << 20) // _ELEMENT_BYTES  # accumulators at a time; more elements take several passes
 
 
@@ -41,55 +42,74 @@ class CapturedGradients:
         self._pack = packer(captured_dtype(self._tables)).pack
         self._compiled: Future[None] | None = None
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
+        captured = [use for use in score.program.captured if use.name == "look_up" and use.number in direct]
+        self._summed = bool(direct) and all(is_summed(score.program, use) for use in captured)
+        # Accumulators of the arrays that need them: the first one of each array, and their number.
+        self._first, self._accumulated, self._total = [0] * self._tables, [], 0
+        for number, in_place in direct.items():
+            if not in_place:
+                self._first[number] = self._total
+                self._accumulated.append(number)
+                self._total += math.prod(score.types[number].shape)
 
-    def compile(self, call: BackwardPass) -> None:
-        """Start to compile the kernel in another thread, beside those of the backward; :meth:`enqueue` waits for it."""
-        if self._compiled is None and self._direct:
+    def begin(self, call: BackwardPass) -> None:
+        """See :class:`~spattn.cuda.host.family.CapturedGradients`."""
+        if not self._direct:
+            return
+        if self._compiled is None:
             pool = ThreadPoolExecutor(1)
             given = call.device, self._variant(call), self.text, self._tables
             self._compiled = pool.submit(compile_captured, *given)
             pool.shutdown(wait=False)
+        if self._summed and self._tables <= SUMMED_TABLES and self._total <= _MOST // 2:
+            words = call.allocate(self._total * _ELEMENT_BYTES)
+            clear(words, self._total * _ELEMENT_BYTES, call.stream)
+            call.table_sums = TableSums(self.text, words, tuple(self._first))
 
-    def enqueue(self, call: BackwardPass, results: Sequence[Operand]) -> None:
-        """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current."""
+    def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
+        """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current.
+
+        If the backward has summed the gradients, the pass over the pairs does nothing unless a sum may be NaN because
+        of a masked key, which the products of the backward include.
+        """
         itemsize = 8 if call.dtype == "float64" else 4
-        first, direct = [0] * self._tables, [0] * self._tables
-        accumulated: list[tuple[int, int, int]] = []  # number of the first element, elements, address
-        total = 0
-        for number, result in zip(self.wanted, results, strict=True):
-            size = math.prod(result.shape)
+        direct, targets = [0] * self._tables, dict(zip(self.wanted, results, strict=True))
+        for number, result in targets.items():
             if self._direct.get(number, True):  # zero without a use
                 direct[number] = result.pointer
-                clear(result.pointer, size * itemsize, call.stream)
-            else:
-                first[number] = total
-                accumulated.append((total, size, result.pointer))
-                total += size
+                clear(result.pointer, math.prod(result.shape) * itemsize, call.stream)
         if not self._direct:
             return
         if self._compiled is not None:
             self._compiled.result()
-        launch = self._prepared(call, itemsize)
+        launch = self._prepared(call, itemsize, nonfinite)
         sums = load_common(call.device, "backward/captured", call.dtype)
-        words = call.allocate(min(total, _MOST) * _ELEMENT_BYTES) if total else 0
-        for begin in range(0, max(total, 1), _MOST):
-            count = min(total - begin, _MOST)
+        words = call.allocate(min(self._total, _MOST) * _ELEMENT_BYTES) if self._total else 0
+        for begin in range(0, max(self._total, 1), _MOST):
+            count = min(self._total - begin, _MOST)
             clear(words, count * _ELEMENT_BYTES, call.stream)
-            launch(self._pack(words, begin, count, *first, *direct))
-            for start, size, address in accumulated:
+            launch(self._pack(words, begin, count, *self._first, *direct))
+            for number in self._accumulated:
+                start, size = self._first[number], math.prod(targets[number].shape)
                 low, high = max(start, begin), min(start + size, begin + count)
                 if low < high:
-                    given = words + (low - begin) * _ELEMENT_BYTES, address + (low - start) * itemsize, high - low
-                    sums.launch(-(-(high - low) // sums.threads), pack_accumulated(*given), call.stream)
+                    at = (low - begin) * _ELEMENT_BYTES
+                    summed = call.table_sums.words if nonfinite else words
+                    target = targets[number].pointer + (low - start) * itemsize
+                    given = pack_accumulated(summed + at, words + at, nonfinite, target, high - low)
+                    sums.launch(-(-(high - low) // sums.threads), given, call.stream)
 
     def _variant(self, call: BackwardPass) -> Variant:
         return captured_variant(*self._problem, call.aligned(), self._tables, call.device.shared_bytes)
 
-    def _prepared(self, call: BackwardPass, itemsize: int) -> Callable[[bytes], None]:
-        """Enqueue the statistics; return a function that enqueues a pass with given ``Captured``."""
+    def _prepared(self, call: BackwardPass, itemsize: int, gate: int) -> Callable[[bytes], None]:
+        """Enqueue the statistics; return a function that enqueues a pass with given ``Captured``. Kernels do nothing if
+        the flag at address `gate` is 0."""
         batch, heads_q, q_len, _ = call.q.shape
         own, _ = passes_on_device(call.plan, call.device, batch, heads_q, call.k.shape[1])
-        params = pack_backward(call, own, call.allocate(2 * batch * heads_q * q_len * itemsize), (call.dq, 0), None)
+        params = pack_backward(
+            call, own, call.allocate(2 * batch * heads_q * q_len * itemsize), (call.dq, 0), None, gate
+        )
         statistics = load_common(call.device, "backward/statistics", call.dtype)
         statistics.launch(-(-batch * heads_q * q_len // (statistics.threads // 32)), params, call.stream)
         kernel = self._variant(call)

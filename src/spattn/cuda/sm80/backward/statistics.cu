@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_c
   const long long row = (static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32, query = row % p.q_len, head = row / p.q_len % p.heads_q,
             batch = row / p.q_len / p.heads_q;
-  if (row >= p.rows) return;
+  if (row >= p.rows || is_skipped(p)) return;
   const Element *dout = token<const Element>(p.dout, batch, head, query),
                 *out = token<const Element>(p.out, batch, head, query);
   Sum sum = 0;

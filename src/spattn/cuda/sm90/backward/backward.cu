@@ -8,6 +8,7 @@
 // Fused      SPATTN_QUERIES: the dK/dV kernel also computes dQ = dS K, half of the features per warpgroup. Warps 1 to 3
 //            add it to float32 sums in global memory (TMA), in task order. A task waits only for earlier tasks, all of
 //            which already run or are done.
+// Tables     A fused kernel sums dS along diagonals for the gradients of arrays that a score function captures.
 // Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Row tiles also stage the results.
 // Registers  240 per consumer thread, 24 per other thread.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Benchmark  benchmarks/peers/peers_cuda.py

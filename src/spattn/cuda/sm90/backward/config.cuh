@@ -7,6 +7,7 @@
 #include "common/score.cuh"
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/mask.cuh"
+#include "sm90/forward/positions.cuh"
 #include "sm90/isa/wgmma.cuh"
 #include "sm90/backward/params.cuh"
 
@@ -20,6 +21,9 @@ constexpr bool kValues = SPATTN_VALUES;    // computes dV (dK/dV kernel)
 constexpr bool kQueries = SPATTN_QUERIES;  // fused: the dK/dV kernel also accumulates dQ
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
 static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64));
+
+// A fused kernel also sums the gradients of the arrays that the score function captures.
+constexpr bool kTableSums = kQueries && Score::Uses::kCount > 0;
 
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
 constexpr int kSubtile = 64;
@@ -54,6 +58,13 @@ struct Column {
   int masks[kWarpgroups];
 };
 
+// Positions of a sub-tile of columns, for score functions.
+struct ColumnPositions {
+  TilePositions cells;
+  int32_t query_head;  // dK/dV kernel
+  int32_t padded;      // index of the entry if the sub-tile has padding, else -1
+};
+
 constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 
 // Shared memory for dQ in fused mode: dS of two iterations, and dQ of one iteration, one half per warpgroup. Between
@@ -81,6 +92,8 @@ struct alignas(1024) Shared {
   uint64_t assigned_full[kTasks], assigned_empty[kTasks], done[kTasks];
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
+  ColumnPositions positions[kScored ? kStages : 1][kTiles];
+  ColumnPositions next_positions[kScored ? 2 : 1][kScored ? 32 : 1];  // private to the producer, of `columns`
 
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {

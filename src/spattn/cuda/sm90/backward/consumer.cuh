@@ -6,6 +6,7 @@
 
 #include "sm90/backward/results.cuh"
 #include "sm90/backward/scores.cuh"
+#include "sm90/backward/table_sums.cuh"
 
 namespace spattn::sm90_backward {
 
@@ -23,6 +24,7 @@ struct Consumer {
   Warpgroup own{p, shared};
   QueryProducts queries;
   Scores modification;  // of the item
+  TableSums<std::conditional_t<kTableSums, Score::Uses, ScoreUses<>>> table_sums;
 
   __device__ __forceinline__ void wait_stage() {
     barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
@@ -90,7 +92,7 @@ struct Consumer {
 
   // Statistics (lse or delta) are read in kParts parts, kStatistics at a time: one for each query among the thread's
   // accumulators. Queries are the columns in the dK/dV kernel, else the two rows.
-  static constexpr int kParts = kByKeys ? 2 : 1, kPart = kProducts / kParts;
+  static constexpr int kParts = kByKeys ? (kScored ? 4 : 2) : 1, kPart = kProducts / kParts;
   static constexpr int kStatistics = kByKeys ? kPart / 2 : 2;
 
   // Returns the index of the statistic that belongs to accumulator i of a part.
@@ -115,16 +117,10 @@ struct Consumer {
                                         const StepMask<kTiles>& mask, const Pairs& pairs, float (&lse)[kStatistics],
                                         uint32_t stage) {
     if constexpr (kScored) {
-#pragma unroll
-      for (int n = 0; n < kProducts; n += 2) {
-        const int part = n / kPart, i = n % kPart;
-        if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
-        const auto first = pairs.weigh(p, mask, n, s[n], lse[of(i)]);
-        const auto second = pairs.weigh(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
-        if constexpr (kValues) weights[n / 2] = narrow2(first.weight, second.weight);
-        s[n] = first.gradient, s[n + 1] = second.gradient;
+      if constexpr (Score::kPositions && Score::kRelative) {
+        if (pairs.is_simple()) return weigh_pairs<true>(s, weights, mask, pairs, lse, stage);
       }
-      return;
+      return weigh_pairs<false>(s, weights, mask, pairs, lse, stage);
     }
     if (p.sign != 1.0f) {
 #pragma unroll
@@ -141,6 +137,21 @@ struct Consumer {
       }
     }
     if constexpr (kValues) narrow_all(s, weights);
+  }
+
+  template <bool kSimple, class Pairs>
+  __device__ __forceinline__ void weigh_pairs(float (&s)[kProducts], uint32_t (&weights)[kWeights],
+                                              const StepMask<kTiles>& mask, const Pairs& pairs,
+                                              float (&lse)[kStatistics], uint32_t stage) {
+#pragma unroll
+    for (int n = 0; n < kProducts; n += 2) {
+      const int part = n / kPart, i = n % kPart;
+      if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
+      const auto first = pairs.template weigh<kSimple>(p, mask, n, s[n], lse[of(i)]);
+      const auto second = pairs.template weigh<kSimple>(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
+      if constexpr (kValues) weights[n / 2] = narrow2(first.weight, second.weight);
+      s[n] = first.gradient, s[n + 1] = second.gradient;
+    }
   }
 
   // Computes dS = s o (d - delta), unscaled and narrowed. `delta` holds the statistics of the first part.
@@ -219,6 +230,50 @@ struct Consumer {
     queries.hand_over(own, q);
   }
 
+  // First positions of an iteration's keys and queries. Keys are as far apart as queries.
+  template <class Modified = Scores>
+  __device__ __forceinline__ TileOrigin origin(int query) const {
+    const Modified& item = modification;
+    const int step = (item.row[1] - item.row[0]) / 8, row = own.thread / 32 * 16 + own.thread % 32 / 4;
+    return {item.row[0] - row * step, query, step};
+  }
+
+  __device__ __forceinline__ int first_query(uint32_t stage) const {
+    return int(shared.positions[stage][0].cells.first);
+  }
+
+  // Completes the sums for captured arrays before the query head of the iteration in a stage, or before the next item.
+  template <class Modified = Scores>
+  __device__ __forceinline__ void end_tables(uint32_t stage, bool done) {
+    if constexpr (kTableSums) {
+      const Modified& item = modification;
+      if (done) table_sums.flush_all({p.words, p.first}, own.thread, origin(0), item.head);
+      else if (int(uniform(shared.positions[stage][0].query_head)) != item.opened)
+        table_sums.flush_diagonals({p.words, p.first}, own.thread, origin(0), item.head);
+    }
+  }
+
+  // Whether all pairs of an iteration contribute to the same elements of captured arrays.
+  template <class Modified = Scores>
+  __device__ __forceinline__ bool is_constant(uint32_t stage) {
+    if constexpr (kTableSums) {
+      const Modified& item = modification;
+      return table_sums.is_constant({p.words, p.first}, own.thread, origin(first_query(stage)), item.head);
+    }
+    return false;
+  }
+
+  // Sums dS for the gradients of captured arrays, while products are in flight. In shared memory dS is complete: both
+  // warpgroups have synchronized to multiply it.
+  template <class Modified = Scores>
+  __device__ __forceinline__ void add_to_tables(uint32_t stage) {
+    if constexpr (kTableSums) {
+      const Modified& item = modification;
+      const uint8_t* gradients = shared.queries.gradients[queries.steps % 2] + own.number * kSubtile * kRowBytes;
+      table_sums.add_tile({p.words, p.first}, gradients, own.thread, origin(first_query(stage)), item.head);
+    }
+  }
+
   // Runs an iteration; returns true if this warpgroup has a pair in the next one. Products are asynchronous and
   // complete in order. With kBehind, the product dS C1 (top of this file) is left to the next iteration, whose softmax
   // it overlaps. kFirst: no product of an earlier iteration is pending.
@@ -239,7 +294,9 @@ struct Consumer {
     if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
-    const Scores::Pairs pairs = modification.locate(own, carried.left, carried.mask);
+    end_tables(first, false);
+    const Scores::Pairs pairs = modification.locate(own, first, carried.mask);
+    const bool constant = is_constant(first);
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, weights, carried.mask, pairs, lse, second);
@@ -255,6 +312,7 @@ struct Consumer {
         release(carried.held);
       }
       differentiate(s, d, carried.gradients, delta, second);
+      if (kTableSums && constant) table_sums.add_constant(d);
       carried.held = first;
       if constexpr (kQueries) {
         queries.write(own, carried.gradients);
@@ -262,6 +320,7 @@ struct Consumer {
         accumulate<kChunksBefore, kChunks>(values, weights, second);
       }
       if constexpr (kOwned) accumulate<0, kChunks>(scores, carried.gradients, first);
+      if (kTableSums && !constant) add_to_tables(first);
     }
     --carried.left;
     bool any = false;
@@ -327,6 +386,7 @@ struct Consumer {
       clear(scores);
       clear(values);
       run_steps(work.heads * ((work.end - work.begin + kTiles - 1) / kTiles), scores, values);
+      end_tables(own.ring.stage, true);
       Results{own}.finish(scores, values, queries);
     }
   }

@@ -35,6 +35,8 @@ struct alignas(16) Statistic {
   float unused[2];
 };
 
+constexpr int kTables = 8;  // captured arrays whose gradients a fused backward can sum
+
 struct Params {
   TensorMap maps[SPATTN_MAPS];
   const Task* tasks;
@@ -62,8 +64,10 @@ struct Params {
   int32_t waits;              // 1: wait for the preceding launch before starting; 0: only before ending
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   float scale;
-  int32_t q_offset;        // position of query row 0
-  const ScoreArgs* score;  // captured values of the score function; null for the identity
+  int32_t q_offset;           // position of query row 0
+  const ScoreArgs* score;     // captured values of the score function; null for the identity
+  unsigned long long* words;  // exact accumulators of the gradients of captured arrays, see table_sums.cuh
+  int64_t first[kTables];     // accumulator of the first element of each array
 };
 
 // Parameters of statistics.cu.

@@ -23,6 +23,7 @@ __all__ = [
     "DELTA_AT",
     "MAPS",
     "STATISTIC_FLOATS",
+    "TABLES",
     "Addresses",
     "PassParams",
     "Template",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 STATISTIC_FLOATS = 4
+TABLES = 8  # captured arrays whose gradients a fused backward can sum
 _PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views", "rest_indptr", "rest_sources")
 _CALL_POINTERS = (
     "q",
@@ -61,7 +63,7 @@ _INTEGERS = (
     "waits",
 )
 _FLOATS = ("scale_log2", "sign", "scale")
-_ADDRESS = struct.Struct("@Q")
+_SCORE = struct.Struct(f"@QQ{TABLES}q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
@@ -101,6 +103,7 @@ def params_dtype(room: int) -> np.dtype:
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
     members += [*((name, "f4") for name in _FLOATS), ("q_offset", "i4"), ("score", "u8")]
+    members += [("words", "u8"), ("first", "i8", TABLES)]
     return with_maps(room, members)
 
 
@@ -130,7 +133,8 @@ class PassParams(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call; `score` is the address of its ScoreArgs."""
+    """Addresses and scale of a call; `score` is the address of its ScoreArgs, `words` that of the accumulators of its
+    captured arrays, which begin at accumulator `first`."""
 
     q: int
     k: int
@@ -142,6 +146,8 @@ class Addresses(NamedTuple):
     statistics: int
     scale: float
     score: int = 0
+    words: int = 0
+    first: tuple[int, ...] = ()
 
     @property
     def mapped(self) -> tuple[int, ...]:
@@ -184,7 +190,8 @@ class Template:
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
-        _ADDRESS.pack_into(tail, self._score_at, to.score)
+        first = *to.first, *(0,) * (TABLES - len(to.first))
+        _SCORE.pack_into(tail, self._score_at, to.score, to.words, *first)
         return self._maps.at(to.mapped) + tail
 
 

@@ -36,7 +36,7 @@ from .params import (
     structs,
 )
 from .specializations import Specialization, builds, variant
-from .tables import SUBTILE, QuerySubtiles, lay_out, lay_out_masks, lay_out_views, query_subtiles
+from .tables import SUBTILE, QuerySubtiles, Views, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
 __all__ = ["Ready", "prepare"]
 
@@ -111,6 +111,7 @@ class BackwardPlan:
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
+        self.regular = _regular(self.views)
         queries = by_queries(plan, self.views.cut)
         keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
         together = min(batch * heads_kv, _HEADS_TOGETHER)
@@ -196,7 +197,7 @@ class BackwardPlan:
     def ready(self, call: BackwardPass) -> Ready | None:
         """Return cached state for calls of these shapes and strides, or None if TMA cannot address the arrays."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, call.score.text, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score.text, call.table_sums.text, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
             room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
@@ -215,8 +216,12 @@ class Ready:
         queries, keys = plan.passes
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
         table = builds(max(head_dim, head_dim_v), subtiles is not None)
+        # Gradients of captured arrays that this backward sums; their number is TABLES at most.
+        self.sums_tables = (
+            bool(call.table_sums.text) and subtiles is not None and plan.regular and (table[0].results == "dk dv dq")
+        )
         if call.score.text:  # of a new expression
-            compile_together([_request(call, "backward", row, room) for row in table])
+            compile_together([self._request(call, "backward", row, room) for row in table])
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._launched = sorted(
             (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
@@ -252,12 +257,24 @@ class Ready:
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = BoundedCache(_LAUNCHES_KEPT)
 
-    @staticmethod
-    def _load(call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        return kernel(call.device, *_request(call, name, row, room))
+    def _request(self, call: BackwardPass, name: str, row: Specialization, room: int) -> Request:
+        """Return the arguments of :func:`~spattn.cuda.driver.launch.kernel` after the device."""
+        text = call.table_sums.text if self.sums_tables and row.results == "dk dv dq" else call.score.text
+        file, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
+        return file, ARCH, defines, structs(room), f"hopper_{name}", text if name == "backward" else ""
 
-    def run(self, call: BackwardPass) -> None:
-        """Enqueue all kernels; the context must be current."""
+    def _load(self, call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
+        return kernel(call.device, *self._request(call, name, row, room))
+
+    def run(self, call: BackwardPass) -> int:
+        """Enqueue all kernels; the context must be current.
+
+        Returns
+        -------
+        int
+            0, or if the gradients of captured arrays have been summed too, the address of a device flag that is 0 if
+            they are finite.
+        """
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
@@ -270,8 +287,14 @@ class Ready:
             call.stream,
             call.sinks,
             call.dsinks,
+            call.table_sums.words,
         )
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
+        return self._nonfinite(workspace) if self.sums_tables else 0
+
+    def _nonfinite(self, workspace: int) -> int:
+        """Address of the flag that convert.cu sets if a sum of dQ, and so perhaps of dS, is not finite."""
+        return workspace + self._offsets[-1] + 4 * self._added
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
         """Return a call's launches. No others may write to the same addresses while its results are alive."""
@@ -287,6 +310,7 @@ class Ready:
             workspace,
             call.scale,
             call.score.address,
+            *((call.table_sums.words, call.table_sums.first) if self.sums_tables else ()),
         )
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
@@ -298,7 +322,7 @@ class Ready:
 
         write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
         # In fused mode the dQ kernel recomputes dQ if a sum is not finite; otherwise it only reads the flag.
-        nonfinite = added + 4 * self._added
+        nonfinite = self._nonfinite(workspace)
         gate = 0 if self._convert is None else nonfinite
         for number, (ready, keyed, _, _, blocks) in enumerate(self._launched):
             results = (partial[1], partial[2]) if keyed else (partial[0], 0)
@@ -330,10 +354,10 @@ class Ready:
         return written
 
 
-def _request(call: BackwardPass, name: str, row: Specialization, room: int) -> Request:
-    """Return the arguments of :func:`~spattn.cuda.driver.launch.kernel` after the device."""
-    defines, text = variant(row, call.dtype, room), call.score.text if name == "backward" else ""
-    return f"sm90/backward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}", text
+def _regular(views: Views) -> bool:
+    """True if every sub-tile is one row of tokens, all equally far apart, so that its diagonals have one distance."""
+    records = np.concatenate([views.query_records, views.key_records])
+    return bool((records["box"][:, 2] >= SUBTILE).all() and np.unique(records["stride"][:, 2]).size == 1)
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:

@@ -40,6 +40,12 @@ struct Producer {
     const View& view = p.column_views[first_view + entry.view];
     const bool real = e + lane < end;
     __syncwarp();
+    if constexpr (kScored) {
+      const int head_q = word_of(now, SPATTN_WORD(task.head_q)), at = min(e + lane, end - 1);
+      const bool padded = has_padding(view, entry.x, entry.y, entry.z);
+      shared.next_positions[buffer][lane] = {tile_positions(view, entry.x, entry.y, entry.z, kByKeys ? p.q_offset : 0),
+                                             head_q + (kByKeys ? entry.head : 0), padded ? at : -1};
+    }
     shared.columns[buffer][lane] = {entry.x,
                                     entry.y + view.shift_y,
                                     entry.z + view.shift_z,
@@ -97,10 +103,21 @@ struct Producer {
     }
   }
 
+  // Publishes the positions of the next stage; executed by one lane.
+  __device__ __forceinline__ void publish_positions(uint32_t buffer, int place, int head) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      ColumnPositions next = shared.next_positions[buffer][place + t];
+      next.query_head += head;
+      shared.positions[ring.stage][t] = next;
+    }
+  }
+
   // Fills the next stage with the columns of q or k (kSecond = 0), or of dout or v (1). Lane tile * kPanels + panel
   // issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
-  __device__ __forceinline__ void load_columns(const Column* columns, int head) {
+  __device__ __forceinline__ void load_columns(uint32_t buffer, int place, int head) {
+    const Column* columns = shared.columns[buffer] + place;
     constexpr bool kStatistics = kByKeys && kSecond;
     constexpr int kCopies = kTiles * kPanels;
     const uint32_t full = shared_address(&shared.full[ring.stage]);
@@ -108,6 +125,7 @@ struct Producer {
     const Column& column = columns[number];
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (lane == 0) {
+      if constexpr (kScored && !kSecond) publish_positions(buffer, place, head);
       for (int t = 0; !kSecond && t < kTiles; ++t) {
         for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][t][w] = columns[t].masks[w];
       }
@@ -151,8 +169,8 @@ struct Producer {
       for (int e = begin; e < end; e += kTiles) {
         const int place = (e - begin) % 32;
         if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
-        load_columns<0>(shared.columns[buffer] + place, head);
-        load_columns<1>(shared.columns[buffer] + place, head);
+        load_columns<0>(buffer, place, head);
+        load_columns<1>(buffer, place, head);
         if (e != begin || head != 0) continue;
         load_rows(now, 0);
         rows.advance();

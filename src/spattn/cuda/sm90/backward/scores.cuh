@@ -16,7 +16,7 @@ struct PlainScores {
 
   __device__ __forceinline__ void open(const Warpgroup&) {}
 
-  __device__ __forceinline__ Pairs locate(const Warpgroup&, int, StepMask<kTiles>&) const { return {}; }
+  __device__ __forceinline__ Pairs locate(const Warpgroup&, uint32_t, StepMask<kTiles>&) const { return {}; }
 };
 
 // Scores with a score function of the scaled score and the positions of query and key. In the dK/dV kernel, rows are
@@ -35,17 +35,42 @@ struct ModifiedScores {
   struct Pairs {
     int row[2];
     const Score::Head<float>& head;
-    TilePositions columns[kTiles];
+    const ColumnPositions* columns;  // in shared memory: registers are scarce
+
+    // True if each tile is one row of positions, with rows as far apart as columns, for functions of key - query.
+    __device__ __forceinline__ bool is_simple() const {
+      bool found = Score::kPositions && Score::kRelative;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const TilePositions& tile = columns[t].cells;
+        const int begin = int(tile.first), end = int(tile.first + 63 * tile.step);
+        const int low = min(begin, end) - max(row[0], row[1]), high = max(begin, end) - min(row[0], row[1]);
+        found = found && tile.one_row() && row[1] - row[0] == int(8 * tile.step) &&
+                Score::inside(0, 0, kByKeys ? -high : low, kByKeys ? -low : high, head);
+      }
+      return __all_sync(0xffffffff, found);
+    }
 
     // Computes the weight of accumulator `n`; zeros if the mask or the score function removes the pair.
+    template <bool kSimple>
     __device__ __forceinline__ Weighed weigh(const Params& p, const StepMask<kTiles>& mask, int n, float product,
                                              float lse) const {
-      const int column = columns[n / 32].of(n % 32 / 4 * 8 + threadIdx.x % 4 * 2 + n % 2), other = row[n / 2 % 2];
-      const int query = kByKeys ? column : other, key = kByKeys ? other : column;
+      const TilePositions& tile = columns[n / 32].cells;
+      const int within = n % 32 / 4 * 8 + n % 2, cell = within + threadIdx.x % 4 * 2, h = n / 2 % 2;
+      int query, key;
+      if constexpr (kSimple) {
+        // The same expression for all pairs of a diagonal, so that the compiler computes what it needs once.
+        const int first = int(tile.first + threadIdx.x % 4 * 2 * tile.step) - row[0];
+        const int distance = first + (within - 8 * h) * int(tile.step);
+        query = 0, key = kByKeys ? -distance : distance;
+      } else {
+        const int column = tile.of(cell), other = row[h];
+        query = kByKeys ? column : other, key = kByKeys ? other : column;
+      }
       const float score = product * (p.sign * p.scale_log2 * kLn2<float>);
-      const float exponent = Score::value(score, query, key, head) * kLog2E<float> - lse;
+      const float exponent = Score::value<kSimple>(score, query, key, head) * kLog2E<float> - lse;
       const float weight = mask.word[n / 32] >> (n % 32) & 1 ? exp2_flushed(exponent) : 0.0f;
-      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative(score, query, key, head)};
+      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative<kSimple>(score, query, key, head)};
     }
   };
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
@@ -70,24 +95,23 @@ struct ModifiedScores {
     head = Score::open<float>(*p.score, p.q_offset, batch, query_head);
   }
 
-  // Looks up the columns of an iteration, `left` from the item's end. Masks padding queries: the plan's bitmasks leave
-  // them undefined, and the function's result is arbitrary.
-  __device__ __forceinline__ Pairs locate(const Warpgroup& own, int left, StepMask<kTiles>& mask) {
+  // Reads the positions of a stage's columns. Masks padding queries: the plan's bitmasks leave them undefined, and the
+  // function's result is arbitrary.
+  __device__ __forceinline__ Pairs locate(const Warpgroup& own, uint32_t stage, StepMask<kTiles>& mask) {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();
-    const Work& work = assigned.work;
-    const int steps = (work.end - work.begin + kTiles - 1) / kTiles, done = work.heads * steps - left;
-    const int turn = kByKeys ? uniform(done / steps) : 0, begin = uniform(work.begin + (done - turn * steps) * kTiles);
-    Pairs found = {{row[0], row[1]}, head};
+    Pairs found = {{row[0], row[1]}, head, own.shared.positions[stage]};
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const Entry& entry = p.entries[uniform(min(begin + t, work.end - 1))];
-      const View& view = p.column_views[work.columns + entry.view];
-      found.columns[t] = tile_positions(view, entry.x, entry.y, entry.z, kByKeys ? p.q_offset : 0);
+      const ColumnPositions& columns = found.columns[t];
       if constexpr (kByKeys) {
-        const int query_head = uniform(assigned.task.head_q + entry.head + turn);
+        const int query_head = uniform(columns.query_head), padded = int(uniform(columns.padded));
         if (query_head != opened) open_head(p, assigned.task.batch, query_head);
-        mask.word[t] &= ~padding_columns(view, entry.x, entry.y, entry.z, own.thread);
+        if (padded >= 0) {
+          const Entry& entry = p.entries[padded];
+          const View& view = p.column_views[assigned.work.columns + entry.view];
+          mask.word[t] &= ~padding_columns(view, entry.x, entry.y, entry.z, own.thread);
+        }
       }
     }
     return found;

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
       barrier_init(shared_address(&shared.query_empty[i]), 32);
     }
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&shared.full[i]), kGathers ? kCopies : 1);
+      barrier_init(shared_address(&shared.full[i]), (kGathers ? kCopies : 1) + kScored);
       barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
     }
     fence_barrier_init();

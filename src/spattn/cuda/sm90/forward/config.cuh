@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/element.cuh"
 #include "common/score.cuh"
 #include "common/sink.cuh"
+#include "sm90/forward/diagonals.cuh"
 #include "sm90/forward/params.cuh"
+#include "sm90/forward/positions.cuh"
 #include "sm90/isa/wgmma.cuh"
 
 namespace spattn::sm90 {
@@ -27,14 +30,20 @@ constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
 constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
-constexpr int kQueries = SPATTN_QUERIES;
-constexpr int kStages = SPATTN_STAGES;
+constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
+constexpr bool kDiagonals = Score::kDiagonal && !kGathers && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
+// Positions and numbers of diagonals may take the place of a stage, or of a third query tile.
+constexpr uint32_t kPositionBytes = kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
+constexpr bool kFull =
+    kScored && SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) + SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) >
+                   kSharedLimit;
+constexpr int kQueries = SPATTN_QUERIES - (kFull && SPATTN_STAGES < 5);
+constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
 // The first PV product of a task overwrites the output accumulators instead of clearing them first: 1 to 2 % faster for
 // short items. No gain for two warpgroups that take turns.
 constexpr bool kOverwrites = kWarpgroups == 1;
 constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task by one lookup per iteration
-constexpr bool kGathers = SPATTN_GATHERS;   // gathered KV
 constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
 constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
@@ -50,6 +59,8 @@ struct Assignment {
   int32_t batch, head;  // of q
 };
 
+using IterationDiagonals = std::conditional_t<kDiagonals, Diagonals<kTiles, kBlockQ>, NoDiagonals>;
+
 struct alignas(1024) Shared {
   uint8_t query[kQueries][kQueryBytes];
   uint8_t ring[kStages][kStageBytes];
@@ -57,6 +68,8 @@ struct alignas(1024) Shared {
   float lse[kQueries][kBlockQ];  // or kFailedRow
   uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
+  TilePositions positions[kScored ? kStages : 1][kTiles];  // of keys
+  IterationDiagonals diagonals[kDiagonals ? kStages : 1];
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");

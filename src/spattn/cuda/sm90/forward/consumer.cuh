@@ -114,10 +114,12 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, const Scores::Keys& keys,
+  // Computes the weights of an iteration, whose keys are in `stage`, and releases the stage.
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, uint32_t stage,
                                         float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
-    scores.apply(s, own, keys);
+    scores.apply(s, p, own, shared, stage);
+    if constexpr (kScored) release(stage);
     if (mask.partial) mask.apply(s);
     return softmax.update(s, Scores::scale_log2(own), rescale);
   }
@@ -271,7 +273,6 @@ struct Consumer {
       const MaskNumbers numbers = read_numbers(key_stage);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
-      const Scores::Keys key_positions = scores.next(p);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage), first);
@@ -287,10 +288,10 @@ struct Consumer {
 
       wgmma_wait<1>();
       pin(s);
-      release(key_stage);
+      if constexpr (!kScored) release(key_stage);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, key_positions, rescale);
+      const bool moved = weigh(s, mask, key_stage, rescale);
       softmax.settle();
       wgmma_wait<0>();
       pin(o);
@@ -317,12 +318,12 @@ struct Consumer {
   // Computes the softmax of the first iteration of all, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
-    const Scores::Keys key_positions = scores.next(p);
+    const uint32_t stage = ring.stage;
     wgmma_wait<0>();
     pin(s);
-    release(ring.stage);
+    if constexpr (!kScored) release(stage);
     ring.advance();
-    weigh(s, mask, key_positions, rescale);
+    weigh(s, mask, stage, rescale);
   }
 
   // Tells the writer that there are no more tasks.

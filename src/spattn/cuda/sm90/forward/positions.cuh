@@ -22,12 +22,8 @@ struct TilePositions {
   // The position of a cell in the first row.
   __device__ __forceinline__ int of_row(int cell) const { return int(first + cell * step); }
 
-  // Finds the lowest and highest position of 64 cells; returns false if they are not in one row.
-  __device__ __forceinline__ bool one_row(int& low, int& high) const {
-    const int begin = int(first), end = int(first + 63 * step);
-    low = min(begin, end), high = max(begin, end);
-    return 63 * per_cell >> 12 == 0;
-  }
+  // Whether 64 cells are in one row.
+  __device__ __forceinline__ bool one_row() const { return 63 * per_cell >> 12 == 0; }
 };
 
 // Returns 2^12 / size + 1, rounded down: multiplying an index below 64 by it and dropping 12 bits divides the index by
@@ -47,11 +43,13 @@ __device__ __forceinline__ TilePositions tile_positions(const View& view, int x,
           reciprocal_of(view.box[1])};
 }
 
-// Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh); without padding 0, loop-free.
+// Whether the box that starts at (x, y, z) of a view has padding.
+__device__ __forceinline__ bool has_padding(const View& view, int x, int y, int z) {
+  return x + view.box[2] > view.extent[2] || y + view.box[1] > view.extent[1] || z + view.box[0] > view.extent[0];
+}
+
+// Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh).
 __device__ __forceinline__ uint32_t padding_columns(const View& view, int x, int y, int z, int thread) {
-  if (x + view.box[2] <= view.extent[2] && y + view.box[1] <= view.extent[1] && z + view.box[0] <= view.extent[0]) {
-    return 0;
-  }
   uint32_t found = 0;
 #pragma unroll 1
   for (int n = 0; n < 16; ++n) {

@@ -20,7 +20,8 @@ struct StepTile {
 struct Lookup {
   Task task;
   Work work;
-  StepTile tiles;  // lane l holds the tile of entry begin + l
+  StepTile tiles;           // lane l holds the tile of entry begin + l
+  TilePositions positions;  // of that tile, for score functions
 };
 
 // Broadcasts lane `lane`'s tile to uniform registers, so that TMA instructions need no load after the wait for a stage.
@@ -32,6 +33,13 @@ __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
 
 struct StepTiles {
   StepTile of[kTiles];
+};
+
+// Positions of a task's queries, for score functions of key - query.
+struct QueryRow {
+  int first, step;
+  bool one_row;
+  Score::Head<float> head;
 };
 
 // Batch entry and head of an iteration's keys and, for gathered plans, their positions.
@@ -52,14 +60,23 @@ struct Producer {
   Gatherer gatherer{part};
   int task_number = blockIdx.x;  // static schedule only
 
-  __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
+  // Looks up this lane's tile, that of entry e.
+  __device__ __forceinline__ void load_entry(Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
     const View& view = p.key_views[now.work.key_view + entry.view];
     const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
-    if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
-    const int map = view.map + now.task.batch * problem_of(p, view).batch_maps;
-    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map, mask};
+    if constexpr (kGathers) {
+      now.tiles = {view.map + entry.x, 0, 0, 0, mask};
+      now.positions.first = view.map + entry.x;
+      return;
+    }
+    const Problem& own = problem_of(p, view);
+    const int map = view.map + now.task.batch * own.batch_maps;
+    now.tiles = {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map, mask};
+    if constexpr (kScored) {
+      now.positions = tile_positions(view, entry.x, entry.y, entry.z, view.offset > 0 ? int(own.moved) : 0);
+    }
   }
 
   // Looks up the next task: a chain of dependent loads that overlaps this task's copies. With kInSteps, each iteration
@@ -70,7 +87,7 @@ struct Producer {
     if (number < p.task_count) {
       found.task = p.tasks[number];
       if (kWarpgroups > 1) found.work = p.work[found.task.item];
-      if (kWarpgroups > 1) found.tiles = load_entries(found, found.work.begin + lane);
+      if (kWarpgroups > 1) load_entry(found, found.work.begin + lane);
     }
   }
 
@@ -79,7 +96,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void look_up_tiles(Lookup& found) const {
-    if (kWarpgroups == 1 && found.task.item >= 0) found.tiles = load_entries(found, found.work.begin + lane);
+    if (kWarpgroups == 1 && found.task.item >= 0) load_entry(found, found.work.begin + lane);
   }
 
   __device__ __forceinline__ Lookup look_up(int number) const {
@@ -145,12 +162,57 @@ struct Producer {
     query.advance();
   }
 
+  __device__ __forceinline__ QueryRow query_row(const Lookup& now) const {
+    const View& view = p.query_views[now.work.query_view];
+    const Problem& own = problem_of(p, view);
+    int64_t position;
+    cell_position(view, now.work.x, now.work.y, now.work.z, 0, position);
+    return {int(position) + query_offset(own), int(view.stride[2]), view.box[2] >= own.block_q,
+            Score::open<float>(*own.score, query_offset(own), now.task.batch, now.task.head_q)};
+  }
+
+  // Computes the numbers of the diagonals of lane `place`'s tile and the following ones, if these are rows of positions
+  // as far apart as the queries and no look-up needs a check.
+  template <class Published = IterationDiagonals>
+  __device__ __forceinline__ void compute_diagonals(const TilePositions& positions, int place, const QueryRow& queries,
+                                                    typename Published::Lane& found) const {
+    if constexpr (kDiagonals) {
+      bool shared_numbers = queries.one_row;
+      int first[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const int step = __shfl_sync(0xffffffff, positions.step, place + t);
+        const bool one_row = __shfl_sync(0xffffffff, int(positions.one_row()), place + t);
+        first[t] = __shfl_sync(0xffffffff, positions.first, place + t) - queries.first;
+        const int begin = first[t] - (kBlockQ - 1) * step, end = first[t] + 63 * step;
+        shared_numbers = shared_numbers && one_row && step == queries.step &&
+                         Score::inside(0, 0, min(begin, end), max(begin, end), queries.head);
+      }
+      found.extent = shared_numbers ? Extent::diagonal : Extent::pair;
+      if (!shared_numbers) return;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) Published::compute(found, t, first[t], queries.step, queries.head);
+      Published::compare(found);
+    }
+  }
+
+  // Publishes the key positions of a stage, those of lane `place` and the following ones, while TMA loads the keys.
+  __device__ __forceinline__ void publish_positions(uint32_t stage, const TilePositions& positions, int place,
+                                                    const IterationDiagonals::Lane& diagonals) const {
+    const uint32_t tile = lane - place;
+    if (tile < kTiles) shared.positions[stage][tile] = positions;
+    if constexpr (kDiagonals) shared.diagonals[stage].write(diagonals);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared.full[stage]));
+  }
+
   // Fills the next stage with keys (kValue = 0) or values (1).
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
+      if constexpr (kScored && kValue) barrier_arrive(full);  // values have no positions
 #pragma unroll
       for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
@@ -206,11 +268,13 @@ struct Producer {
     StepKeys keys;
     keys.item = now.task.item, keys.batch = now.task.batch;
     keys.head = kGathers ? now.task.head_kv : now.task.batch * own.kv_batch + now.task.head_kv;
+    QueryRow queries;
+    if constexpr (kDiagonals) queries = query_row(now);
     const bool step_by_step = kInSteps && now.work.end - now.work.begin > 2 * kTiles;
     for (int e = now.work.begin; e < now.work.end; e += kTiles) {
       const int place = (e - now.work.begin) % 32;
       if (place == 0 && e > now.work.begin) {
-        now.tiles = load_entries(now, e + lane);
+        load_entry(now, e + lane);
         if constexpr (kGathers) look_up_keys(now, 0, ahead);
       }
       StepTiles current;
@@ -220,7 +284,11 @@ struct Producer {
         keys.rows = ahead;
         if (place + kTiles < 32) look_up_keys(now, place + kTiles, ahead);
       }
+      const uint32_t stage = ring.stage;
+      IterationDiagonals::Lane diagonals;  // computed before the wait for a stage, which hides it
+      compute_diagonals(now.positions, place, queries, diagonals);
       load_step<0>(current, keys);
+      if (kScored && part == 0) publish_positions(stage, now.positions, place, diagonals);
       load_previous_values();
       previous = current;
       previous_keys = keys;

@@ -12,13 +12,10 @@ namespace spattn::sm90 {
 
 // Scores without a score function. The exponent includes the scale's magnitude; apply() multiplies by its sign.
 struct PlainScores {
-  struct Keys {};
-
   __device__ __forceinline__ void open(const Params&, const Assignment&, int) {}
 
-  __device__ __forceinline__ Keys next(const Params&) { return {}; }
-
-  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys&) const {
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params&, const Problem& own, const Shared&,
+                                        uint32_t) const {
     if (own.sign != 1.0f) {
 #pragma unroll
       for (int i = 0; i < kStepKV / 2; ++i) s[i] *= own.sign;
@@ -30,9 +27,8 @@ struct PlainScores {
 
 // Scores with a score function of the scaled score and the positions of query and key.
 struct ModifiedScores {
-  int query[2];     // positions of the thread's two rows
-  int entry, last;  // indices: the next iteration's first entry, the task's last entry
-  int key_view;     // view to which the entries' views are relative: see Work
+  int query[2];  // positions of the thread's two rows
+  int row;       // the first of them in the query tile
   Score::Head<float> head;
 
   struct GatheredPositions {
@@ -40,7 +36,6 @@ struct ModifiedScores {
 
     __device__ __forceinline__ int of(int cell) const { return __ldg(rows + cell); }
     __device__ __forceinline__ int of_row(int cell) const { return of(cell); }
-    __device__ __forceinline__ bool one_row(int&, int&) const { return false; }
   };
 
   // Key positions of an iteration.
@@ -48,21 +43,11 @@ struct ModifiedScores {
     std::conditional_t<kGathers, GatheredPositions, TilePositions> tile[kTiles];
   };
 
-  __device__ __forceinline__ static void find(const Params& p, const View& view, const Entry& entry,
-                                              GatheredPositions& tile) {
-    tile.rows = key_rows(p, view, entry);
-  }
-
-  __device__ __forceinline__ static void find(const Params& p, const View& view, const Entry& entry,
-                                              TilePositions& tile) {
-    tile = tile_positions(view, entry.x, entry.y, entry.z, view.offset > 0 ? int(problem_of(p, view).moved) : 0);
-  }
-
   // Looks up what the rows of the next task share; `row` is the thread's first row.
-  __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int row) {
+  __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int first_row) {
     const Problem& own = problem_of(p, assigned);
-    entry = uniform(assigned.work.begin), last = uniform(assigned.work.end - 1), key_view = assigned.work.key_view;
     head = Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head);
+    row = first_row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int64_t position;
@@ -71,34 +56,71 @@ struct ModifiedScores {
     }
   }
 
-  // Looks up the key positions of the task's next iteration; loads early, like masks.
-  __device__ __forceinline__ Keys next(const Params& p) {
-    Keys found;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const Entry& own = p.entries[min(entry + t, last)];  // arbitrary for the missing tile of the last iteration
-      find(p, p.key_views[key_view + own.view], own, found.tile[t]);
-    }
-    entry += kTiles;
-    return found;
+  __device__ __forceinline__ static void find(const Params& p, const TilePositions& published,
+                                              GatheredPositions& tile) {
+    tile.rows = p.key_rows + int64_t(published.first) * kBlockKV;
   }
 
-  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Problem& own, const Keys& keys) const {
+  __device__ __forceinline__ static void find(const Params&, const TilePositions& published, TilePositions& tile) {
+    tile = published;
+  }
+
+  // Applies the function to an iteration whose positions are in a stage; they are arbitrary for the missing tile of a
+  // task's last iteration.
+  template <class Function = Score>
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params& p, const Problem& own,
+                                        const Shared& shared, uint32_t stage) const {
     const float scale = own.sign * own.scale_log2 * kLn2<float>;
-    if constexpr (Score::kPositions && !kGathers) {
-      if (is_simple(keys)) return modify<true>(s, scale, keys);
+    if (modify_diagonals<Function>(s, scale, shared.diagonals[stage])) return;
+    Keys keys;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) find(p, shared.positions[stage][t], keys.tile[t]);
+    if constexpr (Function::kPositions && !kDiagonals && !kGathers) {
+      if (is_simple<Function>(keys)) return modify<true>(s, scale, keys);
     }
     modify<false>(s, scale, keys);
   }
 
-  // True if each tile is one row of positions, and no look-up of the iteration's pairs needs a check.
+  // Applies a function of key - query with the numbers that the producer has published; returns false if there are none.
+  template <class Function, class Published>
+  __device__ __forceinline__ bool modify_diagonals(float (&s)[kStepKV / 2], float scale, const Published& own) const {
+    if constexpr (kDiagonals) {
+      const Extent extent = Extent(uniform(int(own.extent)));
+      if (extent == Extent::iteration) {
+        const auto number = own.at(0)->first;
+#pragma unroll
+        for (int i = 0; i < kStepKV / 2; ++i) s[i] = Function::value_on(s[i] * scale, number, head);
+      } else if (extent == Extent::diagonal) {
+        const auto* numbers = own.at(threadIdx.x % 4 * 2 - row + kBlockQ - 1);
+#pragma unroll
+        for (int at = 0; at < kTiles * 9; ++at) {
+          const int t = at / 9, m = at % 9 - 1;  // columns 8 m of the first row and 8 (m + 1) of the second
+          const auto pair = numbers[t * Published::kPlaces + 4 * m];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (m + h < 0 || m + h > 7) continue;
+            float* scores = s + (t * 8 + m + h) * 4 + 2 * h;
+            scores[0] = Function::value_on(scores[0] * scale, pair.first, head);
+            scores[1] = Function::value_on(scores[1] * scale, pair.second, head);
+          }
+        }
+      }
+      return extent != Extent::pair;
+    }
+    return false;
+  }
+
+  // True if each tile is one row of positions and no look-up of the iteration's pairs needs a check.
+  template <class Function>
   __device__ __forceinline__ bool is_simple(const Keys& keys) const {
     bool found = true;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      int low, high;
-      found = found && keys.tile[t].one_row(low, high) &&
-              Score::inside(min(query[0], query[1]), max(query[0], query[1]), low, high, head);
+      const auto& tile = keys.tile[t];
+      const int begin = tile.of_row(0), end = tile.of_row(63);
+      found =
+          found && tile.one_row() &&
+          Function::inside(min(query[0], query[1]), max(query[0], query[1]), min(begin, end), max(begin, end), head);
     }
     return __all_sync(0xffffffff, found);
   }
@@ -107,8 +129,7 @@ struct ModifiedScores {
   __device__ __forceinline__ void modify(float (&s)[kStepKV / 2], float scale, const Keys& keys) const {
 #pragma unroll
     for (int column = 0; column < kStepKV / 4; ++column) {  // a column of this thread
-      const int at = column / 2 * 8 + column % 2;
-      const int cell = at % kBlockKV + threadIdx.x % 4 * 2;
+      const int at = column / 2 * 8 + column % 2, cell = at % kBlockKV + threadIdx.x % 4 * 2;
       int key;
       if constexpr (kSimple) key = keys.tile[at / kBlockKV].of_row(cell);
       else key = keys.tile[at / kBlockKV].of(cell);

@@ -1,7 +1,7 @@
 // Exact sums: fixed-point numbers of 320 bits, added to by integer atomics, which have no order.
 #pragma once
 
-namespace spattn::sm80_backward {
+namespace spattn {
 
 // Word w of an accumulator holds multiples of 2^(32 w - 160), the last one flags. Bits below 2^-160 are dropped;
 // magnitudes from 2^127 on are infinite. A word has room for 2^31 additions.
@@ -28,6 +28,22 @@ __device__ inline void add_exactly(unsigned long long* words, double x) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     if (pieces[i]) atomicAdd(words + word + i, negative ? 0ull - pieces[i] : pieces[i]);
+  }
+}
+
+__device__ inline void add_exactly(unsigned long long* words, float x) {
+  const unsigned bits = __float_as_uint(x), exponent = bits >> 23 & 0xff, fraction = bits & 0x7fffff;
+  if (exponent >= 127 + 127) {
+    const bool nan = exponent == 0xff && fraction;
+    atomicOr(words + kValueWords, nan ? kNaN : bits >> 31 ? kNegative : kPositive);
+    return;
+  }
+  const int place = max(static_cast<int>(exponent), 1) - 150 - kLowest;  // of the mantissa's last bit
+  const unsigned long long mantissa = exponent ? fraction | 1u << 23 : fraction, shifted = mantissa << place % 32;
+  const unsigned long long pieces[2] = {shifted & 0xffffffffu, shifted >> 32};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (pieces[i]) atomicAdd(words + place / 32 + i, bits >> 31 ? 0ull - pieces[i] : pieces[i]);
   }
 }
 
@@ -58,4 +74,4 @@ __device__ inline double accumulated(const unsigned long long* words) {
   return negative ? -sum : sum;
 }
 
-}  // namespace spattn::sm80_backward
+}  // namespace spattn
