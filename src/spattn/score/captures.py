@@ -194,12 +194,10 @@ class _Search:
         """The value of a variable, of whose attributes the function uses some of `names`."""
         if value is None or isinstance(value, (bool, int, float, str, type)):
             return value
-        if isinstance(value, types.FunctionType):
-            return self.function(value) if _is_users(value.__module__) else value
-        if isinstance(value, types.ModuleType):
-            return _Attributes(value, self) if any(_is_table(vars(value).get(name)) for name in names) else value
         if is_array(value):
             return _seen(value)
+        if isinstance(value, types.FunctionType):
+            return self.function(value) if _is_users(value.__module__) else value
         if isinstance(value, types.MethodType):
             owner = self.value(value.__self__, names)
             made = self.value(value.__func__, names)
@@ -215,6 +213,8 @@ class _Search:
             if isinstance(value, dict):
                 return {key: _seen(x) for key, x in value.items()}
             return type(value)(map(_seen, value))
+        if isinstance(value, types.ModuleType):
+            return _Attributes(value, self) if any(_is_table(vars(value).get(name)) for name in names) else value
         if _is_users(type(value).__module__) and any(map(_holds_table, _attributes(value))):
             return _Attributes(value, self)
         return value

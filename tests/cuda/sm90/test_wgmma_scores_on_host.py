@@ -30,9 +30,10 @@ pytestmark = pytest.mark.family("sm90")
 NVCC = compile.find_nvcc()
 SOFTCAP, ALIBI = (BoundScore(text_of(score), at) for score, at in zip(SCORES.values(), (77, 88), strict=True))
 EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI}
-# Bytes. Positions and captured values take registers of threads whose accumulators leave few: 500 at most in the dK/dV
+# Bytes. Positions and captured values take registers of threads whose accumulators leave few: 612 at most in the dK/dV
 # kernels of 128 and more dimensions, in which 192 or more of 240 registers are sums and products.
-SPILLS = {"forward": 240, "backward": 512}
+SPILLS = {"forward": 288, "backward": 640}
+SPILLS_OF_THREE_CTAS = 400  # whose producers have 40 registers
 
 
 def named(kernel):
@@ -59,7 +60,8 @@ def test_registers(tmp_path, kernel):
     threads = 128 * (defines.get("SPATTN_BLOCK_Q", 128) // 64 + 1) * defines.get("SPATTN_CTAS", 1)
     assert max(int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)) <= 65536 // threads // 8 * 8
     spilled = max(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
-    assert spilled <= SPILLS[source.split("/")[1]]
+    three = defines.get("SPATTN_CTAS") == 3
+    assert spilled <= (SPILLS_OF_THREE_CTAS if three else SPILLS[source.split("/")[1]])
 
 
 class Device(SimpleNamespace):
@@ -125,11 +127,12 @@ def test_backward_parameters(gpu, score):
     call = backward_call(gpu, score)
     ready = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2).ready(call)
     for number, launched in enumerate(ready._launched):
-        to = backward_params.Addresses(*range(1, len(backward_params.Addresses._fields) + 1))
+        to = backward_params.Addresses(*range(1, len(backward_params.Addresses._fields)), first=(20, 30))
         filled = ready._template.fill(number, to, (0,) * 5, 0)
         (found,) = np.frombuffer(filled, backward_params.params_dtype(MAPS[0]))
         assert found["q_offset"] == 131 and launched.kernel.name == "hopper_backward"
         assert launched.kernel.text == score.text and found["score"] == to.score
+        assert found["words"] == to.words and list(found["first"]) == [20, 30, *[0] * (backward_params.TABLES - 2)]
     assert len(ready._launched) == 2 and ready._statistics.text == ready._sum.text == ""
 
 

@@ -92,8 +92,8 @@ struct alignas(1024) Shared {
   uint64_t assigned_full[kTasks], assigned_empty[kTasks], done[kTasks];
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
-  ColumnPositions positions[kScored ? kStages : 1][kTiles];
-  ColumnPositions next_positions[kScored ? 2 : 1][kScored ? 32 : 1];  // private to the producer, of `columns`
+  ColumnPositions positions[kScored ? kStages : 0][kTiles];
+  ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer, of `columns`
 
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {

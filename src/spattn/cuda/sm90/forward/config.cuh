@@ -31,7 +31,7 @@ constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
 constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
-constexpr bool kDiagonals = Score::kDiagonal && !kGathers && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
+constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
 // Positions and numbers of diagonals may take the place of a stage, or of a third query tile.
 constexpr uint32_t kPositionBytes = kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
 constexpr bool kFull =
@@ -68,8 +68,8 @@ struct alignas(1024) Shared {
   float lse[kQueries][kBlockQ];  // or kFailedRow
   uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
-  TilePositions positions[kScored ? kStages : 1][kTiles];  // of keys
-  IterationDiagonals diagonals[kDiagonals ? kStages : 1];
+  TilePositions positions[kScored ? kStages : 0][kTiles];  // of keys
+  IterationDiagonals diagonals[kDiagonals ? kStages : 0];
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
