@@ -6,14 +6,18 @@
 
 Forward and backward, bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128: ALiBi, a soft-cap, a table of relative
 positions whose gradient is wanted, and sinks. FlexAttention gets the same function. Results and gradients are checked
-against dense float64 on sampled rows before timing. Writes ``scores_cuda``.
+against dense float64 on sampled rows before timing. The rows "first call" are the time of a process's first call with a
+new expression, with an empty cache of kernels and with a full one. Writes ``scores_cuda``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,15 +40,63 @@ NOTES = (
 )
 
 
-def functions(torch) -> dict[str, tuple[Callable, list]]:
-    """Score functions by name, with the captured tensors whose gradients are wanted."""
+FIRST_CALL = """
+import time, torch, spattn
+q, k, v, dout = (torch.randn(1, 4, 1024, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+leaves = [x.requires_grad_() for x in (q, k, v)]
+slopes = torch.rand(4, device="cuda")
+spattn.attention(q, k, v, "causal").backward(dout)
+def score(s, b, h, q, k):
+    return 20 * torch.tanh((s - slopes[h] * abs(q - k)) / 20)
+times = []
+def measure(call):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = call()
+    torch.cuda.synchronize()
+    times.append(1e3 * (time.perf_counter() - start))
+    return result
+with torch.no_grad():
+    measure(lambda: spattn.attention(q, k, v, "causal", score=score))
+out = spattn.attention(q, k, v, "causal", score=score)
+measure(lambda: torch.autograd.grad(out, leaves, dout))
+print(*times)
+"""
+
+
+def functions(torch) -> dict[str, tuple[Callable, Callable, list]]:
+    """Score functions by name: spattn's and FlexAttention's form, and captured tensors whose gradients are wanted."""
+    from spattn.score import relative_bias, softcap
+
     slopes = 2.0 ** (-8.0 / HEADS * torch.arange(1, HEADS + 1, device="cuda"))
     table = (0.1 * torch.randn(HEADS, 2 * REACH + 1, device="cuda")).requires_grad_()
+
+    def alibi(s, b, h, q, k):
+        return s - slopes[h] * abs(q - k)
+
     return {
-        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), []),
-        "soft-cap": (lambda s, b, h, q, k: CAP * torch.tanh(s / CAP), []),
-        "relative table": (lambda s, b, h, q, k: s + table[h, torch.clamp(k - q, -REACH, REACH) + REACH], [table]),
+        "ALiBi": (alibi, alibi, []),
+        "soft-cap": (softcap(CAP), lambda s, b, h, q, k: CAP * torch.tanh(s / CAP), []),
+        "relative table": (
+            relative_bias(table),
+            lambda s, b, h, q, k: s + table[h, torch.clamp(k - q, -REACH, REACH) + REACH],
+            [table],
+        ),
     }
+
+
+def first_calls() -> list[dict]:
+    """Time of the first forward, and of the backward after it, in a process without and one with compiled kernels."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for cache in ("empty", "full"):
+            command = [sys.executable, "-W", "ignore", "-c", FIRST_CALL]
+            environment = {**os.environ, "SPATTN_CACHE_DIR": str(Path(folder) / "kernels")}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            for which, taken in zip(("forward", "backward"), map(float, done.stdout.split()), strict=True):
+                rows.append({"problem": "first call", "cache": cache, "pass": which, "ms": round(taken, 1)})
+                print(*rows[-1].values(), sep="  ", flush=True)
+    return rows
 
 
 def contenders(pattern, mask, sets, given, sinks, with_flex: bool) -> dict[tuple[str, str, str], Callable]:
@@ -57,7 +109,7 @@ def contenders(pattern, mask, sets, given, sinks, with_flex: bool) -> dict[tuple
         return lambda q, k, v: spattn.attention(q, k, v, pattern, **options)
 
     own = {"plain": (ours(), []), "sinks": (ours(sinks=sinks), [sinks])}
-    own |= {name: (ours(score=score), captured) for name, (score, captured) in given.items()}
+    own |= {name: (ours(score=score), captured) for name, (score, _, captured) in given.items()}
     rows = [(name, "spattn", *one) for name, one in own.items()]
     if with_flex:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -69,7 +121,7 @@ def contenders(pattern, mask, sets, given, sinks, with_flex: bool) -> dict[tuple
         def theirs(score):
             return lambda q, k, v: flex(q, k, v, score_mod=score, block_mask=blocks)
 
-        rows += [(name, "FlexAttention", theirs(score), captured) for name, (score, captured) in given.items()]
+        rows += [(name, "FlexAttention", theirs(score), captured) for name, (_, score, captured) in given.items()]
 
     def forward(call):
         def run(i):
@@ -142,7 +194,7 @@ def main() -> None:
         calls = contenders(pattern, mask, sets, given, sinks, not args.without_flex)
         for name, who in sorted({key[:2] for key in calls}):
             both = calls[name, who, "forward"], calls[name, who, "backward"]
-            score, _ = given.get(name, (None, []))
+            _, score, _ = given.get(name, (None, None, []))
             error = worst_error(pattern, sets, score, sinks if name == "sinks" else None, *both)
             if not error <= TOLERANCE:
                 raise AssertionError(f"{who}, {name}, {problem}: relative error {error:.2g} against float64")
@@ -164,6 +216,7 @@ def main() -> None:
         del calls
         torch.cuda.empty_cache()
     if args.only is None:
+        rows += first_calls()
         record.write("scores_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
 
 
