@@ -383,11 +383,8 @@ class _Writer:
             return lines
         same = use.derivative == self.graph.results[1]
         value = "sum" if same else f"score_adjoint(sum, {self._name(use.derivative)})"
-        plain = same or self.graph.operations[use.derivative][::3] == ("constant", 1)
         return [
             *lines,
-            "    // Whether of_sum() returns `sum`.",
-            f"    static constexpr bool kPlain = {'true' if plain else 'false'};",
             "    // `sum` is that of a diagonal's gradients with respect to the score.",
             "    template <class T>",
             "    static SPATTN_SCORE T of_sum(T sum, int query, int key, const Head<T>& head) {",

@@ -49,32 +49,20 @@ void sums(const Params& p) {
   const Accumulators to = {p.words, p.first};
   TableSums<Score::Uses> sums;
   Score::Head<float> head;
-  TileOrigin at = {};
   for (int n = 0; n < p.count; ++n) {
     const Tile& tile = p.tiles[n];
     if (n == 0 || tile.head != p.tiles[n - 1].head) {
-      if (n) sums.flush_diagonals(to, thread, at, head);
       head = Score::open<float>(*p.args, 0, 0, tile.head);
     }
-    at = {tile.key, tile.query, tile.step};
     __syncthreads();
     for (int cell = thread; cell < 64 * 64; cell += 128) {
       const int row = cell / 64, column = cell % 64;
       *reinterpret_cast<uint16_t*>(p.shared + row * 128 + (2 * column ^ row % 8 * 16)) = tile.gradients[row][column];
     }
     __syncthreads();
-    if (sums.is_constant(to, thread, at, head)) {
-      float own[32];
-      for (int i = 0; i < 32; ++i) {
-        const int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-        own[i] = widen_pair(tile.gradients[row][column]).x;
-      }
-      sums.add_constant(own);
-    } else {
-      sums.add_tile(to, p.shared, thread, at, head);
-    }
+    sums.add_tile(to, p.shared, thread, {tile.key, tile.query, tile.step}, head);
   }
-  sums.flush_all(to, thread, at, head);
+  sums.flush_all(to, thread);
 }
 }  // namespace spattn::sm90_backward
 using spattn::sm90_backward::launch_shape;

@@ -230,47 +230,16 @@ struct Consumer {
     queries.hand_over(own, q);
   }
 
-  // First positions of an iteration's keys and queries. Keys are as far apart as queries.
-  template <class Modified = Scores>
-  __device__ __forceinline__ TileOrigin origin(int query) const {
-    const Modified& item = modification;
-    const int step = (item.row[1] - item.row[0]) / 8, row = own.thread / 32 * 16 + own.thread % 32 / 4;
-    return {item.row[0] - row * step, query, step};
-  }
-
-  __device__ __forceinline__ int first_query(uint32_t stage) const {
-    return int(shared.positions[stage][0].cells.first);
-  }
-
-  // Completes the sums for captured arrays before the query head of the iteration in a stage, or before the next item.
-  template <class Modified = Scores>
-  __device__ __forceinline__ void end_tables(uint32_t stage, bool done) {
-    if constexpr (kTableSums) {
-      const Modified& item = modification;
-      if (done) table_sums.flush_all({p.words, p.first}, own.thread, origin(0), item.head);
-      else if (int(uniform(shared.positions[stage][0].query_head)) != item.opened)
-        table_sums.flush_diagonals({p.words, p.first}, own.thread, origin(0), item.head);
-    }
-  }
-
-  // Whether all pairs of an iteration contribute to the same elements of captured arrays.
-  template <class Modified = Scores>
-  __device__ __forceinline__ bool is_constant(uint32_t stage) {
-    if constexpr (kTableSums) {
-      const Modified& item = modification;
-      return table_sums.is_constant({p.words, p.first}, own.thread, origin(first_query(stage)), item.head);
-    }
-    return false;
-  }
-
   // Sums dS for the gradients of captured arrays, while products are in flight. In shared memory dS is complete: both
   // warpgroups have synchronized to multiply it.
   template <class Modified = Scores>
   __device__ __forceinline__ void add_to_tables(uint32_t stage) {
     if constexpr (kTableSums) {
       const Modified& item = modification;
+      const int step = (item.row[1] - item.row[0]) / 8, row = own.thread / 32 * 16 + own.thread % 32 / 4;
+      const TileOrigin tile = {item.row[0] - row * step, int(shared.positions[stage][0].cells.first), step};
       const uint8_t* gradients = shared.queries.gradients[queries.steps % 2] + own.number * kSubtile * kRowBytes;
-      table_sums.add_tile({p.words, p.first}, gradients, own.thread, origin(first_query(stage)), item.head);
+      table_sums.add_tile({p.words, p.first}, gradients, own.thread, tile, item.head);
     }
   }
 
@@ -294,9 +263,7 @@ struct Consumer {
     if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
-    end_tables(first, false);
     const Scores::Pairs pairs = modification.locate(own, first, carried.mask);
-    const bool constant = is_constant(first);
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, weights, carried.mask, pairs, lse, second);
@@ -312,7 +279,6 @@ struct Consumer {
         release(carried.held);
       }
       differentiate(s, d, carried.gradients, delta, second);
-      if (kTableSums && constant) table_sums.add_constant(d);
       carried.held = first;
       if constexpr (kQueries) {
         queries.write(own, carried.gradients);
@@ -320,7 +286,7 @@ struct Consumer {
         accumulate<kChunksBefore, kChunks>(values, weights, second);
       }
       if constexpr (kOwned) accumulate<0, kChunks>(scores, carried.gradients, first);
-      if (kTableSums && !constant) add_to_tables(first);
+      add_to_tables(first);
     }
     --carried.left;
     bool any = false;
@@ -386,7 +352,7 @@ struct Consumer {
       clear(scores);
       clear(values);
       run_steps(work.heads * ((work.end - work.begin + kTiles - 1) / kTiles), scores, values);
-      end_tables(own.ring.stage, true);
+      if constexpr (kTableSums) table_sums.flush_all({p.words, p.first}, own.thread);
       Results{own}.finish(scores, values, queries);
     }
   }

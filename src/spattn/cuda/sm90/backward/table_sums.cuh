@@ -20,39 +20,27 @@ struct Accumulators {
   const int64_t* first;
 };
 
+// First positions of a tile's keys and queries, and the distance between consecutive ones.
+struct TileOrigin {
+  int key, query, step;
+};
+
 // Returns two neighbouring elements as floats.
 __device__ __forceinline__ float2 widen_pair(uint32_t pair) {
   const Element2 elements = *reinterpret_cast<const Element2*>(&pair);
   return make_float2(widen(elements.x), widen(elements.y));
 }
 
-// First positions of a tile's keys and queries, and the distance between consecutive ones.
-struct TileOrigin {
-  int key, query, step;
-};
-
 template <class Uses>
 struct TableSums {
   static constexpr int kCount = Uses::kCount > 0 ? Uses::kCount : 1;
 
-  // Gradients that contribute to one element, while consecutive tiles contribute to no other.
+  // Contributions to one element, while all diagonals of consecutive tiles contribute to it alone.
   struct Run {
     int element = -1;
-    float sum = 0.0f;  // of this lane's pairs
+    float sum = 0.0f;  // of this lane's diagonals
   };
   Run runs[kCount];
-
-  // Sums of diagonals of the last tile that the next one may continue: a lane's and, in lane 15, the next warp's first.
-  float sum = 0.0f, last = 0.0f;
-  bool continues = false;
-  int query;  // the first one of that tile
-
-  // Calls visit(use, query, key) for the pair at a diagonal: column - row = `diagonal`.
-  template <class Visit>
-  __device__ __forceinline__ static void visit_at(const TileOrigin& at, int diagonal, Visit visit) {
-    const int query = at.query + max(diagonal, 0) * at.step, key = at.key + max(-diagonal, 0) * at.step;
-    Uses::for_each([&](auto use) { visit(use, query, key); });
-  }
 
   // Returns the index of an element among those of all arrays, or -1 for a pair outside the array.
   template <class Use>
@@ -66,51 +54,9 @@ struct TableSums {
     if (element >= 0 && x != 0.0f) add_exactly(to.words + int64_t(element) * kWords, x);
   }
 
-  // Adds the sum of the gradients along a diagonal.
-  __device__ __forceinline__ static void emit(const Accumulators& to, const TileOrigin& at, int diagonal, float sum,
-                                              const Score::Head<float>& head) {
-    visit_at(at, diagonal, [&](auto use, int query, int key) {
-      static_assert(use.kSummed);
-      add(to, element_of(to, use, query, key, head), use.of_sum(sum, query, key, head));
-    });
-  }
-
-  // True if all pairs of a tile contribute their gradients to one element of each array, which then begins a run.
-  __device__ __forceinline__ bool is_constant(const Accumulators& to, int thread, const TileOrigin& at,
-                                              const Score::Head<float>& own) {
-    int first[kCount] = {}, stride = 4;
-    bool same = true;
-    for (int i = 0; i < stride && same; ++i) {  // a sample first: most tiles end here
-      visit_at(at, thread % 32 * 4 - 64 + i, [&](auto use, int query, int key) {
-        const int element = element_of(to, use, query, key, own);
-        if (i == 0) first[use.kNumber] = __shfl_sync(0xffffffff, element, 0);
-        same = same && use.kPlain && element == first[use.kNumber];
-      });
-      same = __all_sync(0xffffffff, same);
-    }
-    if (!same) return false;
-    flush_diagonals(to, thread, at, own);
-    for (int i = 0; i < kCount; ++i) {
-      if (runs[i].element != first[i]) flush(to, runs[i], thread % 32);
-      runs[i].element = first[i];
-    }
-    return true;
-  }
-
-  // Adds the gradients of a constant tile.
-  template <int kGradients>
-  __device__ __forceinline__ void add_constant(const float (&gradients)[kGradients]) {
-    float sums[4] = {};
-#pragma unroll
-    for (int i = 0; i < kGradients; ++i) sums[i % 4] += gradients[i];
-    const float sum = sums[0] + sums[1] + (sums[2] + sums[3]);
-#pragma unroll
-    for (Run& run : runs) run.sum += sum;
-  }
-
   // Adds a tile from this warpgroup's rows of dS in shared memory.
   __device__ __forceinline__ void add_tile(const Accumulators& to, const uint8_t* gradients, int thread,
-                                           const TileOrigin& at, const Score::Head<float>& own) {
+                                           const TileOrigin& tile, const Score::Head<float>& head) {
     const int lane = thread % 32, place = lane % 8, parity = lane / 8 % 2, half = lane / 16;
     const int diagonal = thread / 32 * 16 + 2 * place + parity;
     float found[2] = {}, wrapped[2] = {};  // sums of this diagonal and the next, before and after they wrap around
@@ -128,22 +74,34 @@ struct TableSums {
       wrapped[i] += __shfl_xor_sync(0xffffffff, wrapped[i], 16);
     }
     // Lanes 0 to 15 go on with the diagonals before they wrap around, lanes 16 to 31 with those after. An even lane adds
-    // the odd lane's second diagonal, which is its first, and the other way round.
+    // the odd lane's second diagonal, which is its first, and the other way round; lanes 15 and 31 also have the first
+    // diagonal of the next warp.
     const float next = half ? wrapped[1] : found[1];
     const float other = __shfl_sync(0xffffffff, next, parity ? lane - 8 : lane + 7);
-    const float now = (half ? wrapped[0] : found[0]) + (parity || place ? other : 0.0f);
-    if (at.query - query != 64 * at.step) flush_diagonals(to, thread, at, own);
-    // The wrapped diagonals continue those of the tile before.
-    const float carried = __shfl_sync(0xffffffff, sum, lane % 16), carried_last = __shfl_sync(0xffffffff, last, 15);
-    if (half) {
-      emit(to, at, diagonal - 64, now + carried, own);
-      if (lane == 31) emit(to, at, diagonal - 63, next + carried_last, own);
-    }
-    sum = half ? 0.0f : now, last = lane == 15 ? next : 0.0f;
-    continues = true, query = at.query;
+    const float sum = (half ? wrapped[0] : found[0]) + (parity || place ? other : 0.0f);
+    const bool borders = lane % 16 == 15;
+    const int distance = (diagonal - 64 * half) * tile.step, beyond = distance + tile.step;
+    const int query = tile.query + max(distance, 0), key = tile.key + max(-distance, 0);
+    const int next_query = tile.query + max(beyond, 0), next_key = tile.key + max(-beyond, 0);
+    Uses::for_each([&](auto use) {
+      static_assert(use.kSummed);
+      Run& run = runs[use.kNumber];
+      const int own = element_of(to, use, query, key, head);
+      const int bordering = borders ? element_of(to, use, next_query, next_key, head) : own;
+      const float x = use.of_sum(sum, query, key, head);
+      const float y = borders ? use.of_sum(next, next_query, next_key, head) : 0.0f;
+      const int first = __shfl_sync(0xffffffff, own, 0);
+      if (__all_sync(0xffffffff, own == first && bordering == first)) {
+        if (run.element != first) flush(to, run, lane);
+        run.element = first, run.sum += x + y;
+      } else {
+        add(to, own, x);
+        add(to, bordering, y);
+      }
+    });
   }
 
-  __device__ __forceinline__ void flush(const Accumulators& to, Run& run, int lane) {
+  __device__ __forceinline__ static void flush(const Accumulators& to, Run& run, int lane) {
     float sum = run.sum;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
@@ -151,20 +109,8 @@ struct TableSums {
     run = {};
   }
 
-  // Adds what the next tile does not continue; `at` is any tile of the item, and `head` that of the last tile.
-  __device__ __forceinline__ void flush_diagonals(const Accumulators& to, int thread, TileOrigin at,
-                                                  const Score::Head<float>& head) {
-    if (!continues) return;
-    const int lane = thread % 32, diagonal = thread / 32 * 16 + 2 * (lane % 8) + lane / 8 % 2;
-    at.query = query;
-    if (lane < 16) emit(to, at, diagonal, sum, head);
-    if (lane == 15) emit(to, at, diagonal + 1, last, head);
-    continues = false, sum = last = 0.0f;
-  }
-
-  __device__ __forceinline__ void flush_all(const Accumulators& to, int thread, const TileOrigin& at,
-                                            const Score::Head<float>& head) {
-    flush_diagonals(to, thread, at, head);
+  // Adds what add_tile() has kept.
+  __device__ __forceinline__ void flush_all(const Accumulators& to, int thread) {
 #pragma unroll
     for (Run& run : runs) flush(to, run, thread % 32);
   }
