@@ -69,7 +69,7 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
 }
 
 // Computes C = A B or C += A B for `rows` rows of N tiles, over `steps` times kTileTerms terms. Rows alternate between
-// two pairs of registers: a store waits for its product, which has a latency of 52 cycles, during the next row.
+// two pairs of registers, so that the products of the next row hide the 52 cycles until a row can be stored.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {
   if (kParts == 1 && steps == 1) return resident_product<N, 1>(rows, a, b, add, c);

@@ -85,7 +85,8 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
     if (row.removed(score)) return;
     const double weight = scalar_weight(row.logits.scalar_exponent(score, softmax.reference) - softmax.rest);
     const double of_score = weight * (dout.times({row.values, key}, call.head_dim_v) - delta);
-    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;  // which may be NaN there
+    // Where the weight is 0, the derivative may be NaN.
+    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * k[d];
     if (!sums) return;
     if (row.score_function && weight != 0) row.score_function.template add_table_gradients<T>(of_score);

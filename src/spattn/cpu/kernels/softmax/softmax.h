@@ -42,8 +42,8 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // Updates row_max and `reference` from tile_max, and computes `rescale`. It is a loop of its own, so that the
-  // dependency chains of several vectors overlap. `rescale` is exp2(old - new reference), hence exactly 1 if the
+  // Updates row_max and `reference` from tile_max, and computes `rescale`. This separate loop lets the dependency
+  // chains of several vectors overlap. `rescale` is exp2(old - new reference), hence exactly 1 if the
   // reference does not change. Computed from row_max, it would accumulate the rounding error of the reference with
   // each tile.
   void move_reference(int64_t vectors, Logits<T> logits) const {
