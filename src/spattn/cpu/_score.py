@@ -25,8 +25,8 @@ _SCALARS, _QUERIES, _KEYS, _DIAGONALS, _PAIRS, _TILES, _PRODUCTS = range(7)
 _OF_SCOPE = {CALL: _SCALARS, HEAD: _SCALARS, QUERY: _QUERIES, KEY: _KEYS, DIAGONAL: _DIAGONALS, PAIR: _PAIRS}
 _SPACE_SHIFT = 24
 
-_MOST_ELEMENTS = (64 << 20) // (8 * _core.SUM_WORDS)  # of tables that one pass sums: 64 MiB of accumulators
-_MOST_TERMS = 1 << 31  # of an element: each changes a 64-bit word by less than 2^32
+_MOST_ELEMENTS = (64 << 20) // (8 * _core.SUM_WORDS)  # maximum table elements per pass: 64 MiB of accumulators
+_MOST_TERMS = 1 << 31  # maximum terms of an element: each changes a 64-bit word by less than 2^32
 _SUFFIX = {FLOAT: "f", INT: "i", BOOL: "b"}
 TABLE_DTYPES = (
     "float32",

@@ -19,7 +19,7 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // Operands are zero-padded to multiples of kTileTerms in the dimension over which a product sums. S', dP', P' and dS'
-// have one row per key. A block has kTileTerms keys, and keys kTileRows apart in it form a pair in dQ' = K' dS'.
+// have one row per key. A block has kTileTerms keys; its keys i and i + kTileRows form a pair in dQ' = K' dS'.
 struct TileBackwardScratch {
   Widths<float> width;
   int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to multiples of kTileTerms

@@ -10,7 +10,7 @@ constexpr int kPanel = 2 * kTileColumns;     // queries per panel
 constexpr int kPanelBytes = 2 * kTileBytes;  // bytes per row
 constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;
 
-// Computes one row of N tiles of C in tile registers C and C + 1, with operands in registers A, 6 and 7.
+// Computes a row of N tiles of a product in tile registers C and C + 1, with operands in registers A, 6 and 7.
 template <int C, int A, int N> struct TileRow {
   template <int kParts>
   static SPATTN_INLINE void multiply(const TileFactor& a, int row, const TileFactor& b, int64_t steps, bool add,

@@ -2,9 +2,9 @@
 //
 // The kernels compute S = q.k and pass a whole tile of it. The program replaces it by f(scale * q.k), which the softmax
 // reads with scale 1. Operations that depend only on the query, the key or the distance run once per row, column or
-// diagonal. Others run strip by strip, so that their registers stay in the L1 cache. The kernels mask the results, so f
-// may return anything for a masked pair. A NaN of an allowed pair sends its row to the float64 fallback. Where the
-// softmax would lose the NaN, apply() stores +inf instead.
+// diagonal. Others run on strips of a few rows, so that their registers stay in the L1 cache. The kernels mask the
+// results, so f may return anything for a masked pair. A NaN of an allowed pair sends its row to the float64 fallback.
+// Where the softmax would lose the NaN, apply() stores +inf instead.
 #pragma once
 #include <utility>
 
