@@ -1,4 +1,4 @@
-"""Let a score function index the arrays that it captures by symbols.
+"""Let a score function index its captured arrays by symbols.
 
 The ``__getitem__`` of NumPy, CuPy and JAX would ask a symbol for an integer. The tracer therefore replaces the arrays
 in the function's global variables, closures, defaults and attributes by objects that record look-ups. For PyTorch,
@@ -279,8 +279,7 @@ def _is_users(module: str | None) -> bool:
 
 
 def _lacks_gradients(array: Any) -> bool:
-    """Whether an array of floats is of a library without autograd. PyTorch and JAX differentiate what a function
-    computes from their arrays."""
+    """Whether an array has floats and its library has no autograd; spattn then records single elements, too."""
     return namespace_of(array).name in ("numpy", "cupy") and is_float(array)  # type: ignore[union-attr]
 
 

@@ -186,7 +186,7 @@ class _Writer:
 
     @staticmethod
     def _size_of(place: _Place, axis: int) -> str:
-        """The size of an axis in ``open``; 0 if an index of the head is out of range."""
+        """The size of an axis in ``open``; 0 if a fixed index is out of range."""
         return f"in{place.name} ? score_read(args.shape{place.table}[{axis}]) : 0"
 
     def _place(self, n: int) -> _Place:
@@ -245,7 +245,7 @@ class _Writer:
         )
 
     def _distances(self, *results: int) -> set[int] | None:
-        """The DIAGONAL operations through which results depend on positions; None if they depend on others, too."""
+        """The DIAGONAL operations through which results depend on positions; None if they also depend in other ways."""
         found, seen, waiting = set(), set(), list(results)
         while waiting:
             x = waiting.pop()
@@ -430,7 +430,7 @@ class _Writer:
 
     def _expression(self, x: int, name: Callable[[int], str]) -> str:
         operation, operands, dtype, number = self.graph.operations[x]
-        if operation in INPUTS:  # an integer in open() depends on neither q nor k, as q - q does
+        if operation in INPUTS:  # in open(), q and k occur only where they cancel, as in q - q
             return "0" if operation in ("q", "k") else _INPUT_NAMES[operation]
         if operation == "parameter":
             return f"{_TYPES[dtype]}(score_read(args.parameter{int(number)}))"
@@ -461,7 +461,7 @@ class _Writer:
         return f"score_{operation}({', '.join(given)})"
 
     def _tanh_argument(self, x: int, name: Callable[[int], str]) -> str:
-        """x times 2 log2(e). If a factor of x is the same for all pairs of a head, ``open`` multiplies that one."""
+        """x times 2 log2(e). If ``open`` computes a factor of x, it multiplies the constant into that factor."""
         scale = "T(2.885390081777926815)"
         operation, operands, *_ = self.graph.operations[x]
         small = [self._small(operand) for operand in operands]

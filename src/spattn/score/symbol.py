@@ -65,7 +65,7 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def record(name: str, *operands: Any) -> Symbol:
-    """The result of an operation of which at least one operand is a symbol."""
+    """The result of an operation; at least one operand is a symbol."""
     recorder = next(x.recorder for x in operands if isinstance(x, Recorded))
     return Symbol(recorder, recorder.apply(name, *operands))
 
