@@ -19,8 +19,8 @@ _FACTOR, _LOST_MS = 1.5, 1.0  # dense must be faster by both; the cost model is 
 def may_lose(plan: Plan) -> bool:
     """Return whether dense attention may be faster; this check is cheaper than the cost model.
 
-    It may be if the efficiency is low, not only because q_len is short, and dense attention has fewer than four times
-    the tiles.
+    It may be if the efficiency is low even after correction for a short q_len, and dense attention has less than four
+    times as many tiles.
     """
     dense = plan.variants * -(-plan.q_len // plan.block_q) * -(-plan.kv_len // plan.block_kv)
     queries = min(plan.block_q, plan.q_len) / plan.block_q

@@ -28,9 +28,9 @@ class Given(NamedTuple):
     Attributes
     ----------
     operands : ScoreOperands
-        For kernels.
+        Operands of the kernels.
     sinks, tables : array or None, tuple of arrays
-        The captured arrays as the caller holds them.
+        The caller's sinks and captured arrays, not moved or cast.
     recorded : bool
         Whether autograd records the call.
     """
@@ -169,7 +169,7 @@ def _type_of(x: Any) -> TableType:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """Return an array in a dtype, given by name or as the library's own."""
+    """Convert an array to a dtype, given by name or as the library's object."""
     if namespace_of(x) is None or dtype_name(x) == str(dtype).removeprefix("torch."):
         return x
     if hasattr(x, "astype"):
