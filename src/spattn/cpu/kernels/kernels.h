@@ -66,8 +66,8 @@ struct ScoreTable {
   const char* data;
   int64_t shape[kMostAxes], stride[kMostAxes];  // in bytes
   int32_t dtype, axes;
-  // Backward: accumulators of the elements [begin, end) of the gradient, or the gradient itself, contiguous values of
-  // the compute type, if each element has one term; both null: no gradient is wanted.
+  // Backward: `sums` are accumulators of the elements [begin, end) of the gradient. `direct` replaces them if each
+  // element has at most one term: the gradient itself, contiguous, in the compute type. Both null: no gradient.
   int64_t* sums;
   char* direct;
   int64_t begin, end;

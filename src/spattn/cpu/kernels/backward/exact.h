@@ -15,9 +15,9 @@ template <class T> T read_row_value(const Array& array, int64_t batch, int64_t h
   return value;
 }
 
-// True if the rounding error of lse is too large for the weight exp(score - lse), which inherits it. Up to 2^14 for
-// float32 and 2^43 for float64, it is at most 2^-11, less than the error of scores of that size; far above, no accuracy
-// is left.
+// True if the rounding error of lse is too large for the weight exp(score - lse), which inherits it. While |lse| is at
+// most 2^14 for float32 or 2^43 for float64, the error is at most 2^-11, less than that of scores of this size. Far
+// above, no accuracy is left.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }

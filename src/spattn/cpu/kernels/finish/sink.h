@@ -31,8 +31,7 @@ struct Sink {
     return above > 0 ? SinkShares{smaller, larger} : SinkShares{larger, smaller};
   }
 
-  // Adds the sink to a normalized row and its log-sum-exp. Not inlined, to keep
-  // epilogues without a sink small.
+  // Adds the sink to a normalized row and its log-sum-exp. Not inlined, to keep epilogues without a sink small.
   template <class T> __attribute__((noinline)) void add_to(T* row, int64_t width, double& lse) const {
     const double factor = add(logit, lse).keys;
     for (int64_t j = 0; j < width; ++j) row[j] = T(double(row[j]) * factor);
