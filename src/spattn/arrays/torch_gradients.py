@@ -13,9 +13,9 @@ __all__ = ["Recorded", "without_repeats"]
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
     """Attention with recorded gradients: ``apply(backward, forward, q, k, v, scale)`` returns out and lse.
 
-    It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``. A call with a
-    score function or sinks has two more arguments and its captured arrays, (…, scale, given, sinks, *tables): they are
-    :class:`spattn.dispatch.scores.Given` and its arrays, of which tensors get gradients. Then it calls
+    It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``. With a score
+    function or sinks, the arguments are (…, scale, given, sinks, *tables): a :class:`spattn.dispatch.scores.Given` and
+    its captured arrays, of which tensors may get gradients. The calls are then
     ``forward(q, k, v, scale, given.operands)`` and ``backward(…, given=given, wanted=)``.
     """
 
@@ -26,7 +26,7 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, scale, *score = operands
         out, lse = forward(q, k, v, scale, *(given.operands for given in score[:1]))
         ctx.backward_of, ctx.scale, ctx.given = backward, scale, score[0] if score else None
-        # PyTorch then checks that nobody has changed a captured tensor before the backward pass.
+        # Saved, so that PyTorch raises an error if the caller changes a captured tensor before the backward pass.
         captured = [x for x in score[1:] if isinstance(x, torch.Tensor)]
         ctx.save_for_backward(q, k, v, out, lse, *captured)
         ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None

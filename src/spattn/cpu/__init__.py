@@ -51,12 +51,12 @@ __all__ = [
 LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
 
 TILE = (48, 64)
-"""Default tile, (queries, keys). 48 queries fill one register block of S, three AVX-512 vectors, and eight of O, six
-rows each. With 64 keys, the operands of either product fit a 48 KiB L1 cache.
+"""Default tile, (queries, keys). 48 queries fill the three AVX-512 vectors of a register block of S, and eight register
+blocks of O with six rows each. With 64 keys, the operands of either product fit a 48 KiB L1 cache.
 """
 _AMX_TILE = (64, 64)  # the queries fill two panels of two AMX tiles
 
-_MAX_LENGTHS = 8  # cached dispatches of a length-polymorphic plan whose tile lists grow, one per kv_len
+_MAX_LENGTHS = 8  # maximum cached dispatches of a length-polymorphic plan whose tile lists grow, one per kv_len
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # target number of parallel tasks, batch · heads · splits; independent of the thread count
 _FLOPS_PER_THREAD = 4e6  # minimum work that amortizes starting a thread

@@ -158,7 +158,7 @@ OPENMP = built_with_openmp()
 FEW_QUERIES = kFewQueries                # maximum q_len for which a task computes all heads of a group
 OPERATIONS = {kOperationNames[i].decode(): i for i in range(kOperations)}  # of score programs, by name
 SUM_WORDS = kSumWords                    # words of an exact accumulator
-MOST_AXES = kMostAxes                    # of a table that a score program looks up
+MOST_AXES = kMostAxes                    # maximum axes of a table of a score program
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by lse.itemsize: see is_far() in kernels/backward/exact.h
 
 cdef size_t kLine = 64                   # cache line in bytes, the alignment of workspaces
@@ -288,7 +288,7 @@ cdef class Prepared:
         for i in range(8):
             to.registers[i] = score.registers[i]
         to.most_axes = kMostAxes
-        self.call.score = to  # for sizes of scratch; Run has the values of a call
+        self.call.score = to  # for scratch sizes; Run sets the values of each call
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
@@ -349,7 +349,7 @@ cdef class Run(Prepared):
         self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef const double* bind_sinks(self, cnp.ndarray sinks) except NULL:
-        """Return the sinks as float64. Raise ValueError if the shape or dtype differs from that of a row of lse."""
+        """Return the sinks as float64. Raise ValueError unless they have shape (heads_q,) and the dtype of lse."""
         expected, dtype = (self.heads,), np.dtype(self.owners[0][4].dtype)
         if (<object>sinks).shape != expected or sinks.dtype != dtype:
             raise ValueError(f"sinks: expected shape {expected} and dtype {dtype}, "
@@ -430,7 +430,7 @@ cdef class Run(Prepared):
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
         """Number the tasks of a pass head by head, and return their count. A task processes `at_once` elements of the
-        variant's range in `ends` for `together` heads, and belongs to the first of them.
+        variant's range in `ends` for `together` heads, and is numbered with the first of these heads.
         """
         cdef int64_t number, count, total = 0
         for number in range(self.all_heads):
@@ -605,7 +605,7 @@ cdef class Backward(Run):
         self.describe_sums(0 if self.in_place else threads * self.kv_len if self.by_thread else split.rows)
 
     cdef find_far_rows(self):
-        """Allocate softmax statistics if an lse is too coarse, see is_far() in kernels/backward/exact.h."""
+        """Allocate softmax statistics if the rounding error of an lse is too large: is_far() in backward/exact.h."""
         lse = self.owners[0][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
@@ -730,9 +730,9 @@ def exact_sums(int64_t[:, ::1] words, double[::1] out):
 def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None):
     """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
-    `score` is the _score.Bound of a call whose `prepared` has a score program.
-    Non-finite values of masked keys may be the reason. The caller then repeats the call with `instead`, the result of
-    :func:`._nonfinite.without` for `v`, unless that is None. `sinks` is None or a (heads_q,) array of lse's dtype.
+    A row may be non-finite only because a masked key is. After such a result, the caller repeats the call with
+    `instead`, the result of :func:`._nonfinite.without` for `v`, unless that is None. If `prepared` has a score
+    program, `score` is its _score.Bound. `sinks` is None or a (heads_q,) array of lse's dtype.
     """
     cdef Forward run = Forward.__new__(Forward)
     run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)

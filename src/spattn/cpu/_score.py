@@ -25,8 +25,8 @@ _SCALARS, _QUERIES, _KEYS, _DIAGONALS, _PAIRS, _TILES, _PRODUCTS = range(7)
 _OF_SCOPE = {CALL: _SCALARS, HEAD: _SCALARS, QUERY: _QUERIES, KEY: _KEYS, DIAGONAL: _DIAGONALS, PAIR: _PAIRS}
 _SPACE_SHIFT = 24
 
-_MOST_ELEMENTS = (64 << 20) // (8 * _core.SUM_WORDS)  # of tables whose gradients one pass sums, which take 64 MiB
-_MOST_TERMS = 1 << 31  # of an element: a word gains less than 2^32 per term
+_MOST_ELEMENTS = (64 << 20) // (8 * _core.SUM_WORDS)  # maximum table elements per pass: 64 MiB of accumulators
+_MOST_TERMS = 1 << 31  # maximum terms of an element: each changes a 64-bit word by less than 2^32
 _SUFFIX = {FLOAT: "f", INT: "i", BOOL: "b"}
 TABLE_DTYPES = (
     "float32",
@@ -46,7 +46,8 @@ TABLE_DTYPES = (
 """Dtypes of tables that kernels read in place, in the order of kernels.h."""
 
 INSTRUCTION = np.dtype([("operation", "i4"), ("out", "i4"), ("operands", "i4", (3,)), ("number", "i4")])
-"""An operation on registers. A register is ``space << 24 | index``; see kernels.h for look-ups and inputs."""
+"""An operation on registers ``space << 24 | index``. The operand of a look-up in table `number` is the offset of its
+index registers in `Encoded.indices`. For constants and parameters, `number` is an index in `Bound.numbers`."""
 
 VARIANT = np.dtype(
     [
@@ -58,12 +59,13 @@ VARIANT = np.dtype(
         ("uses", "i4", (2,)),
     ]
 )
-"""How a program runs on some tiles: end of the instructions of queries and keys, ranges of further instructions and of
-uses, and registers of results."""
+"""The program for one kind of tiles. `lines` is the end of the instructions of queries and keys. `diagonals` and
+`pairs` are ranges of further instructions, `uses` a range of uses, `value` and `derivative` registers of results."""
 
 USE = np.dtype([("table", "i4"), ("derivative", "i4"), ("indices", "i4"), ("space", "i4")])
-"""A look-up whose table has a gradient: registers of the derivative and, from `indices` on in the list of index
-registers, of the indices; they and their common space say how contributions are summed in a tile."""
+"""A look-up whose table needs a gradient. `derivative` is the register of the derivative, `indices` the offset of the
+index registers in `Encoded.indices`. `space`, the common space of the indices, tells which terms of a tile share an
+element."""
 
 
 class Encoded(NamedTuple):
@@ -72,23 +74,23 @@ class Encoded(NamedTuple):
     Attributes
     ----------
     instructions : (n,) INSTRUCTION
-        [0, scalars) computes scalars, up to the variant's `lines` registers of queries and keys; then follow those of
-        the variants.
+        [0, scalars) compute scalars. From there to a variant's `lines`, they compute its registers of queries and
+        keys. The `diagonals` and `pairs` of the variants follow.
     indices : (n,) int32
         Registers of look-up indices.
     variants : (3,) VARIANT
-        For tiles whose rows and columns are evenly spaced with one step, for other tiles, and for single pairs.
+        For tiles whose rows and columns are evenly spaced by the same step, for other tiles, and for single pairs.
     uses : (n,) USE
     scalars : int
     registers : (8,) int32
-        Registers of each space, and scalars of the variant of single pairs.
+        Number of registers in each space; the last counts the scalars of the variant for single pairs.
     constants : (n,) float64
-        The first numbers; parameters follow.
+        The first of `Bound.numbers`; the parameters follow.
     direct : tuple of bool
-        Whether each element of a table's gradient has one contribution, which kernels store.
+        For each table, whether an element of its gradient has at most one term, which kernels store directly.
     shifts : tuple of tuple of (str, Graph) or None
-        Of each axis of each table whether its index is "b", "h" or "q" up to a constant of the call, and the graph of
-        the index.
+        For each axis of each table, the input "b", "h" or "q" from which its index differs by a constant of the call,
+        and the graph of the index; None for other axes.
     """
 
     instructions: np.ndarray
@@ -109,7 +111,7 @@ def encode(operands: ScoreOperands, call: Call, *, backward: bool) -> Encoded | 
     ----------
     operands : ScoreOperands
     call : Call
-        Its sizes tell which gradients of tables have one contribution per element.
+        Its sizes determine which gradients of tables have at most one term per element.
     backward : bool
         Whether to compute derivatives.
     """
@@ -201,7 +203,7 @@ class _Encoder:
         )
 
     def _shifts(self, table: int) -> tuple[tuple[str, Graph] | None, ...]:
-        """The inputs that a table's gradient is indexed by, alike in all uses."""
+        """The entry of Encoded.shifts for a table; None for an axis whose index differs between uses."""
         uses = [use for use in self.uses if use.number == table]
         found: list[tuple[str, Graph] | None] = []
         for axis in range(len(self.operands.types[table].shape)):
@@ -223,12 +225,12 @@ class _Encoder:
             if name is not None:
                 lengths[name] = self.operands.types[table].shape[axis]
         sizes = {"b": call.batch, "h": call.heads_q, "q": call.q_len, "k": call.kv_len}
-        # A range of indices that is no longer than the axis has no two that wrap to one element.
+        # Consecutive indices wrap to different elements if there are no more of them than the axis is long.
         return all(size <= lengths.get(name, 1) for name, size in sizes.items())
 
 
 def _shifted_input(graph: Graph, scope: Sequence[str], index: int) -> str | None:
-    """The input that an index is, up to a constant of the call; None for others."""
+    """The input (b, h, q or k) from which an index differs by a constant of the call, or None."""
     operation = graph.operations[index]
     if operation.name in ("b", "h", "q", "k"):
         return operation.name
@@ -241,11 +243,11 @@ def _shifted_input(graph: Graph, scope: Sequence[str], index: int) -> str | None
 
 
 class _Registers:
-    """Instructions of some spaces, in an order in which they can run.
+    """The instructions that compute the registers of some spaces, in execution order.
 
-    An operation of the graph is computed in the space of its scope. Operands of smaller scopes are read. Those of
-    larger ones, which a scope of DIAGONAL or HEAD may have, are computed again: on the diagonals, or at query and
-    key 0.
+    An operation of the graph runs in the space of its scope, and reads operands of smaller scopes from their spaces. An
+    operation of scope DIAGONAL or HEAD may have operands of larger scopes. The encoder computes these again: on the
+    diagonals, or at query and key 0.
     """
 
     def __init__(
@@ -331,7 +333,7 @@ class _Registers:
         return _PRODUCTS << _SPACE_SHIFT if x == -1 else self._shared_scale()
 
     def _factors(self, index: int) -> tuple[int, int, int] | None:
-        """(a, b, c) of an operation a * b + c on pairs whose product nothing else reads; None for others."""
+        """(a, b, c) of an operation a * b + c on pairs, if no other operation reads a * b; None for others."""
         encoder, operation = self.encoder, self.encoder.graph.operations[index]
         if self.single or operation.name != "add" or operation.dtype != FLOAT or self.space(index) != _PAIRS:
             return None
@@ -381,7 +383,7 @@ class _Registers:
         return self.encoder.indices[operands[0] : operands[0] + axes]
 
     def _results(self) -> list[int]:
-        """Operations that are read after the last instruction."""
+        """The operations whose registers kernels read after the last instruction, except the value."""
         encoder = self.encoder
         derivative = [] if encoder.derivative is None else [encoder.derivative]
         return [*derivative, *(x for use in encoder.uses for x in (use.derivative, *use.indices))]
@@ -402,7 +404,7 @@ class _Registers:
         return found
 
     def uses(self) -> list[tuple[int, int, int, int]]:
-        """The encoder's uses with these registers."""
+        """Return the encoder's uses, encoded with the registers of this variant."""
         encoder, listed = self.encoder, []
         for use in encoder.uses:
             at = len(encoder.indices)
@@ -413,7 +415,7 @@ class _Registers:
         return listed
 
     def allocate(self) -> None:
-        """Assign registers of pairs by lifetime; results that outlive a strip of rows get registers of whole tiles."""
+        """Reuse registers of pairs by lifetime; results that outlive a strip of rows get registers of whole tiles."""
         encoder, look_up = self.encoder, _core.OPERATIONS["look_up"]
         new: dict[int, int] = {}
         for index in self._results():
@@ -459,11 +461,11 @@ class Bound(NamedTuple):
     dtypes : tuple of int
         Indices in TABLE_DTYPES.
     items : ((int, int, int), (int, int, int))
-        First batch entry, query head and query whose items the backward runs, and their ends.
+        First batch entry, query head and query that the backward covers, and their ends.
     sums : tuple of (table, begin, end, words)
-        Exact accumulators, (end - begin, 10) int64, of elements [begin, end) of gradients.
+        Exact accumulators, (end - begin, 10) int64, for elements [begin, end) of the gradient of a table.
     direct : tuple of (table, gradient)
-        Gradients with one contribution per element: contiguous, in the kernels' compute type.
+        Gradients with at most one term per element: contiguous, in the kernels' compute type.
     """
 
     numbers: np.ndarray
@@ -502,10 +504,10 @@ def bind(encoded: Encoded, call: Call, prepared: ScoreOperands, operands: ScoreO
 def gradients(
     encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, compute: Callable[[Bound, bool], None]
 ) -> tuple[np.ndarray | None, ...]:
-    """Run the backward as often as accumulators of 64 MiB require; return the tables' gradients.
+    """Run the backward, several times if its accumulators would exceed 64 MiB; return the tables' gradients.
 
-    ``compute(bound, whole)`` runs it. Only the first run is of all items; later ones sum parts of tables, and run the
-    items that have terms of them. Their other gradients are incomplete.
+    ``compute(bound, whole)`` runs it. The first run covers all work items. Each later run sums other elements of tables
+    and covers only the items that may have terms of them, so its dQ, dK and dV are incomplete.
     """
     dtype = np.dtype(call.lse_dtype)
     wanted = operands.wanted or (False,) * len(operands.types)
@@ -526,7 +528,7 @@ def gradients(
 def _items(
     encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, ranges: Sequence[tuple[int, int, int]]
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Return (begins, ends) of the batch entries, heads and queries whose pairs may have terms of some elements."""
+    """Return (begins, ends) of the batch entries, heads and queries that may have terms of the elements in `ranges`."""
     whole = bound.items
     if len(ranges) != 1:
         return whole
@@ -549,7 +551,7 @@ def _items(
 
 
 def clear(bound: Bound) -> None:
-    """Set all gradients to zero."""
+    """Set the gradients of all tables to zero."""
     for *_, words in bound.sums:
         words[...] = 0
     for _, gradient in bound.direct:
@@ -557,7 +559,7 @@ def clear(bound: Bound) -> None:
 
 
 def _passes(encoded: Encoded, operands: ScoreOperands, call: Call) -> list[list[tuple[int, int, int]]]:
-    """Return, for each run of the backward, the tables whose gradients it sums and ranges of their elements."""
+    """Return, for each run of the backward, (table, begin, end) of the gradient elements that it sums."""
     found: list[list[tuple[int, int, int]]] = [[]]
     left = _MOST_ELEMENTS
     for number in sorted({int(use) for use in encoded.uses["table"]}):
@@ -577,7 +579,7 @@ def _passes(encoded: Encoded, operands: ScoreOperands, call: Call) -> list[list[
 
 
 def _check_terms(encoded: Encoded, call: Call, table: int) -> None:
-    """Raise ValueError if an element might have too many terms: only indices of pairs add one term per pair."""
+    """Raise ValueError if an element might have too many terms: uses indexed by pairs add one term per pair."""
     of_pairs = (encoded.uses["table"] == table) & (encoded.uses["space"] == _PAIRS)
     first, last = encoded.variants["uses"][0]
     if of_pairs[first:last].any():

@@ -12,7 +12,7 @@ __all__ = ["free_workspaces", "give_back", "take"]
 _MOST_KEPT = 64 << 20  # bytes
 _LEAST_KEPT = 1 << 18  # bytes; smaller buffers are cheap to allocate and come in too many sizes
 
-_kept: dict[int, list[np.ndarray]] = {}  # by size; without a lock, so each access is one atomic operation
+_kept: dict[int, list[np.ndarray]] = {}  # by size; has no lock, so each access must be one atomic operation
 
 
 def take(size: int) -> np.ndarray:

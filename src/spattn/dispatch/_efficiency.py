@@ -12,14 +12,15 @@ from ..planning.contract.cache import kept_with_plan
 __all__ = ["may_lose", "warn_where_dense_wins"]
 
 _LEAST_EFFICIENCY = 0.05  # only plans below this efficiency are compared with dense attention
-_MOST_TILES = 4  # a tile with its own Q, K and split-KV partials may cost as much as this number of dense tiles
+_MOST_TILES = 4  # a sparse tile, with its own Q, K and split-KV partials, may cost as much as this many dense tiles
 _FACTOR, _LOST_MS = 1.5, 1.0  # dense must be faster by both; the cost model is accurate to about 25 %
 
 
 def may_lose(plan: Plan) -> bool:
     """Return whether dense attention may be faster; this check is cheaper than the cost model.
 
-    The efficiency must be low for a reason other than a short q_len, and dense tiles must not be many times more.
+    It may be if the efficiency is low even after correction for a short q_len, and dense attention has less than four
+    times as many tiles.
     """
     dense = plan.variants * -(-plan.q_len // plan.block_q) * -(-plan.kv_len // plan.block_kv)
     queries = min(plan.block_q, plan.q_len) / plan.block_q

@@ -178,7 +178,7 @@ def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given
 
 @functools.cache
 def _scores() -> Any:
-    """The module with the tracer of score functions, imported with the first one."""
+    """Import the module that traces score functions when the first one is used."""
     with whole_imports:
         from . import scores
     return scores
@@ -229,7 +229,7 @@ def _prepare(
     backward: bool = False,
     record: Callable[..., Any] | None = None,
 ) -> CachedCall:
-    """Plan and prepare a call; cache it if its key determines the result. `record` wraps it in autograd."""
+    """Plan and prepare a call; cache it if its key determines the result. `record` wraps the call in autograd."""
     module = backend_for(call, backend)
     plan = find_plan(module, pattern, call, backward=backward)
     if module.LIMITS.predicts and may_lose(plan):

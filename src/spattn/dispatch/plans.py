@@ -76,7 +76,7 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) ->
 
 
 def check_grid(layout: Layout, pattern: Any) -> None:
-    """Raise ValueError if the arrays have a grid that is not the pattern's."""
+    """Raise ValueError if the arrays have a grid other than the pattern's."""
     if layout.grid:
         own = (
             pattern_class(pattern)()
@@ -126,7 +126,7 @@ def _is_sparse(array: Any) -> bool:
 
 
 def _hint(pattern: Any) -> str | None:
-    """Return how to convert an argument that is no pattern, or None if nobody knows."""
+    """Return how to convert an argument that is no pattern, or None if there is no hint."""
     interop = "convert it by spattn.patterns.interop."
     if pattern is None:
         return 'got None; for all pairs, pass "full"'

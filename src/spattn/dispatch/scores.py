@@ -1,4 +1,4 @@
-"""Read the score function and the sinks of a call: what kernels get, and what autograd records."""
+"""Read the score function and the sinks of a call, for kernels and for autograd."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Given(NamedTuple):
     Attributes
     ----------
     operands : ScoreOperands
-        For kernels.
+        Operands of the kernels.
     sinks, tables : array or None, tuple of arrays
-        The captured arrays as the caller holds them.
+        The caller's sinks and captured arrays, not moved or cast.
     recorded : bool
         Whether autograd records the call.
     """
@@ -42,7 +42,7 @@ class Given(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a cached dispatch depends on."""
+        """The part of the cache key of a call that describes its score function and sinks."""
         return *self.operands.key, None if self.sinks is None else tuple(self.sinks.shape), self.recorded
 
     @property
@@ -59,7 +59,7 @@ class Given(NamedTuple):
 def read(
     score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, layout: str, *, backward: bool = False
 ) -> Given | None:
-    """Trace the score function of a call and move its arrays to where the call's kernels read them.
+    """Trace the score function of a call and move its arrays to the device of the call's kernels.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def read(
     backend, layout : str
         As in :func:`spattn.attention`.
     backward : bool
-        Whether the call computes the gradients, those of all captured arrays of floats included.
+        Whether the call computes gradients, including those of all captured arrays of floats.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def read(
 
 
 def _sizes(layout: str, q: Any, k: Any, v: Any) -> Sizes:
-    if layout == DEFAULT and q.ndim == k.ndim == v.ndim == 4:  # without a Layout: each call reads its sizes
+    if layout == DEFAULT and q.ndim == k.ndim == v.ndim == 4:  # without making a Layout, because every call runs this
         batch, heads, q_len, _ = q.shape
         return Sizes(batch, heads, q_len, k.shape[2])
     given = Layout.of(layout, q, k, v)
@@ -133,9 +133,10 @@ def gradients_of(given: Given, found: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _moved(name: str, x: Any, q: Any, kind: ArrayNamespace, on_host: bool, recorded: bool, backward: bool) -> Any:
-    """Return an array where the kernels of a call read it.
+    """Return an array on the device of the call's kernels.
 
-    Autograd notices a change of a tensor before the backward pass, but not that of a NumPy array, which is copied.
+    Copies a NumPy array if the call is recorded: autograd detects if the caller changes a tensor before the backward
+    pass, but not a NumPy array.
     """
     own = namespace_of(x)
     if own is None:
@@ -168,7 +169,7 @@ def _type_of(x: Any) -> TableType:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """Return an array in a dtype, given by name or as the library's own."""
+    """Convert an array to a dtype, given by name or as the library's object."""
     if namespace_of(x) is None or dtype_name(x) == str(dtype).removeprefix("torch."):
         return x
     if hasattr(x, "astype"):

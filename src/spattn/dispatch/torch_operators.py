@@ -183,7 +183,7 @@ def attention(
     layout: str = DEFAULT,
     **modified: Any,
 ) -> Any:
-    """Implement :func:`spattn.attention` while PyTorch traces the call; `modified` has a score function or sinks."""
+    """Implement :func:`spattn.attention` while PyTorch traces the call; `modified` may have score= and sinks=."""
     check_options(backend, return_lse, precision, layout)
     if modified:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
@@ -310,7 +310,7 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `modified` has a score function and sinks, or nothing. `text` is the serialized pattern, which lets torch.compile
+    `modified` may have ``score=`` and ``sinks=``. `text` is the serialized pattern, which lets torch.compile
     guard on the pattern's value and not on its identity.
     """
     if modified:

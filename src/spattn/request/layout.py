@@ -102,7 +102,7 @@ class Layout:
     def around(self, run: Callable[..., Any], *, scored: bool = False) -> Callable[..., Any]:
         """Wrap a cached dispatch of canonical arrays, so that it takes and returns arrays in this layout.
 
-        A score function and sinks, and what a backward pass returns for them, have no layout.
+        The layout does not concern a score function, sinks and their gradients.
         """
 
         def call(*operands: Any) -> tuple[Any, ...]:

@@ -26,21 +26,22 @@ class TableType(NamedTuple):
 
 
 class ScoreOperands(NamedTuple):
-    """The score function and the sinks of a call, with the values that they have at this call.
+    """The score function and the sinks of one call, with the values of captured numbers and arrays.
 
-    Kernels apply the function to the scaled score of every allowed pair, before they take the maximum, and its
-    derivative in the backward pass. The last query has the position of the last key.
+    Kernels apply the function to the scaled score of every allowed pair, before they take the maximum. The backward
+    pass applies its derivative. The last query has the position of the last key.
 
     Attributes
     ----------
     program : Program or None
         None is the identity.
     parameters : tuple of float or int
-        Captured numbers, by the index of ``parameter`` operations.
+        Captured numbers, in the order of the numbers of ``parameter`` operations.
     tables : tuple of arrays
-        Captured arrays, by the index of ``look_up`` operations, on the call's device and of its array library.
+        Captured arrays, in the order of the numbers of ``look_up`` operations, on the call's device and of its array
+        library.
     types : tuple of TableType
-        Of the tables.
+        Types of the tables.
     sinks : (heads_q,) array or None
         A logit per query head that takes part in the softmax without a value: float32, or float64 if q is.
     wanted : tuple of bool

@@ -1,15 +1,16 @@
 """Score functions, ``(score, b, h, q, k) -> score``: a library, and how to write your own.
 
-``attention(q, k, v, pattern, score=function)`` calls the function once with symbols, differentiates what it records,
-and fuses both into its kernels. The function gets, of each allowed pair:
+``attention(q, k, v, pattern, score=function)`` calls the function once with symbols, differentiates the recorded
+operations, and fuses function and derivatives into its kernels. For each allowed pair, the function gets:
 
 - ``score``, the scaled product of query and key;
 - ``b`` and ``h``, the indices of the batch entry and of the query head;
 - ``q`` and ``k``, the positions of query and key: the last query has the position of the last key.
 
-It may use arithmetic, comparisons, ``&``, ``|`` and ``~``, functions of NumPy, PyTorch or this module, and elements of
-the arrays of its variables at integer indices. Captured numbers and arrays are read at each call; arrays of floats get
-gradients. :func:`from_score_mod` runs the functions of FlexAttention, and :func:`show` prints what kernels compute.
+It may use arithmetic, comparisons, ``&``, ``|`` and ``~``, functions of NumPy, PyTorch or this module, and look up
+elements of arrays in its variables by integer indices. Captured numbers and arrays are read at each call; arrays of
+floats get gradients. :func:`from_score_mod` runs the functions of FlexAttention, and :func:`show` prints what kernels
+compute.
 """
 
 import functools

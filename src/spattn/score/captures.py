@@ -1,8 +1,8 @@
-"""Make the arrays that a score function refers to visible to its symbols.
+"""Let a score function index its captured arrays by symbols.
 
-The ``__getitem__`` of NumPy, CuPy and JAX would ask a symbol for an integer. The function therefore runs with the
-arrays of its global variables, closures, defaults and attributes replaced by objects that record look-ups. PyTorch has
-a hook of its own.
+The ``__getitem__`` of NumPy, CuPy and JAX would ask a symbol for an integer. The tracer therefore replaces the arrays
+in the function's global variables, closures, defaults and attributes by objects that record look-ups. For PyTorch,
+tracing.py intercepts ``Tensor.__getitem__`` instead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LONGEST = 64  # longer lists are not searched for arrays
 
 
 class _Code(NamedTuple):
-    """What a function's code refers to, functions defined inside it included."""
+    """The names and numbers in a function's code, including the functions defined inside it."""
 
     names: frozenset[str]  # of global variables and attributes
     literals: frozenset[tuple[str, Any]]  # (dtype, value) of the numbers written in it
-    assigned: tuple[str, ...]  # variables outside the function
+    assigned: tuple[str, ...]  # outer variables that it assigns
 
 
 @functools.lru_cache(1024)
@@ -59,13 +59,13 @@ def _read(code: types.CodeType) -> _Code:
 
 
 class CapturedArray:
-    """A captured array: indices with symbols are recorded, everything else is the array's.
+    """A captured array. It records look-ups by symbols, and forwards everything else to the array.
 
     Attributes
     ----------
     array : array
     indices : tuple
-        Those of the first axes, if the function gives them one by one: ``table[h][q]``.
+        Indices of the first axes, if the function gives them one by one: ``table[h][q]``.
     """
 
     __slots__ = ("array", "indices")
@@ -142,7 +142,7 @@ def look_up(array: Any, indices: tuple[Any, ...]) -> Any:
 
 
 class _Attributes:
-    """An object or module that has arrays as attributes, in a function that is being traced."""
+    """Stands for an object or module during tracing, and replaces the arrays among its attributes."""
 
     def __init__(self, thing: Any, search: _Search) -> None:
         object.__setattr__(self, "_thing", thing)
@@ -166,13 +166,13 @@ class _Attributes:
 
 
 def visible(function: Callable[..., Any], literals: set[tuple[str, Any]]) -> Callable[..., Any]:
-    """The function with its captured arrays replaced by tables.
+    """The function with its captured arrays replaced by objects that record look-ups.
 
     Parameters
     ----------
     function : callable
     literals : set
-        Gets the numbers that are written in the function, and in the functions that it refers to.
+        Receives the numbers that are written in the function and in the functions that it refers to.
     """
     search = _Search(literals)
     found = search.value(function, frozenset())
@@ -184,14 +184,14 @@ def visible(function: Callable[..., Any], literals: set[tuple[str, Any]]) -> Cal
 
 
 class _Search:
-    """Replaces arrays by tables in everything that a function refers to."""
+    """Replaces the arrays in everything that a function refers to."""
 
     def __init__(self, literals: set[tuple[str, Any]]) -> None:
         self._literals = literals
         self._made: dict[int, Any] = {}
 
     def value(self, value: Any, names: frozenset[str]) -> Any:
-        """The value of a variable, of whose attributes the function uses some of `names`."""
+        """The value of a variable with its arrays replaced. `names` include the attributes that the function uses."""
         if value is None or isinstance(value, (bool, int, float, str, type)):
             return value
         if is_array(value):
@@ -220,12 +220,12 @@ class _Search:
         return value
 
     def function(self, function: Any) -> Any:
-        """A function whose variables hold tables; the function itself if it refers to no array."""
+        """A copy of a function in which arrays are replaced; the function itself if it refers to no array."""
         if not isinstance(function, types.FunctionType):
             return function
         if id(function) in self._made:
             return self._made[id(function)]
-        self._made[id(function)] = function  # while it is searched: it may call itself
+        self._made[id(function)] = function  # during the search, as it may call itself
         code = _read(function.__code__)
         if code.assigned:
             raise TypeError(
@@ -274,17 +274,17 @@ def _attributes(thing: Any) -> Iterator[Any]:
 
 
 def _is_users(module: str | None) -> bool:
-    """Whether functions of a module may index arrays with symbols; the library's do so with take()."""
+    """Whether a module is the user's. Array libraries need no replaced arrays, and spattn's own code uses take()."""
     return (module or "").partition(".")[0] not in ("numpy", "torch", "jax", "cupy", "spattn")
 
 
 def _lacks_gradients(array: Any) -> bool:
-    """Whether its library has no gradients, which PyTorch and JAX have of what a function computes from the array."""
+    """Whether an array has floats and its library has no autograd; spattn then records single elements, too."""
     return namespace_of(array).name in ("numpy", "cupy") and is_float(array)  # type: ignore[union-attr]
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a variable is an array that symbols may index; torch's own are seen anywhere."""
+    """Whether a value is an array to replace. PyTorch tensors are not: tracing.py intercepts their indexing."""
     if not is_array(value):
         return False
     return namespace_of(value).name != "torch" if value.ndim else _lacks_gradients(value)  # type: ignore[union-attr]
@@ -297,7 +297,7 @@ def _holds_table(value: Any) -> bool:
 
 
 def _seen(value: Any) -> Any:
-    """What a function gets for an array: an object that records look-ups, or the symbol of an array without axes."""
+    """The replacement of an array: an object that records look-ups, or a symbol if the array has no axes."""
     if not _is_table(value):
         return value
     recorder = CURRENT.get()

@@ -15,7 +15,7 @@ __all__ = ["ScoreFunction", "compose"]
 class ScoreFunction:
     """Base class of the library's functions: callable objects, ``(score, b, h, q, k) -> score``.
 
-    A subclass is a frozen dataclass with ``__call__``. ``f | g`` applies `f`, then `g`; one of both may be a plain
+    A subclass is a frozen dataclass with ``__call__``. ``f | g`` applies `f`, then `g`; one of the two may be a plain
     function.
 
     Examples
@@ -49,7 +49,7 @@ def _short(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Composition(ScoreFunction):
-    """What ``f | g`` gives; :func:`compose` makes it."""
+    """The result of :func:`compose` and of ``f | g``."""
 
     functions: tuple[Callable[..., Any], ...]
 

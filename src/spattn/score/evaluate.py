@@ -1,4 +1,4 @@
-"""Evaluate a graph with NumPy: the reference of every kernel."""
+"""Evaluate a graph with NumPy: the reference implementation of score functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _look_up(table: np.ndarray, indices: Sequence[np.ndarray], kind: str, dtype:
     if table.size == 0:
         return np.full(np.shape(outside), absent, of)
     value = table[tuple(np.where(outside, 0, index) for index in indices)]
-    return np.where(outside, absent, np.asarray(value).astype(of))  # not before: int8 has no such `absent`
+    return np.where(outside, absent, np.asarray(value).astype(of))  # converted first, as int8 cannot hold `absent`
 
 
 def evaluate(
@@ -33,7 +33,7 @@ def evaluate(
     tables: Sequence[np.ndarray],
     dtype: Any = np.float64,
 ) -> list[np.ndarray]:
-    """Results of a graph for inputs that broadcast against each other.
+    """Return the results of a graph for inputs that broadcast against each other.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Functions for score functions: of symbols, numbers and arrays alike."""
+"""Functions of symbols, numbers and arrays, for use in score functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _apply(name: str, *operands: Any) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """`x` where the condition holds, else `y`; the other one has a gradient of exactly 0.
+    """`x` where the condition holds, else `y`; the value that is not chosen gets a gradient of exactly 0.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def minimum(x: Any, y: Any) -> Any:
-    """The smaller of two numbers; both have half of the gradient where they are equal.
+    """The smaller of two numbers; where they are equal, each gets half of the gradient.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def maximum(x: Any, y: Any) -> Any:
-    """The larger of two numbers; both have half of the gradient where they are equal.
+    """The larger of two numbers; where they are equal, each gets half of the gradient.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def maximum(x: Any, y: Any) -> Any:
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """The number between two bounds that is closest to `x`.
+    """`x`, limited to the range from `low` to `high`.
 
     Parameters
     ----------
@@ -155,8 +155,8 @@ def sqrt(x: Any) -> Any:
 def take(table: Any, *indices: Any) -> Any:
     """``table[indices]``, an element of an array of any library.
 
-    A score function can index the arrays of its own variables as usual. `take` also reads those in lists,
-    dictionaries and other objects, which the tracer does not see.
+    A score function can index the arrays of its own variables as usual. `take` also reads arrays that the tracer does
+    not find, such as those in nested lists and dictionaries.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def take(table: Any, *indices: Any) -> Any:
 
     Returns
     -------
-    number of every pair
+    number per pair
 
     Raises
     ------

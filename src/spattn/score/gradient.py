@@ -1,4 +1,4 @@
-"""Derivatives of score functions by reverse mode: a graph for the score and for every captured value."""
+"""Differentiate score functions in reverse mode, with respect to the score and all captured floats."""
 
 from __future__ import annotations
 
@@ -127,4 +127,4 @@ def _rules(build: Builder, index: int, own: int) -> list[int | None]:
         return [None, apply("where", test, own, number(0.0)), apply("where", test, number(0.0), own)]
     if name == "adjoint":
         raise ValueError("score: the derivative of a derivative is not supported")
-    return [None] * len(operands)  # constant pieces: floor division, casts, comparisons, sign
+    return [None] * len(operands)  # piecewise constant: floor division, casts, comparisons, sign

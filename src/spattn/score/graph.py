@@ -1,4 +1,4 @@
-"""Expression graphs of score functions: operations in an order in which they can be computed."""
+"""Expression graphs of score functions: operations in topological order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BOOL", "COMPARISONS", "FLOAT", "INPUTS", "INT", "Builder", "Graph", 
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
-# Inputs: `number` distinguishes parameters and tables; constants have their value in `number`.
+# The inputs of score functions, with their dtypes.
 INPUTS = {"score": FLOAT, "b": INT, "h": INT, "q": INT, "k": INT, "offset": INT}  # offset: kv_len - q_len
 COMPARISONS = ("eq", "ne", "lt", "le")
 _OF_TRUTH = frozenset(("and", "or", "xor", "not"))
@@ -49,7 +49,7 @@ class Graph(NamedTuple):
     Attributes
     ----------
     operations : tuple of Operation
-        In order; the last ones need not be the results.
+        In topological order; the last ones need not be the results.
     results : tuple of int
         Indices of the results.
     """
@@ -84,7 +84,7 @@ class Graph(NamedTuple):
 
 
 class Builder:
-    """Append operations: equal ones are shared, those on constants are computed, and neutral ones are dropped."""
+    """Appends operations to a graph. Shares equal ones, folds constants, and drops neutral ones such as ``x + 0``."""
 
     def __init__(self, start: Sequence[Operation] = ()) -> None:
         self.operations = list(start)
@@ -105,7 +105,7 @@ class Builder:
             raise ValueError(f"score: integers have 32 bits, got {value}")
         dtype = dtype or (BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT)
         if dtype == FLOAT:
-            # 0.0 and -0.0 are equal. One object for all NaN: tuples compare their elements by identity first.
+            # Store -0.0 as 0.0, which is equal, and use one object for NaN: tuples compare elements by identity first.
             value = 0.0 if value == 0 else math.nan if value != value else value
         index = self._append("constant", (), dtype, value)
         self._constants[index] = value
@@ -136,7 +136,7 @@ class Builder:
         return self._append(name, operands, dtype)
 
     def _append(self, name: str, operands: tuple[int, ...], dtype: str, number: float = 0) -> int:
-        key = name, operands, dtype, number  # 1 == 1.0 == True; the dtype tells them apart
+        key = name, operands, dtype, number  # with the dtype, as 1 == 1.0 == True
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = len(self.operations)

@@ -1,4 +1,4 @@
-"""What a score function captures and computes."""
+"""Show what a score function captures and computes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def captured(function: Callable[..., Any], sizes: Sequence[int] | None = None) -
     -------
     tuple of arrays
         The arrays themselves, in the order in which the function reads them. Arrays that the result does not depend on
-        are left out, as are integers and bools. Of an array that the function computes from others, ``np.exp(table)``,
-        the computed one is listed.
+        are left out, as are integers and bools. If the function computes an array from others, as in
+        ``np.exp(table)``, the computed array is listed.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def captured(function: Callable[..., Any], sizes: Sequence[int] | None = None) -
 
 
 def show(function: Callable[..., Any], sizes: Sequence[int] | None = None, file: Any = None) -> None:
-    """Print what a score function is traced to: captured values, operations, derivatives and C++.
+    """Print the trace of a score function: captured values, operations, derivatives and C++.
 
     Operations are grouped by how often kernels compute them: once per call, head, query, key, diagonal (q - k), or for
     each pair.

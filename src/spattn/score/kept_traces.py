@@ -20,16 +20,16 @@ _traces = BoundedCache(256)
 
 
 class _Kept(NamedTuple):
-    """A trace; `tables` has positions in the list of a function's arrays, and constants of the library."""
+    """A trace. `tables` has the positions of tables among the function's arrays, and the constants of the library."""
 
     graph: Graph
     parameters: tuple[float, ...]
     tables: tuple[int | np.ndarray, ...]
-    sizes: dict[str, int]  # those that the function has asked for
+    sizes: dict[str, int]  # those that the function reads
 
 
 class _AskedSizes:
-    """The sizes of a call; notes which ones a function asks for."""
+    """The sizes of a call. Records which ones a function reads."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
@@ -43,9 +43,9 @@ class _AskedSizes:
 def find_or_trace(function: Any, sizes: Sizes) -> Traced:
     """Trace a score function, or look up the trace of a function of the library.
 
-    What such a function records depends on its class, its numbers, the shapes and dtypes of its arrays, and the sizes
-    that it asks for. They are compared at every call, and the arrays are those of the call. Other functions, and
-    compositions with them, are traced at every call: they may depend on anything.
+    The trace of a library function depends only on its class, its numbers, the shapes and dtypes of its arrays, and the
+    sizes that it reads. Every call compares these, and combines the kept trace with its own arrays. Other functions,
+    and compositions with them, may depend on anything, so every call traces them.
     """
     key: list[Any] = []
     arrays: list[Any] = []
@@ -59,7 +59,7 @@ def find_or_trace(function: Any, sizes: Sizes) -> Traced:
     asking = _AskedSizes(sizes)
     found = trace(function, cast(Sizes, asking))
     tables = tuple([_place(table, arrays) for table in found.tables])
-    if not any(table is None for table in tables):  # else it computed an array from its own
+    if not any(table is None for table in tables):  # None: an array that the function computes from its own
         _traces.pop(structure, None)
         _traces.keep(structure, _Kept(found.graph, found.parameters, tables, asking.asked))
     return found
@@ -73,7 +73,7 @@ def _place(table: Any, arrays: list[Any]) -> int | np.ndarray | None:
 
 
 def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
-    """Append what a trace depends on to the key, and arrays to their list; return False if it may be anything else."""
+    """Append the values that a trace depends on to `key`, and arrays to `arrays`; return False if it cannot be kept."""
     kind = type(value)
     if kind is float or isinstance(value, np.number):
         key += kind, repr(value)  # 0.0 == -0.0

@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "or": np.logical_or,
     "xor": np.logical_xor,
     "not": np.logical_not,
-    # The product of an adjoint and a derivative: nothing comes from where nothing goes to, whatever the derivative is.
+    # The product of an adjoint and a derivative: 0 where the adjoint is 0, even if the derivative is not finite.
     "adjoint": lambda a, b: np.where(a == 0, 0, a * np.where(a == 0, 0, b)),
     "to_float": lambda x: np.asarray(x, np.float64)[()],
     "to_int": lambda x: (

@@ -10,8 +10,9 @@ from .graph import COMPARISONS, FLOAT, Graph
 
 __all__ = ["CALL", "DIAGONAL", "HEAD", "KEY", "PAIR", "QUERY", "Program", "is_summed", "joined", "program_of", "scopes"]
 
-# Scopes: what an operation depends on. A kernel computes it once per call, per (batch entry, head), per query, per key,
-# per diagonal (query - key), or per pair. CALL < HEAD < the others; PAIR is the union of any two of the others.
+# Scopes: the inputs on which an operation depends. A kernel computes it once per call, per (batch entry, head), per
+# query, per key, per diagonal (query - key), or per pair. CALL < HEAD < the others. An operation that depends on two of
+# QUERY, KEY and DIAGONAL has scope PAIR.
 CALL, HEAD, QUERY, KEY, DIAGONAL, PAIR = "call", "head", "query", "key", "diagonal", "pair"
 _OF_INPUT = {"score": PAIR, "b": HEAD, "h": HEAD, "q": QUERY, "k": KEY, "offset": CALL}
 
@@ -59,10 +60,10 @@ def program_of(graph: Graph) -> Program:
 def scopes(graph: Graph) -> tuple[str, ...]:
     """The scope of each operation."""
     found: list[str] = []
-    slopes: list[tuple[int, int] | None] = []  # (of q, of k) of integers that are affine in both; None for others
+    slopes: list[tuple[int, int] | None] = []  # (d/dq, d/dk) of integers that are affine in q and k; else None
     for name, operands, dtype, _ in graph.operations:
         slope = None if dtype == FLOAT else _slope(name, operands, slopes, graph)
-        # Comparisons depend on the difference of their operands.
+        # Comparisons depend only on the difference of their operands.
         relation = _slope("sub", operands, slopes, graph) if name in COMPARISONS else slope
         scope = _OF_INPUT.get(name, CALL)
         for operand in operands:
@@ -75,9 +76,12 @@ def scopes(graph: Graph) -> tuple[str, ...]:
 
 
 def is_summed(program: Program, use: Captured) -> bool:
-    """Whether a kernel may sum the gradients with respect to the score along diagonals before it multiplies by what a
-    use of a captured array contributes: the array is added to the score, or to what the score was before a function of
-    both."""
+    """Whether a kernel may sum gradients with respect to the score along a diagonal, then compute one term of a use.
+
+    The pairs of a diagonal must use the same element. In addition, the derivative of the use must equal the derivative
+    with respect to the score, as for an array that is added to the score; or the latter must be 1, and the former the
+    same for all pairs of a diagonal.
+    """
     graph = program.graph
     found = scopes(graph)
     by_distance = CALL, HEAD, DIAGONAL
@@ -89,7 +93,7 @@ def is_summed(program: Program, use: Captured) -> bool:
 
 
 def joined(a: str, b: str) -> str:
-    """The scope of what depends on two scopes."""
+    """The scope of an operation on operands of two scopes."""
     for smaller in (CALL, HEAD):
         if smaller in (a, b):
             return b if a == smaller else a

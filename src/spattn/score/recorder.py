@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 class Constant(int):
-    """An integer that is a constant of the graph: a size that the function's arrays depend on, for example."""
+    """An integer that becomes a constant of the graph, not a parameter, such as a size of an array."""
 
 
 class Recorded:
@@ -67,7 +67,7 @@ class Recorder:
         self._table_numbers: dict[int, int] = {}  # id of a table, which `tables` keeps alive -> its number
 
     def index(self, value: Any) -> int:
-        """The operation of an operand."""
+        """The index of the operation whose result is `value`."""
         if isinstance(value, Recorded):
             if value.recorder is not self:
                 raise TypeError(
@@ -93,8 +93,8 @@ class Recorder:
     def _number(self, value: float, dtype: str) -> int:
         """A literal of the function is a constant; other numbers are parameters, which calls may change.
 
-        Literals are recognized by value. A captured number that happens to equal one becomes a constant of this graph;
-        once it changes, the next trace gives another graph.
+        Literals are recognized by value. A captured number that happens to equal a literal becomes a constant of this
+        graph; once it changes, the next trace gives another graph.
         """
         if dtype == INT and not -(2**31) <= value < 2**31:
             raise ValueError(f"score: integers have 32 bits, got {value}{line()}")
@@ -132,7 +132,7 @@ class Recorder:
         return self._step("input", name)
 
     def apply(self, name: str, *operands: Any) -> int:
-        """The operation `name` on operands; a few names stand for several operations of a graph."""
+        """Append the operation `name` on operands; a few names append several operations to the graph."""
         if name in _DERIVED:
             return _DERIVED[name](self, *operands)
         if name in _SWAPPED:
@@ -161,11 +161,11 @@ class Recorder:
         return self._apply("mul", squared, base) if power % 2 else squared
 
     def result(self, value: Recorded) -> tuple[Graph, tuple[float, ...], tuple[Any, ...]]:
-        """The graph of a float, and its parameters and tables."""
+        """The graph of a value, converted to float, and its parameters and tables."""
         graph, parameters, tables = self._build.result(self._step("to_float", value.index))
         return graph, tuple([self.parameters[x] for x in parameters]), tuple([self.tables[x] for x in tables])
 
-    # Functions of NumPy and torch that are no operations of graphs.
+    # Functions of NumPy and torch that take several operations of the graph.
     def _square(self, x: Any) -> int:
         index = self.index(x)
         return self._apply("mul", index, index)

@@ -1,4 +1,4 @@
-"""A builder of graphs that computes each step once for all graphs that begin alike."""
+"""A graph builder that computes a step once for all graphs that begin with the same steps."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ARGUMENTS = ("score", "b", "h", "q", "k")  # the first operations of every graph
 _FIRST = tuple(Operation(name, (), INPUTS[name]) for name in ARGUMENTS)
 _DTYPES = {at: operation.dtype for at, operation in enumerate(_FIRST)}
 
-# The graphs that builders have, by number; a graph and a step give the next graph. Bounded, because a function may
-# differ at every call.
+# Each graph that a builder has had gets a number; a graph and a step determine the next graph. The caches are bounded,
+# because a function may differ at every call.
 _numbers = itertools.count(1)
 _steps = BoundedCache(1 << 14)  # (number of a graph, step) -> (number of the next graph, index, dtype)
 _results = BoundedCache(1 << 10)  # (number of a graph, index) -> Result
 
 
 class Result(NamedTuple):
-    """A result of a builder, without what it does not depend on.
+    """The graph of one result of a builder, with only the operations that the result needs.
 
     Attributes
     ----------
     graph : Graph
         Its parameters and tables are numbered in the order in which it uses them.
     parameters, tables : tuple of int
-        The numbers that they had in the builder, in that order.
+        Their numbers in the builder, in that order.
     """
 
     graph: Graph
@@ -38,7 +38,7 @@ class Result(NamedTuple):
 
 
 class SharedBuilder:
-    """A :class:`Builder` that a traced function drives: equal steps give equal graphs, so they are looked up."""
+    """A :class:`Builder` for traced functions. Equal steps give equal graphs, so it looks their results up."""
 
     def __init__(self) -> None:
         self._graph = 0
@@ -48,7 +48,7 @@ class SharedBuilder:
         self._executed = 0  # how many of the steps the builder has executed
 
     def step(self, *step: Any) -> int:
-        """The result of a method of Builder: its name, then its operands."""
+        """Return the result of a method of Builder; `step` is its name, then its operands."""
         found = _steps.get((self._graph, step))
         if found is None:
             builder = self._build()
@@ -68,7 +68,7 @@ class SharedBuilder:
         return found or _results.keep((self._graph, index), _result(self._build(), index))
 
     def _build(self) -> Builder:
-        """The builder, after all steps."""
+        """Return a Builder that has executed all steps."""
         if self._builder is None:
             self._builder = Builder(_FIRST)
         for name, *operands in self._steps[self._executed :]:
@@ -79,7 +79,7 @@ class SharedBuilder:
 
 def _result(builder: Builder, result: int) -> Result:
     graph = Graph(tuple(builder.operations), (result,)).only([result])
-    first: dict[int, int] = {}  # operation -> the first that uses it
+    first: dict[int, int] = {}  # operation -> first operation that uses it
     for at, operation in enumerate(graph.operations):
         for operand in operation.operands:
             first.setdefault(operand, at)

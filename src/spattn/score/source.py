@@ -1,7 +1,8 @@
-"""C++ of a score function: the ``Score`` struct of kernels, and the arguments that it reads.
+"""Generate the C++ of a score function: the ``Score`` struct of kernels, and the arguments that it reads.
 
-The text compiles with g++ and nvcc, for float and double. Operations of scope CALL and HEAD are computed once, by
-``Score::open``; the others for each pair, after inlining once per row, column or pair of a thread.
+The code compiles with g++ and nvcc, for float and double. ``Score::open`` computes the operations of scope CALL and
+HEAD once per head. Other functions compute the rest for a pair; once they are inlined, the compiler moves operations
+that depend on the query or the key alone out of the loops over pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Array", "arguments", "source"]
 _TYPES = {FLOAT: "T", INT: "int", BOOL: "bool"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "xor": "!="}
 _INFIX |= {"and": "&&", "or": "||"}
-_WRAPS = ("add", "sub", "mul")  # of int: modulo 2^32
+_WRAPS = ("add", "sub", "mul")  # wrap modulo 2^32 on int
 _INPUT_NAMES = {"score": "score", "b": "batch", "h": "query_head", "q": "query", "k": "key", "offset": "offset"}
 _ELEMENTS = {
     "float16": "Float16",
@@ -32,18 +33,18 @@ _ELEMENTS = {
     "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-_SMALL = 24  # operations; nvcc takes a minute for two copies of a large function in every accumulator
-_NARROW = 1 << 31  # offsets of elements that int holds
+_SMALL = 24  # maximum operations of Score::kPositions; nvcc takes a minute to compile two copies of a large function
+_NARROW = 1 << 31  # offsets of elements below this fit an int
 
 
 class Array(NamedTuple):
-    """What the text depends on of a captured array: not its sizes.
+    """The properties of a captured array that the generated code depends on. Its sizes are not among them.
 
     Attributes
     ----------
     dtype : str
     steps : tuple of int or None
-        Strides of 0 and 1 in elements; None for others, which are read at run time.
+        Stride of each axis, in elements, if it is 0 or 1; else None, as the code reads it at run time.
     wide : bool
         True if offsets of elements need 64 bits.
     """
@@ -76,17 +77,17 @@ def arguments(program: Program, arrays: Sequence[Array]) -> np.dtype:
 def source(program: Program, arrays: Sequence[Array], direct: Mapping[int, bool] | None = None) -> str:
     """Return the definitions of ``ScoreArgs`` and ``Score``.
 
-    `direct` has the arrays that need a gradient, for ``Score::Uses``, and whether each of their elements gets it from
-    one pair alone.
+    `direct` has the numbers of the arrays that need a gradient, which ``Score::Uses`` lists. It maps them to whether
+    each element of the gradient gets a term from at most one pair.
     """
     return _Writer(program, arrays).text(direct or {})
 
 
 class _Place(NamedTuple):
-    """Elements of an array at fixed indices along some axes: where they start, and the axes that are left."""
+    """The part of an array at fixed indices along some axes."""
 
     table: int
-    fixed: tuple[int | None, ...]  # the operation of each index of scope CALL or HEAD, else None
+    fixed: tuple[int | None, ...]  # per axis: the operation of an index of scope CALL or HEAD, else None
 
     @property
     def name(self) -> str:
@@ -97,7 +98,7 @@ class _Writer:
     def __init__(self, program: Program, arrays: Sequence[Array]) -> None:
         self.program, self.graph, self.arrays = program, program.graph, arrays
         self._scopes = scopes(program.graph)
-        self._members: dict[str, tuple[str, str]] = {}  # of Head: (type, value)
+        self._members: dict[str, tuple[str, str]] = {}  # of struct Head: name -> (type, value)
         self._opened_first: set[int] = set()  # operations that the values of members refer to
 
     def text(self, direct: Mapping[int, bool]) -> str:
@@ -144,7 +145,7 @@ class _Writer:
         return self._scopes[x] in (CALL, HEAD)
 
     def _name(self, x: int) -> str:
-        """An operand in the code of a pair."""
+        """The C++ name of an operand in the code for a pair."""
         operation = self.graph.operations[x]
         if operation.name == "constant":
             return _literal(operation.number, operation.dtype)
@@ -153,7 +154,7 @@ class _Writer:
         return self._member(f"x{x}", _TYPES[operation.dtype], f"x{x}", x) if self._small(x) else f"x{x}"
 
     def _local(self, x: int) -> str:
-        """An operand in ``open``."""
+        """The C++ name of an operand in ``open``."""
         operation = self.graph.operations[x]
         return _literal(operation.number, operation.dtype) if operation.name == "constant" else f"x{x}"
 
@@ -185,7 +186,7 @@ class _Writer:
 
     @staticmethod
     def _size_of(place: _Place, axis: int) -> str:
-        """The size of an axis in ``open``; 0 if an index of the head is out of range."""
+        """The size of an axis in ``open``; 0 if a fixed index is out of range."""
         return f"in{place.name} ? score_read(args.shape{place.table}[{axis}]) : 0"
 
     def _place(self, n: int) -> _Place:
@@ -208,7 +209,7 @@ class _Writer:
         )
 
     def _inside(self, value: int) -> str:
-        """A function that tells whether no look-up of a tile needs a check: interval arithmetic on the indices."""
+        """The function ``inside``, which checks by interval arithmetic whether all look-ups of a tile are in range."""
         lines: list[str] = []
         intervals: dict[int, bool] = {}
         checks = []
@@ -244,7 +245,7 @@ class _Writer:
         )
 
     def _distances(self, *results: int) -> set[int] | None:
-        """The operations by which results depend on key - query; None if they depend on other positions."""
+        """The DIAGONAL operations through which results depend on positions; None if they also depend in other ways."""
         found, seen, waiting = set(), set(), list(results)
         while waiting:
             x = waiting.pop()
@@ -258,7 +259,7 @@ class _Writer:
         return found
 
     def _of_diagonal(self, value: int) -> str:
-        """What all pairs of a diagonal share, and the value from it, if it is one number."""
+        """The functions ``diagonal`` and ``value_on``, if the value depends on positions by one number per diagonal."""
         found, relative = self._distances(value), self._distances(*self.graph.results[:2]) is not None
         (shared,) = found if found is not None and len(found) == 1 else (None,)
         lines = ["  // Whether value() and derivative() depend on positions by key - query alone."]
@@ -331,7 +332,7 @@ class _Writer:
         return None
 
     def _use(self, number: int, use: Captured, direct: bool) -> str:
-        """A struct: contributions to the gradient of an array by one of its uses, and which element they belong to."""
+        """The struct of one use of an array: the term of a pair in the array's gradient, and the element's index."""
         gradient = f"score_adjoint(gradient, {self._name(use.derivative)})"
         lines = self._statements(use.indices, self._name, self._look_up)
         indices, sizes = [], []
@@ -375,7 +376,7 @@ class _Writer:
         )
 
     def _of_sum(self, use: Captured) -> list[str]:
-        """A member function: the contribution of a diagonal's pairs, from the sum of their gradients with respect to
+        """The member function ``of_sum``: the term of a whole diagonal, from the sum of its gradients with respect to
         the score."""
         summed = is_summed(self.program, use)
         lines = [f"    static constexpr bool kSummed = {'true' if summed else 'false'};"]
@@ -401,7 +402,7 @@ class _Writer:
         look_up: Callable[[int], list[str]],
         given: Set[int] = frozenset(),
     ) -> list[str]:
-        """Statements that compute operations and what they need, in the code of a pair or in ``open``."""
+        """Statements that compute `results` and the operations they need, in the code for a pair or in ``open``."""
         whole, lines = name == self._local, []
         for x in self._needed(results, whole, given):
             operation = self.graph.operations[x]
@@ -412,7 +413,7 @@ class _Writer:
         return lines
 
     def _needed(self, results: Iterable[int], whole: bool = False, given: Set[int] = frozenset()) -> list[int]:
-        """The operations to compute for some results, from `given`, for each pair or, if `whole`, in ``open``."""
+        """The operations that compute `results` from `given`: those in ``open`` if `whole`, else those for a pair."""
         needed: set[int] = set()
         waiting = list(results)
         while waiting:
@@ -426,7 +427,7 @@ class _Writer:
 
     def _expression(self, x: int, name: Callable[[int], str]) -> str:
         operation, operands, dtype, number = self.graph.operations[x]
-        if operation in INPUTS:  # in open(), an integer that has q and k in it depends on neither, such as q - q
+        if operation in INPUTS:  # in open(), q and k occur only where they cancel, as in q - q
             return "0" if operation in ("q", "k") else _INPUT_NAMES[operation]
         if operation == "parameter":
             return f"{_TYPES[dtype]}(score_read(args.parameter{int(number)}))"
@@ -457,7 +458,7 @@ class _Writer:
         return f"score_{operation}({', '.join(given)})"
 
     def _tanh_argument(self, x: int, name: Callable[[int], str]) -> str:
-        """x times 2 log2(e), which is multiplied into a factor that is the same for all pairs of a head."""
+        """x times 2 log2(e). If ``open`` computes a factor of x, it multiplies the constant into that factor."""
         scale = "T(2.885390081777926815)"
         operation, operands, *_ = self.graph.operations[x]
         small = [self._small(operand) for operand in operands]
@@ -469,14 +470,14 @@ class _Writer:
         return f"{name(x)} * {scale}"
 
     def _inverse(self, x: int) -> str:
-        """1 / an operation of scope CALL or HEAD."""
+        """The reciprocal of an operation of scope CALL or HEAD."""
         operation = self.graph.operations[x]
         if operation.name == "constant":
             return f"T(1) / {_literal(operation.number, operation.dtype)}"
         return self._member(f"inverse_x{x}", "T", f"T(1) / x{x}", x)
 
     def _index(self, given: str, x: int, size: str) -> str:
-        """An index counted from the start."""
+        """The C++ expression of an index, in which negative indices count from the end."""
         return given if self._counts_from_start(x) else f"score_index({given}, {size})"
 
     def _counts_from_start(self, x: int) -> bool:
@@ -524,7 +525,8 @@ class _Writer:
         return lines
 
     def _look_up(self, n: int) -> list[str]:
-        """Statements that read an element for a pair: a load that the compiler can share, from inside the array."""
+        """Statements that read an element for a pair. They always load from inside the array, without a branch, so that
+        the compiler can share the load."""
         operation, place = self.graph.operations[n], self._place(n)
         table, name = place.table, place.name
         array = self.arrays[table]
@@ -553,13 +555,13 @@ class _Writer:
 
 
 def _tests(indices: Sequence[str], sizes: Sequence[str]) -> str:
-    """Whether indices are inside an array."""
+    """The C++ condition that indices are inside an array."""
     tests = [f"unsigned({index}) < unsigned({size})" for index, size in zip(indices, sizes, strict=True)]
     return " & ".join(f"({test})" for test in tests) or "true"
 
 
 def _missing(dtype: str) -> str:
-    """What an index out of range gives."""
+    """The C++ value that stands for an element out of range."""
     return {FLOAT: "score_nan<T>()", INT: "INT32_MIN", BOOL: "false"}[dtype]
 
 

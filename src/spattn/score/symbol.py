@@ -1,4 +1,4 @@
-"""Symbols: what a score function gets in place of numbers when it is traced."""
+"""Symbols, the arguments of a score function while it is traced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAME = (
     "exp log tanh sigmoid sqrt sign minimum maximum where square exp2 reciprocal rsqrt relu clip invert bitwise_and"
     " bitwise_or bitwise_xor"
 )
-_NAMES = {name: name for name in _SAME.split()} | {  # of functions of NumPy and torch
+_NAMES = {name: name for name in _SAME.split()} | {  # function of NumPy or torch -> operation
     "logical_and": "and",
     "logical_or": "or",
     "logical_xor": "xor",
@@ -65,7 +65,7 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def record(name: str, *operands: Any) -> Symbol:
-    """The result of an operation of which at least one operand is a symbol."""
+    """The result of an operation; at least one operand is a symbol."""
     recorder = next(x.recorder for x in operands if isinstance(x, Recorded))
     return Symbol(recorder, recorder.apply(name, *operands))
 
@@ -75,7 +75,7 @@ _CONVERSIONS |= dict.fromkeys(("int", "int32", "int64", "long"), "int") | {"bool
 
 
 class Symbol(Recorded):
-    """A number per pair, in a score function that is being traced."""
+    """A number per pair, in a score function while it is traced."""
 
     __slots__ = ()
     __array_priority__ = 1000
@@ -116,7 +116,7 @@ class Symbol(Recorded):
             raise TypeError(f"score: numpy.{ufunc.__name__}{called} is not supported{line()}")
         if options:
             raise TypeError(f"score: numpy.{ufunc.__name__}: {next(iter(options))}= is not supported{line()}")
-        if name in _COMPARISONS:  # NumPy's scalars compare as arrays; neither has a gradient
+        if name in _COMPARISONS:  # NumPy passes its scalars as 0-d arrays; comparisons have no gradient
             operands = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in operands)
         return record(name, *operands)
 
@@ -148,13 +148,13 @@ class Symbol(Recorded):
         return record("floordiv", self, other), record("mod", self, other)
 
     def clamp(self, min: Any = None, max: Any = None) -> Symbol:
-        """Between two numbers."""
+        """Limit to the range from `min` to `max`."""
         return record("clip", self, min, max)
 
     clip = clamp
 
     def to(self, dtype: Any, *_: Any, **__: Any) -> Symbol:
-        """As a number of another dtype: floats have the dtype of scores, integers 32 bits."""
+        """Convert to another dtype: floats have the dtype of scores, integers have 32 bits."""
         name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
         kind = _CONVERSIONS.get(name)
         if kind is None:
@@ -187,14 +187,14 @@ _OF_TWO |= {"bitwise_and", "bitwise_or", "bitwise_xor"}
 
 
 def _parameters(name: str) -> tuple[str, ...]:
-    """The names of torch for the operands of an operation."""
+    """The names that torch gives to the operands of an operation."""
     return _OF_TORCH.get(name) or (("input", "other") if name in _OF_TWO else ("input",))
 
 
 def _arranged(
     function: str, parameters: Sequence[str], operands: Sequence[Any], options: dict[str, Any]
 ) -> Sequence[Any]:
-    """The operands of a function in order, where some are given by keyword; the bounds of a clip may be absent."""
+    """All operands of a function in order, those given by keyword included; the bounds of a clip may be absent."""
     if len(operands) == len(parameters) and not options:
         return operands
     given = dict(zip(parameters, operands, strict=False))

@@ -45,7 +45,7 @@ def trace(function: Callable[..., Any], sizes: Sizes | None = None) -> Traced:
     ----------
     function : callable
     sizes : Sizes, optional
-        Of the call. ``alibi()`` needs the number of heads, and ``bias()`` checks its shape.
+        Sizes of the call. ``alibi()`` needs the number of heads, and ``bias()`` checks its shape.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def trace(function: Callable[..., Any], sizes: Sizes | None = None) -> Traced:
 
 
 def call(function: Callable[..., Any], score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    """Call a score function with numbers, or with symbols, for which its captured arrays are made visible."""
+    """Call a score function with numbers, or with symbols, which may then index its captured arrays."""
     if not isinstance(score, Recorded):
         return function(score, b, h, q, k)
     recorder = score.recorder
@@ -119,7 +119,7 @@ def _tensor_lookups() -> Callable[[], Any]:
         from torch.overrides import TorchFunctionMode
 
     class Lookups(TorchFunctionMode):  # type: ignore[misc]
-        """Tensors indexed by symbols: torch would ask them for a number."""
+        """Records tensor look-ups by symbols, which torch would ask for a number."""
 
         def __torch_function__(self, func: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
             if func is torch.Tensor.__getitem__:

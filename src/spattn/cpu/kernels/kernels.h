@@ -12,7 +12,7 @@ namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
 
-// Operations of score programs, with the dtype of their last operand: f, i or b (float, integer, truth value).
+// Operations of score programs. The suffix is the dtype of the last operand: f, i or b (float, integer, truth value).
 // clang-format off
 #define SPATTN_OPERATIONS(X) \
   X(input_product) X(input_scale) X(input_b) X(input_h) X(input_q) X(input_k) X(input_offset) \
@@ -28,8 +28,8 @@ enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
 enum Operation { SPATTN_OPERATIONS(SPATTN_OPERATION_) kOperations };
 #undef SPATTN_OPERATION_
 
-// Spaces of registers: cpu/_score.py. A register is `space << kSpaceShift | index`. One of kPairs holds a strip of rows
-// of a tile, one of kTiles a whole tile; kProducts is S before the scale.
+// Spaces of registers: cpu/_score.py. A register is `space << kSpaceShift | index`. A register of kPairs holds a strip
+// of rows of a tile, a register of kTiles a whole tile. kProducts is S before the scale.
 enum Space { kScalars, kQueries, kKeys, kDiagonals, kPairs, kTiles, kProducts, kSingle };
 constexpr int kSpaceShift = 24;
 
@@ -66,8 +66,8 @@ struct ScoreTable {
   const char* data;
   int64_t shape[kMostAxes], stride[kMostAxes];  // in bytes
   int32_t dtype, axes;
-  // Backward: accumulators of the elements [begin, end) of the gradient, or the gradient itself, contiguous values of
-  // the compute type, if each element has one term; both null: no gradient is wanted.
+  // Backward: `sums` are accumulators of the elements [begin, end) of the gradient. `direct` replaces them if each
+  // element has at most one term: the gradient itself, contiguous, in the compute type. Both null: no gradient.
   int64_t* sums;
   char* direct;
   int64_t begin, end;
@@ -141,8 +141,8 @@ struct Call {
 // Maximum q_len for which a task computes all heads of a group, so that it reads K and V once: decode/decode.h.
 constexpr int64_t kFewQueries = 16;
 
-// Each thread has scratch of scratch_bytes() bytes, 64-byte aligned, which keeps its contents between the items of a
-// pass. Before the first item, this many leading bytes are zero:
+// Each thread has scratch_bytes() bytes of scratch, 64-byte aligned, which keep their contents between the items of a
+// pass. Number of leading bytes that are zero before the first item:
 constexpr size_t kZeroedScratch = 2176;
 
 // Computes `count` work items for Call::together heads from `head` on, in `scratch`.
@@ -154,7 +154,7 @@ using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Wo
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
-// Accumulators for rows [begin, end) of dK and dV of a key-value head. A unit runs on one thread and has its own. Rows
+// Accumulators of one gradient unit, which runs on one thread: rows [begin, end) of dK and dV of a key-value head. Rows
 // hold values of the compute type and are padded to a multiple of 64 bytes; `ld` is in elements.
 struct Sums {
   char *dk, *dv;

@@ -1,5 +1,5 @@
 """The library of score functions: one module per function, which ``spattn.score`` finds by its file.
 
-What a function records may depend on its attributes, on the shapes and dtypes of arrays among them, and on the sizes
-of the call, but on nothing else: :mod:`spattn.score.kept_traces` keeps its trace.
+The trace of a function may depend only on the function's attributes (of arrays, the shape and dtype) and on the sizes
+of the call, because :mod:`spattn.score.kept_traces` keeps it.
 """

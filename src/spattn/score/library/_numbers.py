@@ -1,4 +1,4 @@
-"""Numbers and arrays that library functions are made of."""
+"""Check and read the numbers and arrays of library functions."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def rows(score: Any, q: Any) -> Any:
 
 
 def sizes_of(score: Any) -> Any:
-    """The sizes of the call that traces the function, or None; calls that differ in one that is read trace it again."""
+    """The sizes of the call that traces the function, or None. A call that differs in a size read here traces again."""
     return score.recorder.sizes if isinstance(score, Recorded) else None

@@ -67,7 +67,7 @@ def alibi_slopes(num_heads: int, rule: Literal["paper", "geometric"] = "paper") 
 
 @functools.lru_cache(64)
 def _slopes(num_heads: int) -> np.ndarray:
-    """The paper's slopes: one array per number of heads, which devices keep."""
+    """The paper's slopes, read-only, so that :mod:`spattn.score.kept_traces` keeps them with the trace."""
     found = alibi_slopes(num_heads)
     found.flags.writeable = False
     return found
@@ -82,13 +82,13 @@ class alibi(ScoreFunction):
     slopes : (heads_q,) array of floats, optional
         One per query head; it gets a gradient. None stands for :func:`alibi_slopes` of the call's number of heads.
     symmetric : bool, optional
-        Add ``-slope[h] * abs(k - q)`` instead, as FlashAttention-2 does; the same for causal patterns.
+        Add ``-slope[h] * abs(k - q)`` instead, as FlashAttention-2 does; for causal patterns, both are the same.
 
     Notes
     -----
-    ``q`` is the position of the last key for the last query, also if q_len differs from kv_len, as in FlashAttention-2.
-    Biases of libraries that count queries from 0 (FlashInfer) differ by a constant per row and head, which changes
-    ``lse`` alone.
+    The last query has the position of the last key, also if q_len differs from kv_len, as in FlashAttention-2. Biases
+    of libraries that count queries from 0 (FlashInfer) differ by a constant per row and head, which only changes
+    ``lse``.
 
     References
     ----------

@@ -20,7 +20,7 @@ class bias(ScoreFunction):
     Parameters
     ----------
     array : array of float32 | float64 | float16 | bfloat16
-        At most four axes, aligned at the last one; each has the size of the call's or 1. It gets a gradient.
+        At most four axes, aligned at the last one, each of the call's size or 1. It gets a gradient.
 
     Notes
     -----

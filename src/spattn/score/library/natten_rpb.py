@@ -16,7 +16,7 @@ __all__ = ["natten_rpb"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class natten_rpb(ScoreFunction):
-    """Add NATTEN's relative position bias (``rpb``) of a neighborhood's pairs.
+    """Add NATTEN's relative position bias (``rpb``) to the pairs of a neighborhood.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class natten_rpb(ScoreFunction):
 
     Notes
     -----
-    Along each axis the entry is ``(key - query) // dilation + kernel_size - 1`` [1]_, of windows that are shifted at
-    the borders as of others. Pairs outside of the neighborhood have no entry: use ``patterns.Neighborhood`` of the same
+    Along each axis the entry is ``(key - query) // dilation + kernel_size - 1`` [1]_, also for windows that are shifted
+    at the borders. Pairs outside of the neighborhood have no entry: use ``patterns.Neighborhood`` with the same
     parameters. NATTEN has no ``rpb`` since version 0.20.
 
     References

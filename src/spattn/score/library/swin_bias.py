@@ -17,18 +17,18 @@ __all__ = ["swin_bias"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class swin_bias(ScoreFunction):
-    """Add Swin's relative position bias of a window's pairs.
+    """Add Swin's relative position bias to the pairs of a window.
 
     Parameters
     ----------
     table : ((2 * M0 - 1) * (2 * M1 - 1), heads_q) array of floats
-        ``relative_position_bias_table`` of Swin's layers; for a window of three axes, of three factors. It gets a
-        gradient.
+        ``relative_position_bias_table`` of Swin's layers. For a window of three axes, the first size has three factors.
+        It gets a gradient.
     window : tuple of int
         Extents (M0, M1) or (M0, M1, M2) of a window.
     shape : tuple of int, optional
-        Extents of the grid if tokens are in the grid's row-major order, as for ``patterns.windowed``. None: tokens are
-        in the order of windows, each of them row-major; a sequence may have several windows.
+        Extents of the grid if tokens are in the grid's row-major order, as for ``patterns.windowed``. None: the
+        sequence consists of one or more windows, one after the other, each in row-major order.
 
     Raises
     ------

@@ -21,7 +21,7 @@ __all__ = ["t5_bias"]
 def _buckets(count: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance from 0 to `max_distance`: exact up to count // 2, then logarithmic.
 
-    In float32, as the published code computes them: distances at a border are in the same bucket.
+    Computed in float32 like the published code, so that distances at a border get the same bucket.
     """
     exact = count // 2
     distance = np.arange(max_distance + 1)
@@ -42,8 +42,8 @@ class t5_bias(ScoreFunction):
     table : (num_buckets, heads_q) array of floats
         ``relative_attention_bias.weight`` of T5's models. It gets a gradient.
     bidirectional : bool, optional
-        Encoder: keys behind the query have buckets of their own, the upper half. False is the decoder: all keys behind
-        the query are in bucket 0.
+        True, for encoders: keys after the query have their own buckets, the upper half. False, for decoders: all keys
+        after the query are in bucket 0.
     max_distance : int, optional
         Greater distances are in the last bucket.
 
@@ -55,9 +55,9 @@ class t5_bias(ScoreFunction):
 
     Notes
     -----
-    A direction of n buckets has one for each distance below n / 2; others are
+    With n buckets per direction, each distance below n / 2 has its own bucket. The bucket of other distances is
     ``n / 2 + floor(log(distance / (n / 2)) / log(max_distance / (n / 2)) * (n / 2))``, at most n - 1 [1]_. T5's layers
-    share one table: its gradient is the sum over layers. T5 does not scale scores: pass ``scale=1.0``.
+    share one table, whose gradient is the sum over layers. T5 does not scale scores: pass ``scale=1.0``.
 
     References
     ----------

@@ -22,7 +22,7 @@ class temperature(ScoreFunction):
     value : float, or (), (heads_q,), (batch,) or (q_len,) array of floats
         Arrays get a gradient.
     per : "head" | "query" | "batch"
-        What an array of one axis has one temperature for: query heads, queries (rows of ``q``) or batch entries.
+        Meaning of an array with one axis: one temperature per query head, query (row of ``q``) or batch entry.
 
     Examples
     --------

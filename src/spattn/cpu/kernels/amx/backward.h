@@ -1,9 +1,9 @@
 // AMX backward of a bfloat16 work item: the five products of backward/backward.h, for blocks of keys.
 //
 // S' = K Q' and dP' = V dO' read K and V in place. The softmax writes P' and dS' as left operands of dV += P' dO and
-// dK += dS' Q, which accumulate directly in the unit's sums, and dS' also as the right operand of dQ' += K' dS'. There
-// is no software pipelining, because tile and vector instructions do not overlap: interleaving the softmax of a block
-// with the products of its neighbours made the backward 2 to 3 % slower.
+// dK += dS' Q, which accumulate directly in the unit's sums. It also writes dS' as the right operand of dQ' += K' dS'.
+// There is no software pipelining, because tile and vector instructions do not overlap: interleaving the softmax of a
+// block with the products of its neighbours made the backward 2 to 3 % slower.
 #pragma once
 #include "amx/backward_operands.h"
 #include "amx/tiles.h"

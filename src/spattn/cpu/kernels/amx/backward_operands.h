@@ -19,7 +19,7 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // Operands are zero-padded to multiples of kTileTerms in the dimension over which a product sums. S', dP', P' and dS'
-// have one row per key. A block has kTileTerms keys, and keys kTileRows apart in it form a pair in dQ' = K' dS'.
+// have one row per key. A block has kTileTerms keys; its keys i and i + kTileRows form a pair in dQ' = K' dS'.
 struct TileBackwardScratch {
   Widths<float> width;
   int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to multiples of kTileTerms
@@ -136,8 +136,9 @@ SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
 constexpr int kStretch = 4;  // pairs of keys per call of weigh_rows()
 
 // Computes P' and dS' for one vector of queries, and for the keys [row, row + kStretch) and the same range shifted by
-// kTileRows. With a score function, also writes dS' with respect to its results, in place of dP', and reads derivatives
-// of a tile whose first column is `first`. Ignores the low parts of lse2 and the factor, which matter less than the rounding to bfloat16.
+// kTileRows. With a score function, also writes dS' with respect to its results, in place of dP', and reads the
+// derivatives of a tile whose first column is `first`. Ignores the low parts of lse2 and the factor, which matter less
+// than the rounding to bfloat16.
 template <bool kMasked, bool kScored>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs, int64_t first,
                 const TileBackwardScratch& s) {

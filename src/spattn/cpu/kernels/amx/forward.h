@@ -106,8 +106,8 @@ template <class Path> void leave_unfit(const Item& item, const Head& keys, int64
   });
 }
 
-// Adds all key tiles of the item to O' and the row statistics. Processes as many key tiles as fit the tile cache panel
-// by panel: the matrices of a panel stay in the L1 cache while the key tiles stream through it.
+// Adds all key tiles of the item to O' and the row statistics. Takes as many key tiles at a time as fit the tile cache
+// and processes them panel by panel: the matrices of a panel stay in the L1 cache while the key tiles stream through.
 template <class Path>
 void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;

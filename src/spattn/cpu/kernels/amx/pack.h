@@ -1,5 +1,5 @@
-// Packs AMX operands: Q' as a right operand, with pairs of terms in a lane, K and V' as left operands, with adjacent
-// terms in a row. Pads rows and terms with zeros.
+// Packs AMX operands, zero-padded. Q' is a right operand, with pairs of terms in a lane. K and V' are left operands,
+// with adjacent terms in a row.
 #pragma once
 #include "amx/parts.h"
 #include "amx/scratch.h"

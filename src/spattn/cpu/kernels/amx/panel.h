@@ -10,7 +10,7 @@ constexpr int kPanel = 2 * kTileColumns;     // queries per panel
 constexpr int kPanelBytes = 2 * kTileBytes;  // bytes per row
 constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;
 
-// Computes one row of N tiles of C in tile registers C and C + 1, with operands in registers A, 6 and 7.
+// Computes a row of N tiles of a product in tile registers C and C + 1, with operands in registers A, 6 and 7.
 template <int C, int A, int N> struct TileRow {
   template <int kParts>
   static SPATTN_INLINE void multiply(const TileFactor& a, int row, const TileFactor& b, int64_t steps, bool add,
@@ -69,7 +69,7 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
 }
 
 // Computes C = A B or C += A B for `rows` rows of N tiles, over `steps` times kTileTerms terms. Rows alternate between
-// two pairs of registers: a store waits for its product, which has a latency of 52 cycles, during the next row.
+// two pairs of registers, so that the products of the next row hide the 52 cycles until a row can be stored.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {
   if (kParts == 1 && steps == 1) return resident_product<N, 1>(rows, a, b, add, c);

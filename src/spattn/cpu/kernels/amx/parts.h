@@ -109,8 +109,8 @@ struct WholeParts {
   };
 };
 
-// Operand format of float16: two bfloat16 parts represent its 11 bits, and 16 bits of a weight. The kernel omits
-// the product of two low parts.
+// Operand format of float16: two bfloat16 parts represent all 11 bits of an element, and 16 bits of a weight. The
+// kernel omits the product of two low parts.
 struct TwoParts {
   using E = Float16;
   using Raw = Float16;

@@ -58,7 +58,7 @@ void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, co
   }
 }
 
-// Whether a pass over part of a table's elements runs an item. `scratch` has room for its positions.
+// True if an item may have terms of the table elements that this pass sums. Lists its positions in `scratch`.
 inline bool takes_part(const Item& item, char* scratch) {
   const ScoreProgram& program = *item.call.score;
   const auto within = [](const int64_t (&range)[2], int64_t x) { return x >= range[0] && x < range[1]; };

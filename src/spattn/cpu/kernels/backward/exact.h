@@ -15,9 +15,9 @@ template <class T> T read_row_value(const Array& array, int64_t batch, int64_t h
   return value;
 }
 
-// True if the rounding error of lse is too large for the weight exp(score - lse), which inherits it. Up to 2^14 for
-// float32 and 2^43 for float64, it is at most 2^-11, less than the error of scores of that size; far above, no accuracy
-// is left.
+// True if the rounding error of lse is too large for the weight exp(score - lse), which inherits it. While |lse| is at
+// most 2^14 for float32 or 2^43 for float64, the error is at most 2^-11, less than that of scores of this size. Far
+// above, no accuracy is left.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }
@@ -85,7 +85,8 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
     if (row.removed(score)) return;
     const double weight = scalar_weight(row.logits.scalar_exponent(score, softmax.reference) - softmax.rest);
     const double of_score = weight * (dout.times({row.values, key}, call.head_dim_v) - delta);
-    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;  // which may be NaN there
+    // Where the weight is 0, the derivative may be NaN.
+    const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * k[d];
     if (!sums) return;
     if (row.score_function && weight != 0) row.score_function.template add_table_gradients<T>(of_score);

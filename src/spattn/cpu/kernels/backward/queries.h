@@ -1,4 +1,4 @@
-// Gathers the query rows of a backward item: Q and dO, which it also transposes, lse and delta.
+// Prepares the query rows of a backward item: gathers Q, dO, O and lse, transposes Q and dO, and computes delta.
 #pragma once
 #include <math.h>
 
@@ -57,8 +57,8 @@ inline bool all_finite(const uint16_t* row, int64_t width) {
   return largest < 0x7f80;
 }
 
-// Sets lse2 of a row, or zeroes the operands of a row that the tile kernel must skip: a row without allowed keys, and
-// rows for the float64 fallback, which are non-finite, is_far() or attend to a non-finite key.
+// Sets lse2 of a row, or zeroes the operands of a row that the tile kernel must skip: a row without allowed keys, or a
+// row for the float64 fallback. A row takes the fallback if it is non-finite, is_far() or attends to a non-finite key.
 template <class T, class U>
 void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
   U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,

@@ -16,7 +16,7 @@ struct Rows {
 
   SPATTN_INLINE const char* row(int64_t key) const { return data + key * stride; }
 
-  // Prefetches in address order, which the hardware prefetcher follows; the products load rows in turns.
+  // Prefetches in address order, which the hardware prefetcher follows. The products interleave the loads of rows.
   SPATTN_INLINE void prefetch(int64_t first, int count) const {
     for (int i = 0; i < count; ++i) {
       const char* row = data + (first + i) * stride + ahead;

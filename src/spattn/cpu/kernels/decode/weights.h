@@ -13,7 +13,8 @@ namespace SPATTN_ISA {
 // Returns the query tile cell of a row; each head has `cells` rows.
 inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
 
-// Sets reached[row], at the first row of each register block, to the range of keys to which any row of it attends.
+// Sets reached[row], for the first row of each register block, to the range of keys to which any row of the block
+// attends.
 template <class T>
 void find_reached(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Keys* reached) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {

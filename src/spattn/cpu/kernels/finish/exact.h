@@ -60,8 +60,8 @@ template <class E> struct FallbackVector {
 
 // One query of a work item and its allowed keys.
 //
-// Large scaled scores have rounding errors of several units, so weights are exp((score - largest) * natural). The
-// difference at the maximum is exactly 0, whether or not the compiler fuses operations.
+// Large scaled scores have rounding errors of several units, so weights are exp((score - largest) * natural), which
+// scales the difference instead. At the maximum, it is exactly 0, whether or not the compiler fuses operations.
 template <class E> struct FallbackRow {
   using T = typename E::Compute;
   using Vector = FallbackVector<E>;

@@ -37,7 +37,8 @@ template <class Path> struct FeatureSteps {
 };
 
 // Computes S' for kKeyRows keys by N vectors of queries, -inf for masked pairs, and updates `tile_max`. With a score
-// function that is not linear, score_tile() does the latter two. Not inlined, because the loop needs all registers.
+// function that is not linear, score_tile() masks and updates instead. Not inlined, because the loop needs all
+// registers.
 template <class Path, int N, bool kMasked, class T = typename Path::T, class Element = typename Path::Element>
 __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Element> values, int64_t head_dim,
                                            int64_t key, int64_t column, ForwardScratch<T>& s) {

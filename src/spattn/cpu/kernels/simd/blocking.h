@@ -8,7 +8,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The accumulators, one row of the right operand and a broadcast scalar fill the 32 or 16 vector registers.
+// The accumulators, one row of the right operand and a broadcast scalar fit the 32 or 16 vector registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kKeyRows = 8, kQueryVectors = 3;  // block of S': 8 keys by 3 vectors of queries
 constexpr int kOutputRows = 6, kOutputVectors = 4;

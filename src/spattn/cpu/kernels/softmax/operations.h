@@ -19,7 +19,7 @@ template <class T> struct Source {
   bool vector;
 };
 
-// What an instruction computes: `rows` x `columns` elements; `columns` is rounded up to vectors.
+// The result of an instruction: `rows` x `columns` elements; `columns` is rounded up to vectors.
 template <class T> struct Target {
   T* out;
   int64_t step, rows, columns;
@@ -67,7 +67,7 @@ SPATTN_INLINE void combine_rows(const Target<T>& block, const Source<T>* in, F f
   }
 }
 
-// At least one operand of a block of pairs is a vector along its columns.
+// Requires that at least one operand is a vector along the columns.
 template <class A, class B, class T, class F>
 SPATTN_INLINE void binary(const Target<T>& block, const Source<T>* in, F f) {
   if (!in[1].vector) return combine_rows<A, B, true, false>(block, in, f);
@@ -133,7 +133,7 @@ template <class T> inline T float_quotient(T a, T b) {
   return quotient - whole > T(0.5) ? whole + T(1) : whole;
 }
 
-// e^x: 2^f of |f| <= 1/2 times 2^n in two steps, as n may leave the range of exponents.
+// e^x = 2^f * 2^n with |f| <= 1/2. Multiplies by 2^n in two steps, because n may exceed the range of exponents.
 template <class T> struct Exponential;
 template <> struct Exponential<float> {
   static constexpr float kHigh = 0.693359375f, kLow = -2.12194440e-4f, kLeast = -110.0f, kMost = 90.0f;
@@ -155,8 +155,8 @@ template <class T> SPATTN_INLINE Vec<T> exponential(Vec<T> x) {
   return exp2<T>(f) * first * second;
 }
 
-// Quotients by one divisor per row: products with its reciprocal where that is as accurate to an ulp, because a
-// division costs as much as ten multiplications.
+// Divides each row by one divisor. If the reciprocal of the divisor is a normal number, multiplies by it instead: a
+// division costs as much as ten multiplications, and the results agree to about an ulp.
 template <class T> SPATTN_INLINE void divide_rows(const Target<T>& block, const Source<T>* in) {
   constexpr T kFar = sizeof(T) == 4 ? T(0x1p126) : T(0x1p1022);
   for (int64_t row = 0; row < block.rows; ++row) {
@@ -174,7 +174,7 @@ template <class T> SPATTN_INLINE void divide_rows(const Target<T>& block, const 
   }
 }
 
-// Truncates; the least integer for numbers that are out of range or NaN.
+// Truncates; returns the least integer for NaN and numbers out of range.
 template <class T> SPATTN_INLINE IntVec<T> truncated(Vec<T> x) {
   constexpr T kEnd = sizeof(T) == 4 ? T(0x1p31) : T(0x1p63);
   constexpr Whole<T> kLeast = Whole<T>(Word<T>(1) << (8 * sizeof(T) - 1));
@@ -300,8 +300,8 @@ template <class T> __attribute__((noinline)) void execute(int operation, const T
   }
 }
 
-// Adds `stride` times the indices along an axis to `offsets`; indices may count from the end. Marks elements that the
-// table does not have in `outside`.
+// Adds `stride` times the indices along an axis to `offsets`; negative indices count from the end. Makes entries of
+// `outside` negative where an index is out of range.
 template <class T>
 SPATTN_INLINE void add_axis(const Source<T>& index, int64_t row, int64_t column, int64_t count, int64_t length,
                             int64_t stride, int64_t* offsets, int64_t* outside) {
@@ -356,8 +356,8 @@ SPATTN_INLINE void read_elements_of_floats(const char* data, const int64_t* offs
 }
 #endif
 
-// Looks up elements of a table: floats as T, integers and truth values as Whole<T>. NaN, the least int32 and false
-// stand for elements that it does not have.
+// Looks up elements of a table: floats as T, integers and truth values as Whole<T>. Indices out of range give NaN, the
+// least int32 or false.
 template <class T>
 __attribute__((noinline)) void look_up(const ScoreTable& table, const Target<T>& block, const Source<T>* indices) {
   constexpr int64_t kAtOnce = 4 * kLanes<T>;

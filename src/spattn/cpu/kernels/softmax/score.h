@@ -1,10 +1,10 @@
 // Runs score programs (cpu/_score.py) on tiles of S, between the score product and the softmax.
 //
 // The kernels compute S = q.k and pass a whole tile of it. The program replaces it by f(scale * q.k), which the softmax
-// reads with scale 1. Operations on one side or on the diagonal alone run once per row, column or diagonal; those on
-// pairs run strip by strip, so that their registers stay in the L1 cache. The kernels mask the results, so f may return
-// anything for a masked pair. A NaN sends its row to the float64 fallback unless the pair is masked: where the softmax
-// does not keep it, it becomes +inf.
+// reads with scale 1. Operations that depend only on the query, the key or the distance run once per row, column or
+// diagonal. Others run on strips of a few rows, so that their registers stay in the L1 cache. The kernels mask the
+// results, so f may return anything for a masked pair. A NaN of an allowed pair sends its row to the float64 fallback.
+// Where the softmax would lose the NaN, apply() stores +inf instead.
 #pragma once
 #include <utility>
 
@@ -42,14 +42,14 @@ template <class T> struct LinearScore {
   T factor = 1;
   Source<T> rest = {};
 
-  // Applies it to vector `column` of row `row` of the tile.
+  // Applies it to the vector from `column` on in row `row` of the tile.
   SPATTN_INLINE Vec<T> operator()(Vec<T> product, int64_t row, int64_t column) const {
     const T* const at = rest.data + row * rest.step;
     return product * factor + (rest.vector ? load<Vec<T>>(at + column) : splat(*at));
   }
 };
 
-// The score function of a call, with the registers of a tile. `Score` without a program is false, and owns nothing.
+// The score function of a call, with the registers of a tile. A Score without a program is false and owns nothing.
 template <class T> class Score {
   static constexpr int64_t L = kLanes<T>, kStrip = 4096 / sizeof(T);
 
@@ -86,8 +86,8 @@ template <class T> class Score {
 
   // Replaces the products in `scores`, (count, columns), by scores. `rows` and `lanes` are the positions along the rows
   // and columns, kPadding for padding. Rows are keys or, if kKeysInLanes, queries; `columns` is a multiple of kLanes.
-  // finish(column, row, count, score) stores column `column` of the rows from `row` on, given score(row), which may be
-  // NaN.
+  // finish(column, row, count, score) stores the vector from `column` on of `count` rows from `row` on; score(row)
+  // returns its value, which may be NaN.
   template <bool kKeysInLanes, class Finish>
   void apply(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot, const Finish& finish) {
@@ -95,7 +95,7 @@ template <class T> class Score {
     run_pairs(finish);
   }
 
-  // Sets the tile, and computes what depends on its rows, its columns or its diagonals alone.
+  // Sets the tile, and runs the operations that depend only on its rows, its columns or its diagonals.
   template <bool kKeysInLanes>
   void place(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot) {
@@ -121,7 +121,8 @@ template <class T> class Score {
     });
   }
 
-  // The score function on the tile of place(), if it is linear in the product; its rows are numbered from `first_row`.
+  // Returns the score function on the tile of place(), if it is linear in the product. The first row of that tile has
+  // number `first_row` in the result.
   LinearScore<T> linear(int64_t first_row) const {
     LinearScore<T> found;
     const Instruction& own = program_->instructions[variant_->pairs[0]];
@@ -137,9 +138,10 @@ template <class T> class Score {
     return found;
   }
 
-  // apply() to the tile of place().
+  // Does the rest of apply() for the tile of place().
   template <class Finish> void run_pairs(const Finish& finish) {
-    // A last multiply-add, or product, of a register and one number per tile runs in finish(): one pass less.
+    // If the last operation is the product of a register and one number per tile, or a multiply-add of such a product,
+    // finish() runs it, which saves a pass over the strip.
     const int32_t first = variant_->pairs[0], end = variant_->pairs[1];
     const Instruction* const last = first < end ? program_->instructions + end - 1 : nullptr;
     const bool fused = last && last->out == variant_->value && space(last->out) == kPairs &&
@@ -179,7 +181,7 @@ template <class T> class Score {
 
   static SPATTN_INLINE Vec<T> without_nan(Vec<T> x) { return x == x ? x : splat(kInfinity<T>); }
 
-  // As above; stores the scores, +inf for NaN.
+  // As apply() above, but stores the scores itself, +inf for NaN.
   template <bool kKeysInLanes>
   void apply(const int64_t* rows, int64_t count, const int64_t* lanes, int64_t columns, T* scores, int64_t ld,
              int64_t slot = 0) {
@@ -190,11 +192,11 @@ template <class T> class Score {
                         });
   }
 
-  // Derivative of the tile to which apply() was applied last.
+  // Returns the derivatives of the last tile's pairs.
   Source<T> derivative() const { return pair_source(variant_->derivative, 0); }
 
-  // Adds the terms of that tile to the gradients of tables. `gradients`, (count, columns), is dS with respect to the
-  // results of f, which is 0 for masked pairs.
+  // Adds the terms of the last tile to the gradients of tables. `gradients`, (count, columns), is dS with respect to
+  // the results of f, 0 for masked pairs.
   void add_table_gradients(const T* gradients, int64_t ld) {
     for (int32_t i = variant_->uses[0]; i < variant_->uses[1]; ++i) add_use(program_->uses[i], gradients, ld);
   }
@@ -297,10 +299,10 @@ template <class T> class Score {
   }
 
   void fill_positions(int32_t out, int side, int64_t offset, const Target<T>& block) const {
-    if (space(out) == kScalars) return fill_whole(block, 0, 0);  // for values that do not depend on it
+    if (space(out) == kScalars) return fill_whole(block, 0, 0);  // scalars do not depend on positions
     const bool along = in_lanes(side);
     if (space(out) == kDiagonals) {
-      // Columns change along a diagonal register, rows do not.
+      // Along a register of diagonals, the position of the columns advances; that of the rows is the first row's.
       const int64_t start = along ? lane_.start - (rows_ - 1) * step_ : row_.start;
       return fill_whole(block, start + offset, along ? step_ : 0);
     }
@@ -343,7 +345,7 @@ template <class T> class Score {
     }
   }
 
-  // Calls visit(row, term) with a function of columns that returns dS times the derivative of a use.
+  // Calls visit(row, term) for each row; term(column) returns dS times the derivative of a use.
   template <class Visit> void each_row(const Use& use, const T* gradients, int64_t ld, const Visit& visit) const {
     const Source<T> derivative = pair_source(use.derivative, 0);
     const auto all = [&](auto vector) {
@@ -384,7 +386,8 @@ template <class T> class Score {
     return sum;
   }
 
-  // Sums the terms of a use in a fixed order as far as they have one index, and adds them to the accumulators.
+  // Adds the terms of a use to the accumulators. First sums, in a fixed order, the terms that share an element because
+  // they are in one row, one column, one diagonal or the same tile.
   void add_use(const Use& use, const T* gradients, int64_t ld) {
     const ScoreTable& table = program_->tables[use.table];
     if (!table.sums && !table.direct) return;
@@ -415,7 +418,7 @@ template <class T> class Score {
         add(row, 0, across(sum));
       });
     } else if (use.space == kDiagonals) {
-      // Several chains, because a load of what the row before stored at another alignment would wait for it.
+      // Several chains, because a load would wait for the previous row's store, which overlaps it unaligned.
       for (int64_t i = 0; i < kDiagonalChains * diagonal_; i += L) store(terms_ + i, Vec<T>{});
       each_row(use, gradients, ld, [&](int64_t row, auto term) {
         T* const to = terms_ + row % kDiagonalChains * diagonal_ + rows_ - 1 - row;
@@ -460,7 +463,7 @@ template <class T> class Score {
   const Variant* variant_ = nullptr;
 };
 
-// The score function of single pairs, in float64.
+// The score function of one pair at a time, in float64.
 class PairScore {
   using V = Vec<double>;
 

@@ -15,7 +15,7 @@ namespace SPATTN_ISA {
 constexpr int kSlack = 8;
 
 template <class T> struct RowStatistics {
-  T *row_max, *reference;   // running maximum, up to kSlack; Logits::reference() of it
+  T *row_max, *reference;   // running maximum, too small by at most kSlack bits; its Logits::reference()
   T *row_sum, *weight_sum;  // sum of the weights; sum of the rounded weights, in kernels that round them
   T *tile_max, *rescale;    // maximum score of the current tile; factor by which it rescales O and the sums
   double* lse;
@@ -42,10 +42,9 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // Updates row_max and `reference` from tile_max, and computes `rescale`. It is a loop of its own, so that the
-  // dependency chains of several vectors overlap. `rescale` is exp2(old - new reference), hence exactly 1 if the
-  // reference does not change. Computed from row_max, it would accumulate the rounding error of the reference with
-  // each tile.
+  // Updates row_max and `reference` from tile_max, and computes `rescale`. This separate loop lets the dependency
+  // chains of several vectors overlap. `rescale` is exp2(old - new reference), hence exactly 1 if the reference does
+  // not change. If it were computed from row_max, each tile would add a rounding error of the reference.
   void move_reference(int64_t vectors, Logits<T> logits) const {
     using V = Vec<T>;
     for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {

@@ -36,7 +36,7 @@ inline void add_exact(double term, int64_t* words, bool shared) {
   }
 }
 
-// Adds a term to the element of a table's gradient at the indices index(axis), if the table has it.
+// Adds a term to the element of a table's gradient at the indices index(axis); drops it if an index is out of range.
 template <class T, class Index>
 SPATTN_INLINE void add_term(const ScoreTable& table, bool shared, double term, const Index& index) {
   int64_t element = 0;
