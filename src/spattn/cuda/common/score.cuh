@@ -8,7 +8,8 @@
 //                                              and a Head
 //   Score::inside                              whether value<true>(), which checks no index, may be used in a tile
 //   Score::kRelative                           value() and derivative() depend on positions by key - query alone
-//   Score::kDiagonal                           value() does by one number, which diagonal() computes and value_on() takes
+//   Score::kDiagonal                           value() depends on positions by one number only: diagonal() computes it,
+//                                              value_on() takes it
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //
 // Kernels apply them before the mask, so the result for a masked pair is arbitrary.
