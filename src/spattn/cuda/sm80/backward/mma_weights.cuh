@@ -64,8 +64,8 @@ __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const f
 #if SPATTN_TABLES
 using Collected = Collector<kRows, kColumns, kThreads>;
 
-// Collects the contributions of an iteration's allowed pairs to gradients of captured arrays. S and D hold the products;
-// `own` holds lse and delta of the rows.
+// Collects the contributions of an iteration's allowed pairs to gradients of captured arrays. `s` and `d` hold the
+// products S and D; `own` holds lse and delta of the rows.
 __device__ __forceinline__ void collect(Collected& collected, const Scores& s, Scores& d,
                                         const float2 (&own)[kAtoms][2], const Allowed& allowed,
                                         const sm80::HeadScore<float>& score, Shared& shared, int place) {
