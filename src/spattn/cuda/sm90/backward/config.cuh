@@ -46,7 +46,7 @@ using ScoreProduct = Product<kStep>;
 using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
 
-// A task, as the producer publishes it; a work item without columns ends the kernel.
+// A task, as the producer publishes it; one with work.heads = 0 ends the kernel.
 struct alignas(16) Assignment {
   Work work;
   Task task;
@@ -93,7 +93,7 @@ struct alignas(1024) Shared {
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
   ColumnPositions positions[kScored ? kStages : 0][kTiles];
-  ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer, of `columns`
+  ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer: positions of `columns`
 
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {

@@ -12,7 +12,7 @@ namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
     kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, if registers suffice
-static_assert(kStages >= 2 + (kBehind || kQueries));            // an iteration holds one while it waits for the next
+static_assert(kStages >= 2 + (kBehind || kQueries));            // a stage is held while the next one loads
 
 // Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
 // busy while the writer receives dQ.
@@ -242,7 +242,8 @@ struct Consumer {
     return int(shared.positions[stage][0].cells.first);
   }
 
-  // Completes the sums for captured arrays before the query head of the iteration in a stage, or before the next item.
+  // Completes sums for captured arrays: all at the end of an item (`done`), diagonals if the iteration in a stage has
+  // another query head.
   template <class Modified = Scores>
   __device__ __forceinline__ void end_tables(uint32_t stage, bool done) {
     if constexpr (kTableSums) {

@@ -1,9 +1,10 @@
 // Gradients of captured arrays in fused mode: sums of dS along the diagonals of each tile, added to exact accumulators.
 //
-// A warp reads 16 of the 64 diagonals of its warpgroup's 64 keys x 64 queries, which wrap around: diagonal d begins at
-// query d of key 0 and, after the last query, goes on with query 0 as diagonal d - 64. Lanes read two neighbouring
-// queries at once: eight lanes the even diagonals in even rows, eight lanes the odd ones in odd rows, and the other 16
-// lanes the same for the second half of the keys. All sums inside an item have a fixed order.
+// A warpgroup has a tile of 64 keys x 64 queries. Its 64 diagonals wrap around: diagonal d begins at query d of key 0
+// and, after the last query, continues at query 0 as diagonal d - 64. Each warp sums 16 of them. A lane reads two
+// neighbouring queries at once: lanes 0 to 7 for even keys, from an even diagonal on; lanes 8 to 15 for odd keys, from
+// an odd diagonal on; lanes 16 to 31 likewise for the second half of the keys. All sums inside an item have a fixed
+// order.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace spattn::sm90_backward {
 
-// Exact accumulators of the elements of all arrays; those of an array begin at number `first`.
+// Exact accumulators of the elements of all arrays; `first` has the index of each array's first accumulator.
 struct Accumulators {
   unsigned long long* words;
   const int64_t* first;
@@ -35,17 +36,18 @@ template <class Uses>
 struct TableSums {
   static constexpr int kCount = Uses::kCount > 0 ? Uses::kCount : 1;
 
-  // Gradients that contribute to one element, while consecutive tiles contribute to no other.
+  // Sum of the gradients for one element, as long as consecutive tiles contribute to no other element.
   struct Run {
     int element = -1;
     float sum = 0.0f;  // of this lane's pairs
   };
   Run runs[kCount];
 
-  // Sums of diagonals of the last tile that the next one may continue: a lane's and, in lane 15, the next warp's first.
+  // Sums of diagonals of the last tile that the next one may continue: the lane's diagonal and, in lane 15, the next
+  // warp's first.
   float sum = 0.0f, last = 0.0f;
   bool continues = false;
-  int query;  // the first one of that tile
+  int query;  // first query position of the last tile
 
   // Calls visit(use, query, key) for the pair at a diagonal: column - row = `diagonal`.
   template <class Visit>
@@ -75,7 +77,7 @@ struct TableSums {
     });
   }
 
-  // True if all pairs of a tile contribute their gradients to one element of each array, which then begins a run.
+  // True if all pairs of a tile contribute their gradients to one element of each array; begins or continues its run.
   __device__ __forceinline__ bool is_constant(const Accumulators& to, int thread, const TileOrigin& at,
                                               const Score::Head<float>& own) {
     int first[kCount] = {}, stride = 4;
@@ -127,8 +129,8 @@ struct TableSums {
       found[i] += __shfl_xor_sync(0xffffffff, found[i], 16);
       wrapped[i] += __shfl_xor_sync(0xffffffff, wrapped[i], 16);
     }
-    // Lanes 0 to 15 go on with the diagonals before they wrap around, lanes 16 to 31 with those after. An even lane adds
-    // the odd lane's second diagonal, which is its first, and the other way round.
+    // From here on, lanes 0 to 15 have the diagonals before they wrap around, lanes 16 to 31 those after. Each lane
+    // adds the second diagonal of another lane, which is its own first one.
     const float next = half ? wrapped[1] : found[1];
     const float other = __shfl_sync(0xffffffff, next, parity ? lane - 8 : lane + 7);
     const float now = (half ? wrapped[0] : found[0]) + (parity || place ? other : 0.0f);
@@ -151,7 +153,8 @@ struct TableSums {
     run = {};
   }
 
-  // Adds what the next tile does not continue; `at` is any tile of the item, and `head` that of the last tile.
+  // Adds the diagonals that the next tile does not continue; `at` is any tile of the item, `head` that of the last
+  // tile.
   __device__ __forceinline__ void flush_diagonals(const Accumulators& to, int thread, TileOrigin at,
                                                   const Score::Head<float>& head) {
     if (!continues) return;

@@ -70,8 +70,8 @@ _pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
 
 
 def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:
-    """Return the new work items for `heads` heads of `q_len` queries; raise ValueError for 2³¹ tiles or more. One row
-    of the plan may hold the queries of several heads."""
+    """Return the new work items for `heads` heads of the plan; raise ValueError for 2³¹ tiles or more. `q_len` is that
+    of the call: with packed heads, a head of the plan has the queries of several heads."""
     variant = np.broadcast_to(plan.variant, (batch, heads)).astype(np.int64)
     entry, head = np.arange(batch)[:, None] % form.batch, np.arange(heads)[None] // (heads // form.heads)
     selection = np.broadcast_to(entry * form.heads + head, (batch, heads))

@@ -315,7 +315,7 @@ struct Consumer {
     finish_all(query);
   }
 
-  // Computes the softmax of the first iteration of all, which no product overlaps.
+  // Computes the softmax of the CTA's first iteration, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     const uint32_t stage = ring.stage;

@@ -71,7 +71,7 @@ struct Problem {
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   int32_t q_offset;           // position of query row 0, without `moved`
-  int32_t sink_rows;          // q_len, divided by the query heads that are packed as rows of one
+  int32_t sink_rows;          // rows per sink: q_len divided by the number of packed heads
   const ScoreArgs* score;     // captured values of the score function; null for the identity
 };
 
