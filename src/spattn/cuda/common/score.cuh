@@ -3,7 +3,7 @@
 //
 //   ScoreArgs                                  captured numbers and arrays of a call
 //   Score::Head<T>                             values that are the same for all pairs of a batch entry and query head
-//   Score::open<T>(args, offset, batch, head)  computes them; `offset` is kv_len - q_len
+//   Score::open<T>(args, offset, batch, head)  computes a Head; `offset` is kv_len - q_len
 //   Score::value, Score::derivative            take the scaled score (natural units), the positions of query and key,
 //                                              and a Head
 //   Score::inside                              whether value<true>(), which checks no index, may be used in a tile
@@ -12,7 +12,7 @@
 //                                              value_on() takes it
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //
-// Kernels apply them before the mask, so the result for a masked pair is arbitrary.
+// Kernels apply value() and derivative() before the mask, so that their results for masked pairs may be arbitrary.
 #pragma once
 
 #include "common/element.cuh"

@@ -123,7 +123,7 @@ SPATTN_SCORE float score_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x
 SPATTN_SCORE double score_sign(double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x; }
 SPATTN_SCORE int score_sign(int x) { return (x > 0) - (x < 0); }
 
-// Python's // and %, rounded down; 0 for a divisor of 0.
+// Python's // and % of integers, rounded down; 0 for a divisor of 0.
 SPATTN_SCORE int score_floordiv(int a, int b) {
   if (b == 0) return 0;
   if (b == -1) return int(0u - unsigned(a));
@@ -136,7 +136,7 @@ SPATTN_SCORE int score_mod(int a, int b) {
   return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0);
 }
 
-// As NumPy computes them: infinity or NaN for a divisor of 0.
+// NumPy's // and % of floating-point numbers: infinity or NaN for a divisor of 0.
 SPATTN_SCORE float score_remainder(float a, float b) { return fmodf(a, b); }
 SPATTN_SCORE double score_remainder(double a, double b) { return fmod(a, b); }
 SPATTN_SCORE float score_floor(float x) { return floorf(x); }

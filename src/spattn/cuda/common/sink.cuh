@@ -18,7 +18,7 @@ constexpr bool kSinks = SPATTN_SINKS;  // whether each query head has a sink
 template <typename T>
 __device__ __forceinline__ T add_sink(T sink, T& lse) {
   if (sink == -infinity<T>()) return 1;
-  const T above = sink - lse, less = exp(-fabs(above));  // NaN stays NaN; +inf for a row without keys
+  const T above = sink - lse, less = exp(-fabs(above));  // `above` is +inf for a row without keys
   lse = (above > 0 ? sink : lse) + log1p(less);
   return (above > 0 ? less : T(1)) / (1 + less);
 }

@@ -13,7 +13,7 @@ namespace spattn::common {
 constexpr int kThreads = 1024;
 
 struct SinkGradient {
-  const void* sinks;  // (heads_q,), as lse and delta in float32 or float64
+  const void* sinks;  // (heads_q,); like lse and delta, float32 or float64
   const void* lse;
   const void* delta;  // (batch, heads_q, q_len), elements `delta_stride` apart
   void* dsinks;       // (heads_q,)
