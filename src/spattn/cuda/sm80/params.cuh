@@ -181,7 +181,7 @@ struct Pass {
 // Destinations of the gradients of captured arrays. The elements of all arrays have consecutive numbers; a launch
 // accumulates elements [begin, begin + count).
 struct Captured {
-  void* words;  // (count, 10): accumulators of captured.cuh
+  void* words;  // (count, 10): accumulators (common/accumulator.cuh)
   long long begin, count;
   long long first[SPATTN_TABLES];  // number of each array's first element
   void* direct[SPATTN_TABLES];     // gradients that are stored without an accumulator
