@@ -108,7 +108,7 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 
-// Returns how many additions the sums of a sub-tile have received, and acquires those additions.
+// Returns the number of additions to the sums of a sub-tile. An acquire load makes these additions visible.
 __device__ __forceinline__ int added_to(const int32_t* added) {
   int times;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(times) : "l"(added) : "memory");

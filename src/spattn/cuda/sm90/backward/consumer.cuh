@@ -264,8 +264,8 @@ struct Consumer {
     return false;
   }
 
-  // Sums dS for the gradients of captured arrays, while products are in flight. In shared memory dS is complete: both
-  // warpgroups have synchronized to multiply it.
+  // Sums dS for the gradients of captured arrays, while products are in flight. dS in shared memory is complete: the
+  // warpgroups have synchronized before its product with K.
   template <class Modified = Scores>
   __device__ __forceinline__ void add_to_tables(uint32_t stage) {
     if constexpr (kTableSums) {

@@ -237,7 +237,7 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._subtiles = len(subtiles.coordinates)
             self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
-        # The fused dK/dV kernel sets a flag that tells the dQ kernel whether to run, so these two never overlap.
+        # In fused mode convert.cu sets a flag that tells the dQ kernel whether to run: launches must not overlap.
         beside = [subtiles is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
         waits = [not runs for runs in (False, *beside)]
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]

@@ -49,7 +49,7 @@ struct TableSums {
   bool continues = false;
   int query;  // first query position of the last tile
 
-  // Calls visit(use, query, key) for the pair at a diagonal: column - row = `diagonal`.
+  // Calls visit(use, query, key) for each use, with the first pair of a diagonal: column - row = `diagonal`.
   template <class Visit>
   __device__ __forceinline__ static void visit_at(const TileOrigin& at, int diagonal, Visit visit) {
     const int query = at.query + max(diagonal, 0) * at.step, key = at.key + max(-diagonal, 0) * at.step;
@@ -82,7 +82,7 @@ struct TableSums {
                                               const Score::Head<float>& own) {
     int first[kCount] = {}, stride = 4;
     bool same = true;
-    for (int i = 0; i < stride && same; ++i) {  // a sample first: most tiles end here
+    for (int i = 0; i < stride && same; ++i) {  // 32 diagonals at a time: most tiles fail with the first 32
       visit_at(at, thread % 32 * 4 - 64 + i, [&](auto use, int query, int key) {
         const int element = element_of(to, use, query, key, own);
         if (i == 0) first[use.kNumber] = __shfl_sync(0xffffffff, element, 0);

@@ -190,7 +190,7 @@ struct Consumer {
     }
   }
 
-  // Adds the sinks of normalised rows, whose lse the lanes of the warp have stored.
+  // Adds the sinks to normalised rows; the warp's lanes have stored their lse in shared memory.
   __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&o)[kDim / 2]) {
     float factor[2];
     __syncwarp();

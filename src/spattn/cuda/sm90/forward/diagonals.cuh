@@ -25,7 +25,7 @@ struct Diagonals {
   alignas(8) Number numbers[kTiles][2][kCount + 16];
   Extent extent;
 
-  // A lane's numbers of a stage, which a warp computes together.
+  // A lane's share of a stage's numbers, which a warp computes together.
   struct Lane {
     Number of[kTiles][kCount / 32];
     Extent extent;

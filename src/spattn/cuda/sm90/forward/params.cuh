@@ -13,8 +13,8 @@ struct ScoreArgs;  // common/score.cuh
 namespace spattn::sm90 {
 
 // A view, as a tensor map and as token positions. maps[map] reads k or q; maps[map + 1] reads v or writes out;
-// `shift_*` is the view's origin in a map that several views share. For gathered rows, `map` is the index of its first
-// tile in the row table. `problem` is an index into Params::problems.
+// `shift_*` is the view's origin in a map that several views share. For gathered rows, `map` is the index of the view's
+// first tile in the row table. `problem` is an index into Params::problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
   int32_t half[3];  // query views: offset of the second warpgroup's TMA box from the first's

@@ -60,7 +60,7 @@ struct Producer {
   Gatherer gatherer{part};
   int task_number = blockIdx.x;  // static schedule only
 
-  // Looks up this lane's tile, that of entry e.
+  // Looks up the tile of entry e for this lane.
   __device__ __forceinline__ void load_entry(Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
