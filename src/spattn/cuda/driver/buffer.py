@@ -31,7 +31,7 @@ class Buffer:
 
 
 def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously, so that every stream sees them; return it and their addresses."""
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses)."""
     from cuda.bindings import driver
 
     offsets, total = {}, 0

@@ -1,4 +1,4 @@
-"""Score functions and sinks of calls: generated source of kernels, and device blocks of the captured values."""
+"""Score functions and sinks of calls: generated kernel source, and captured values in device memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..driver.structs import packer
 
 __all__ = ["IDENTITY", "NO_SUMS", "Binder", "BoundScore", "TableSums", "generated", "table_types"]
 
-_BLOCKS_KEPT = 256  # most recent blocks of a device; a function whose values do not change needs one
+_BLOCKS_KEPT = 256  # most recent ``ScoreArgs`` of a device; a function whose values do not change needs one
 _CODES_KEPT = 256
 
 
@@ -34,7 +34,7 @@ class BoundScore(NamedTuple):
     address : int
         Device address of the call's ``ScoreArgs``.
     owner : object
-        Keeps allocated: that memory, and copies of captured arrays, if there are any.
+        Keeps the memory at `address`, and copies of captured arrays, allocated.
     sinks : int
         Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
     """
@@ -146,7 +146,7 @@ class Binder:
         return (sinks,)
 
     def bind(self, stream: int, score: ScoreOperands | None, operands: list[Operand]) -> BoundScore:
-        """Return the score function of a call, with its values in a device block that every stream sees.
+        """Return the score function of a call, with its values in device memory, visible to every stream.
 
         `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
         """
@@ -159,7 +159,7 @@ class Binder:
         packed = self._pack(*self._values(score, operands))
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
-        if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
+        if block is None:  # kernels may still read a block that the cache drops: freeing it waits for all kernels
             block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
