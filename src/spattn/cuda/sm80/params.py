@@ -33,7 +33,7 @@ __all__ = [
     "structs_of",
 ]
 
-_BLOCKS_PER_SM = 4  # the backward splits long lists to give every SM this many
+_BLOCKS_PER_SM = 4  # the backward splits long lists to give every SM this many work items
 _ROWS_PER_BLOCK = 8  # rows per CTA of sum.cu
 
 _ARRAYS = (

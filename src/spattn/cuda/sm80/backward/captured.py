@@ -44,7 +44,7 @@ class CapturedGradients:
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
         captured = [use for use in score.program.captured if use.name == "look_up" and use.number in direct]
         self._summed = bool(direct) and all(is_summed(score.program, use) for use in captured)
-        # Accumulators of the arrays that need them: the first one of each array, and their number.
+        # Index of each array's first accumulator; the arrays that need accumulators; the number of all accumulators.
         self._first, self._accumulated, self._total = [0] * self._tables, [], 0
         for number, in_place in direct.items():
             if not in_place:

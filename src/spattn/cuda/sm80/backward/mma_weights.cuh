@@ -8,9 +8,9 @@ namespace spattn::sm80_backward {
 // Bitmask of allowed columns for each row of a thread.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile on; returns true if any pair must be
-// masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In a
-// full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
+// Finds the allowed pairs of an iteration, for rows from row `first` of the sub-tile on; returns true if any pair must
+// be masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In
+// a full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
   const unsigned* words = shared.real[place];

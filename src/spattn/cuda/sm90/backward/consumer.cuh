@@ -1,7 +1,8 @@
 // Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
-// With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
-// and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS are transposed.
+// With rows R1 of q or k, R2 of dout or v, and columns C1 and C2 of the other two: S = R1 C1', P = 2^(scale S - lse),
+// dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1 and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS
+// are transposed.
 #pragma once
 
 #include "sm90/backward/results.cuh"

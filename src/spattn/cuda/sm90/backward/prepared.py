@@ -43,7 +43,7 @@ __all__ = ["Ready", "prepare"]
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
 _LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
-_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many
+_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many work items
 # In a fused backward, items add to the dQ of a head one after another. They hardly wait if concurrent items are at most
 # _MOST_APART item lengths apart and if the pipeline fills within the share _MOST_FILLING of the run time. A fused
 # product of sub-tiles takes up to _SLOWER times as long as one in separate kernels; a window of ±256 still takes 0.58
