@@ -169,7 +169,7 @@ def memory(call: Call) -> int:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """Plan in the device's tile shape; split long lists so that the heads occupy all SMs.
+    """Plan in the device's tile shape; split long key tile lists so that the work items occupy all SMs.
 
     A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
     """
@@ -178,10 +178,10 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-    """Return the groups of calls that can share a launch, each as plans by call index; log the others.
+    """Return the groups of calls that can share a launch, each as {call index: plan}; log the other calls.
 
-    `calls` maps an index to a call, its plan and whether that plan must be kept. A group has one device, dtype and
-    class of head dimensions, and runs on GPUs with the Hopper kernels.
+    `calls` maps an index to a call, its plan and whether that plan must be kept. The calls of a group share device,
+    dtype and class of head dimensions. Only the Hopper kernels have grouped launches.
     """
     found: dict[tuple[Any, ...], dict[int, Member]] = {}
     for number, (call, plan, kept) in calls.items():
@@ -209,7 +209,7 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
 
 
 def prepare_masked(call: Call, chosen: MaskedPattern) -> PreparedForward:
-    """Return a cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
+    """Return a cached dispatch of calls with a dynamic mask; each call reads the mask's device arrays."""
     gpu = device.get(call.kind.ordinal(call.q))
     launcher = families.of_call(call, gpu).launcher
     if launcher is None:

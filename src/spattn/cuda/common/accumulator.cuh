@@ -1,10 +1,10 @@
-// Exact sums: fixed-point numbers of 320 bits, added to by integer atomics, which have no order.
+// Exact sums in fixed point. Integer atomics accumulate them, so that the order of the additions does not matter.
 #pragma once
 
 namespace spattn {
 
-// Word w of an accumulator holds multiples of 2^(32 w - 160), the last one flags. Bits below 2^-160 are dropped;
-// magnitudes from 2^127 on are infinite. A word has room for 2^31 additions.
+// Word w of an accumulator counts units of 2^(32 w - 160); the last word holds flags of NaN and infinity. Bits below
+// 2^-160 are dropped; magnitudes from 2^127 on count as infinite. A word has room for 2^31 additions.
 constexpr int kValueWords = 9, kWords = kValueWords + 1, kLowest = -160;
 constexpr unsigned long long kPositive = 1, kNegative = 2, kNaN = 4;
 
@@ -18,9 +18,9 @@ __device__ inline void add_exactly(unsigned long long* words, double x) {
     atomicOr(words + kValueWords, nan ? kNaN : negative ? kNegative : kPositive);
     return;
   }
-  int place = exponent - 1075 - kLowest;  // of the mantissa's last bit
+  int place = exponent - 1075 - kLowest;  // of the mantissa's lowest bit
   if (place <= -53) return;
-  unsigned long long mantissa = fraction | 1ull << 52;  // not that of a denormal, which has been dropped
+  unsigned long long mantissa = fraction | 1ull << 52;  // x is normal: the previous line dropped denormals
   if (place < 0) mantissa >>= -place, place = 0;
   const int word = place / 32, shift = place % 32;
   const unsigned long long low = mantissa << shift;
@@ -38,7 +38,7 @@ __device__ inline void add_exactly(unsigned long long* words, float x) {
     atomicOr(words + kValueWords, nan ? kNaN : bits >> 31 ? kNegative : kPositive);
     return;
   }
-  const int place = max(static_cast<int>(exponent), 1) - 150 - kLowest;  // of the mantissa's last bit
+  const int place = max(static_cast<int>(exponent), 1) - 150 - kLowest;  // of the mantissa's lowest bit
   const unsigned long long mantissa = exponent ? fraction | 1u << 23 : fraction, shifted = mantissa << place % 32;
   const unsigned long long pieces[2] = {shifted & 0xffffffffu, shifted >> 32};
 #pragma unroll
@@ -47,21 +47,21 @@ __device__ inline void add_exactly(unsigned long long* words, float x) {
   }
 }
 
-// Returns the number that an accumulator holds, within an ulp or two, whatever the order of the additions was.
+// Returns the value of an accumulator, within an ulp or two; it does not depend on the order of the additions.
 __device__ inline double accumulated(const unsigned long long* words) {
   const unsigned long long flags = words[kValueWords];
   if (flags) {
     const double infinite = __longlong_as_double(0x7ff0000000000000ll);
     return flags == kPositive ? infinite : flags == kNegative ? -infinite : infinite - infinite;
   }
-  long long digits[kValueWords], carry = 0;  // 32 bits each, the last one with the sign
+  long long digits[kValueWords], carry = 0;  // digits of 32 bits; the last one has the sign
   for (int w = 0; w < kValueWords; ++w) {
     digits[w] = static_cast<long long>(words[w]) + carry;
     carry = digits[w] >> 32;
     if (w + 1 < kValueWords) digits[w] &= 0xffffffffll;
   }
   const bool negative = digits[kValueWords - 1] < 0;
-  if (negative) {  // the magnitude
+  if (negative) {  // negate
     carry = 0;
     for (int w = 0; w < kValueWords; ++w) {
       digits[w] = carry - digits[w];

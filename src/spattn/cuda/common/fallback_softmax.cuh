@@ -1,17 +1,17 @@
 // Float64 fallback: softmax attention of rows that tile kernels cannot compute, key by key.
 //
-// Subtracts dot products before scaling: differences of dot products are exact to 2^-53 of their magnitude, fused or
-// not. A score rounded to float32, or a fused product minus a rounded one, is off by up to |score| / 2^24; from about
-// 2^30 on its exponent is meaningless.
+// Subtracts the largest dot product of the row before scaling. Differences of float64 dot products are exact to 2^-53
+// of the dot products' magnitude. Scores in float32 are off by up to |score| / 2^24, whether rounded before the
+// subtraction or fused into it: from about 2^30 on, the weights would be meaningless.
 #pragma once
 #include "common/element.cuh"
 #include "common/warp.cuh"
 
 namespace spattn {
 
-// Scores (base 2) of at least this magnitude take the float64 fallback. A tile kernel subtracts one rounded maximum
-// from all exponents of a row; that rounding error cancels if the weights stay in range, at worst float16's. Below this
-// limit it is half an ulp, at most 1.
+// Scores (base 2) of at least this magnitude take the float64 fallback. A tile kernel subtracts the same rounded
+// maximum from all scores of a row. Its rounding error scales all weights of the row alike and cancels, as long as no
+// weight leaves the range of its type (the narrowest is float16). Below this limit the error is half an ulp, at most 1.
 template <typename T>
 constexpr T kFarLogit = sizeof(T) == 4 ? T(1ll << 24) : T(1ll << 53);
 

@@ -3,15 +3,16 @@
 //
 //   ScoreArgs                                  captured numbers and arrays of a call
 //   Score::Head<T>                             values that are the same for all pairs of a batch entry and query head
-//   Score::open<T>(args, offset, batch, head)  computes them; `offset` is kv_len - q_len
+//   Score::open<T>(args, offset, batch, head)  computes a Head; `offset` is kv_len - q_len
 //   Score::value, Score::derivative            take the scaled score (natural units), the positions of query and key,
 //                                              and a Head
 //   Score::inside                              whether value<true>(), which checks no index, may be used in a tile
 //   Score::kRelative                           value() and derivative() depend on positions by key - query alone
-//   Score::kDiagonal                           value() does by one number, which diagonal() computes and value_on() takes
+//   Score::kDiagonal                           value() depends on positions by one number only: diagonal() computes it,
+//                                              value_on() takes it
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //
-// Kernels apply them before the mask, so the result for a masked pair is arbitrary.
+// Kernels apply value() and derivative() before the mask, so that their results for masked pairs may be arbitrary.
 #pragma once
 
 #include "common/element.cuh"

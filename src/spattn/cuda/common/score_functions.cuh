@@ -1,9 +1,9 @@
 // Functions of generated score functions (score/source.py), for nvcc and, in tests, for g++.
 //
-// In float on the GPU, tanh and sigmoid have an absolute error of a few 2^-24, the rounding error of results near 1; the
-// others are those of the CUDA C++ Programming Guide, within a few ulp. Quotients by what is the same for all pairs of a
-// head are products with a reciprocal, within 1.5 ulp. score_tanh(x, y) is y tanh(x / (2 log2 e)): the generated code
-// multiplies the factor of x into others.
+// In float on the GPU, tanh and sigmoid have an absolute error of a few 2^-24, the rounding error of results near 1.
+// The other functions are CUDA's, within a few ulp (CUDA C++ Programming Guide). If a divisor is the same for all pairs
+// of a head, a quotient is a product with its reciprocal, within 1.5 ulp. score_tanh(x, y) is y tanh(x / (2 log2 e)):
+// the generated code folds the factor 2 log2 e of x into other constants.
 #pragma once
 
 #include <math.h>
@@ -23,19 +23,19 @@ namespace spattn {
 // What the index of an array element depends on, besides the batch entry and the query head.
 enum class ScoreScope { head, query, key, diagonal, pair };
 
-// The uses of captured arrays that need a gradient.
+// The reads (uses) of captured arrays that need a gradient.
 template <class... Use>
 struct ScoreUses {
   static constexpr int kCount = sizeof...(Use);
 
-  // Calls visit(Use()) for each of them.
+  // Calls visit(Use()) for each use.
   template <class Visit>
   static SPATTN_SCORE void for_each(Visit visit) {
     (visit(Use()), ...);
   }
 };
 
-// Elements of captured arrays that C++ has no type for, as bits.
+// Elements of captured arrays of 16-bit types, which C++17 lacks, as bits.
 struct Float16 {
   uint16_t bits;
 };
@@ -69,7 +69,7 @@ SPATTN_SCORE float score_maximum(float a, float b) {
   return y;
 }
 
-// Reads what no kernel writes: the compiler may share and reorder such loads.
+// Loads from memory that no kernel writes: the compiler may share and reorder such loads.
 template <class T>
 SPATTN_SCORE T score_read(const T& x) {
   return __ldg(&x);
@@ -123,7 +123,7 @@ SPATTN_SCORE float score_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x
 SPATTN_SCORE double score_sign(double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x; }
 SPATTN_SCORE int score_sign(int x) { return (x > 0) - (x < 0); }
 
-// Python's // and %, rounded down; 0 for a divisor of 0.
+// Python's // and % of integers, rounded down; 0 for a divisor of 0.
 SPATTN_SCORE int score_floordiv(int a, int b) {
   if (b == 0) return 0;
   if (b == -1) return int(0u - unsigned(a));
@@ -136,7 +136,7 @@ SPATTN_SCORE int score_mod(int a, int b) {
   return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0);
 }
 
-// As NumPy computes them: infinity or NaN for a divisor of 0.
+// NumPy's // and % of floating-point numbers: infinity or NaN for a divisor of 0.
 SPATTN_SCORE float score_remainder(float a, float b) { return fmodf(a, b); }
 SPATTN_SCORE double score_remainder(double a, double b) { return fmod(a, b); }
 SPATTN_SCORE float score_floor(float x) { return floorf(x); }
@@ -153,7 +153,7 @@ SPATTN_SCORE T score_floordiv(T a, T b) {
   return quotient - down > T(0.5) ? down + T(1) : down;
 }
 
-// Nothing comes from where nothing goes to, whatever the derivative is.
+// Chain rule: adjoint `a` times derivative `b`; 0 if the adjoint is 0, even if the derivative is infinite or NaN.
 template <class T>
 SPATTN_SCORE T score_adjoint(T a, T b) {
   return a == T(0) ? T(0) : a * b;
@@ -167,7 +167,7 @@ SPATTN_SCORE T score_nan() {
 // Negative indices count from the end.
 SPATTN_SCORE int score_index(int index, int size) { return index + (index < 0 ? size : 0); }
 
-// Intervals of integers.
+// Bounds of integer intervals, for Score::inside().
 SPATTN_SCORE long long score_sum(long long a, long long b) { return a + b; }
 SPATTN_SCORE long long score_smaller(long long a, long long b) { return a < b ? a : b; }
 SPATTN_SCORE long long score_larger(long long a, long long b) { return a > b ? a : b; }
@@ -200,20 +200,20 @@ SPATTN_SCORE E score_number(E x) {
   return x;
 }
 
-// The first element of a captured array; an empty one has address 0, and any memory that may be read will do.
+// Returns a captured array's first element. For an empty array, whose address is 0, returns `any`, readable memory.
 template <class E>
 SPATTN_SCORE const E* score_start(const uint64_t& address, const void* any) {
   const uint64_t at = score_read(address);
   return static_cast<const E*>(at ? reinterpret_cast<const void*>(at) : any);
 }
 
-// An element of a captured array, as T (float or double), int or bool.
+// Loads an element of a captured array as T: float or double, int or bool.
 template <class T, class E>
 SPATTN_SCORE T score_load(const E* at) {
   return T(score_read(*at));
 }
 
-// Integers of the graph have 32 bits; others are out of the range of every index.
+// Integers of score functions have 32 bits. A wider value becomes INT32_MIN, which no index range contains.
 template <class T>
 SPATTN_SCORE T score_load(const int64_t* at) {
   const int64_t x = score_read(*at);

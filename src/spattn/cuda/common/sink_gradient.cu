@@ -13,9 +13,9 @@ namespace spattn::common {
 constexpr int kThreads = 1024;
 
 struct SinkGradient {
-  const void* sinks;  // (heads_q,), as lse and delta in float32 or float64
+  const void* sinks;  // (heads_q,); like lse and delta, float32 or float64
   const void* lse;
-  const void* delta;  // of the row statistics, (batch, heads_q, q_len), `delta_stride` elements apart
+  const void* delta;  // (batch, heads_q, q_len), elements `delta_stride` apart
   void* dsinks;       // (heads_q,)
   long long lse_batch, lse_head, lse_token;
   long long delta_stride;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sink_gradient(const __gri
     const long long batch = row / p.q_len, query = row % p.q_len;
     const Sum lse = static_cast<const Sum*>(p.lse)[batch * p.lse_batch + head * p.lse_head + query * p.lse_token];
     const long long place = (batch * p.heads_q + head) * p.q_len + query;
-    const double weight = sink == lse ? 1 : exp(double(sink) - double(lse));  // also where both are +inf
+    const double weight = sink == lse ? 1 : exp(double(sink) - double(lse));  // inf - inf would be NaN
     sum -= weight * double(static_cast<const Sum*>(p.delta)[place * p.delta_stride]);
   }
   sum = warp_sum(sum);

@@ -82,10 +82,10 @@ cdef class Launch:
     counter_at : int, optional
         Offset in `params` at which start() stores the address of a task counter.
     moving : Moving, optional
-        Fields of `params` that depend on kv_len, with their values for `moving.moved`.
+        Fields of `params` that depend on kv_len; `params` holds their values for `moving.moved`.
     early : bool
-        Programmatic dependent launch: the kernel calls griddepcontrol.wait itself. Ignored by drivers that cannot
-        capture it.
+        Programmatic dependent launch: the kernel calls griddepcontrol.wait itself. Ignored if the driver cannot
+        capture such launches in a graph.
     """
 
     cdef Config config

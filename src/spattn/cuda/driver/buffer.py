@@ -31,7 +31,7 @@ class Buffer:
 
 
 def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously, so that every stream sees them; return it and their addresses."""
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses)."""
     from cuda.bindings import driver
 
     offsets, total = {}, 0
@@ -48,7 +48,7 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
 
 
 def clear(pointer: int, nbytes: int, stream: int) -> None:
-    """Enqueue zeros."""
+    """Enqueue a memset to 0."""
     from cuda.bindings import driver
 
     if nbytes:
@@ -75,7 +75,7 @@ def _free(device: Device, allocation: Any) -> None:
 
 @contextmanager
 def _beside_captures() -> Iterator[None]:
-    """Allow driver calls that would otherwise invalidate a graph capture, during which garbage collection may run."""
+    """Allow driver calls that would otherwise invalidate a graph capture; garbage collection may run during one."""
     from cuda.bindings import driver
 
     function, relaxed = "cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

@@ -50,7 +50,7 @@ def cubin(
 
 
 def target(arch: str) -> tuple[str, ...]:
-    """Return nvcc's options for one architecture's machine code; ``a`` architectures need the long form."""
+    """Return nvcc's options for one architecture's machine code."""
     return ("-gencode", f"arch=compute_{arch.removeprefix('sm_')},code={arch}")
 
 

@@ -23,7 +23,7 @@ _NOTHING = Nothing()
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 _started = False  # True if this process, or an ancestor before a fork, initialised CUDA
-_forked = False  # True if an ancestor did
+_forked = False  # True if an ancestor initialised CUDA
 
 
 def _after_fork() -> None:
@@ -98,8 +98,8 @@ class Device:
             return current_context(self._current)
 
     def made_current(self) -> Device | Nothing:
-        """Return a context manager that makes the primary context current, in the process that owns CUDA; cheaper than
-        ``with device`` if the context already is current."""
+        """Return a context manager that makes the primary context current; cheaper than ``with device`` if it already
+        is. The caller has called :func:`require_owner`."""
         return _NOTHING if current_context(self._current) == self._handle else self
 
     def is_capturing(self, stream: int) -> bool:
@@ -157,7 +157,7 @@ def address(name: str) -> int:
 
 
 def initialise() -> None:
-    """Initialise the CUDA driver API without a context; raise RuntimeError in a process forked after it initialised
+    """Initialise the CUDA driver API without a context; raise RuntimeError in a process forked after spattn initialised
     CUDA, CudaError if the driver fails."""
     global _started
     require_owner()

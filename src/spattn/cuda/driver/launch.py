@@ -35,7 +35,7 @@ class Moving(NamedTuple):
     moved_at : int
         Offset of `moved` in the parameters.
     maps : list of (int, int, int)
-        Of each tensor map: offset in the parameters, base address for `moved` = 0, bytes to add per additional key.
+        Offset in the parameters, base address for `moved` = 0, and bytes per additional key, of each tensor map.
     """
 
     replace: int

@@ -36,7 +36,7 @@ class BackwardPass:
     dsinks : int
         Address of the gradients of the sinks, (heads_q,) in the dtype of lse; 0 without sinks.
     table_sums : TableSums
-        What a fused backward may add up for the gradients of captured arrays.
+        Accumulators of the gradients of captured arrays, which a fused backward may use.
     """
 
     device: Device

@@ -58,7 +58,7 @@ def check(call: Call, selection: DynamicMask) -> Form:
 
 
 def _plan(call: Call, selected: MaskedPattern, form: Form, sms: int) -> Plan:
-    """Plan the pattern in query tiles no larger than the mask's query blocks."""
+    """Plan the pattern in query tiles of 64 rows if the mask has query blocks that 128 does not divide, else of 128."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)

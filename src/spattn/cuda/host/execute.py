@@ -227,7 +227,7 @@ class Backward(_Dispatch):
         return results if score is None else self.of_score(results)
 
     def of_score(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return (dq, dk, dv, the gradients of all captured arrays, None for those that are not wanted, dsinks)."""
+        """Return (dq, dk, dv, gradients of the captured arrays, dsinks); a gradient that is not wanted is None."""
         dq, dk, dv, *rest = results
         dsinks = rest.pop() if self.binder.has_sinks else None
         found = dict(zip(self._wanted, rest, strict=True))
@@ -297,7 +297,8 @@ def nothing(call: Call) -> PreparedForward:
 
 
 def no_gradients(call: Call) -> Callable[..., tuple[Any, ...]]:
-    """Return gradients of zero, for calls without queries, heads or keys; a sink has that of the rows' lse."""
+    """Return zeros as gradients, for calls without queries, heads or keys; dsinks is the sum of `dlse` over the rows,
+    since each row's lse is the sink."""
     found = [(tuple(map(int, x.shape)), call.dtype, 0.0) for x in (call.q, call.k, call.v)]
     score = call.score
     if score is None:

@@ -69,13 +69,13 @@ class GradientLaunches(Protocol):
 
 
 class Launcher(Protocol):
-    """Prepares launches that PyTorch calls cache by address, grouped launches, and dynamic masks; the device's context
-    is current.
+    """Prepares launches that PyTorch calls cache by address, grouped launches and launches with dynamic masks. The
+    device's context must be current.
 
     Attributes
     ----------
     alignment : int
-        Bytes of which the addresses of all arrays must be multiples.
+        Required alignment of the addresses of all arrays, in bytes.
     """
 
     alignment: int
@@ -94,7 +94,7 @@ class Launcher(Protocol):
         """Plan calls with one key: choose their tiles, and which lists to split."""
 
     def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
-        """Return launches, in order, each with its call indices; omit calls whose arrays these cannot address."""
+        """Return launches, in order, each with its call indices; omit calls whose arrays the kernels cannot address."""
 
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels
@@ -109,12 +109,12 @@ class CapturedGradients(Protocol):
         """The arrays that need a gradient."""
 
     def begin(self, call: BackwardPass) -> None:
-        """Prepare for the backward of a call: start to compile the kernel in another thread, for which :meth:`enqueue`
-        waits, and set the call's `table_sums` if a fused backward may compute the gradients."""
+        """Prepare for the backward of a call: start to compile the kernel in another thread, which :meth:`enqueue`
+        joins, and set the call's `table_sums` if a fused backward may compute the gradients."""
 
     def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
-        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays, and `nonfinite` is what the backward
-        has returned. The context must be current."""
+        """Enqueue all kernels; `results` are the gradients of the `wanted` arrays, `nonfinite` is the return value of
+        :meth:`Family.backward`. The context must be current."""
 
 
 class Family(Protocol):
@@ -152,6 +152,6 @@ class Family(Protocol):
         Returns
         -------
         int
-            Unless 0, the backward has added the gradients of captured arrays to the call's `table_sums`, and this is
-            the address of a device flag that is 0 if they are finite.
+            0 if the backward computes no gradients of captured arrays. Otherwise it adds them to the call's
+            `table_sums`, and this is the address of a device flag that is 0 if they are finite.
         """

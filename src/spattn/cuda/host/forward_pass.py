@@ -33,7 +33,7 @@ class ForwardPass:
     score : BoundScore
         Score function and sinks.
     packed : int
-        Query heads whose rows are packed as those of one head of `q` and `out`.
+        Number of query heads packed into each head of `q` and `out`; 1 without packing.
     """
 
     device: Device
@@ -83,8 +83,8 @@ class ForwardPass:
 
 
 def fold_scale(scale: float) -> tuple[float, int]:
-    """Return the scale's magnitude in base 2 and its sign, which kernels apply before the mask: −∞ times 0 or −1 is not
-    −∞.
+    """Return the scale's magnitude in base 2, and its sign. Kernels apply the sign before the mask: a factor of 0 or −1
+    would change the mask's −∞.
 
     A magnitude below float32's normal range counts as zero: it changes scores by less than rounding.
     """

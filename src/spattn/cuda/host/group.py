@@ -1,6 +1,6 @@
 """Grouped launches of PyTorch calls: one launch per query tile size.
 
-Everything that depends on plans, shapes, strides and dtypes only is computed once; launches are cached by address, as
+Everything that depends only on plans, shapes, strides and dtypes is computed once; launches are cached by address, as
 for single calls (:mod:`spattn.cuda.host.repeat`).
 """
 
@@ -35,7 +35,8 @@ Computed = list[tuple[Any, Any] | None]
 
 
 def why_alone(call: Call, plan: Plan | None, family: Family | None) -> str | None:
-    """Return why a call cannot join a group, or None. Its plan may not exist yet; `family` is that of its GPU."""
+    """Return why a call cannot join a group, or None. `plan` is None if the group may choose another; `family` is None
+    for arrays that are not on a GPU."""
     if call.kind.name != "torch" or family is None:
         return f"a group requires PyTorch tensors on a GPU, got {call.kind.name} arrays on {call.device}"
     if 0 in call.out_shape or call.kv_len == 0:
@@ -70,7 +71,7 @@ class OneLaunch:
         stream: int,
         device: Device,
     ) -> tuple[Computed, Any, list[Launch], list[Launch]]:
-        """Allocate results and workspace; return both, the first attention launch, and its dependent launches."""
+        """Allocate results and workspace; return both, the first attention launch, and the launches after it."""
         wide, computed = self._torch.float32, []
         key: list[Any] = []
         try:
@@ -168,7 +169,7 @@ class Group:
         return results
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
-        """Return launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""
+        """Return launches without the calls `odd`, whose current tensors TMA cannot read or are negated views."""
         key = tuple(odd)
         found = self._subsets.get(key)
         if found is None:

@@ -1,8 +1,8 @@
 """Cached dispatch of repeated PyTorch calls: allocate the results, look up addresses, launch.
 
-Everything that depends on plan, shapes, strides, dtype and device only is computed once; launches are cached by
-address. A length-polymorphic plan is uploaded once, with the change of `kv_len` in its kernel parameters: a generation
-step copies nothing.
+Everything that depends only on plan, shapes, strides, dtype and device is computed once; launches are cached by
+address. A length-polymorphic plan is uploaded once; kernel parameters hold the change of `kv_len`, so that a decoding
+step copies nothing to the device.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class RepeatedBackward:
         self._empty_like, self._bytes, self._operand = self._types.empty_like, self._types.uint8, torch.operand
         self._ready: GradientLaunches | None = None
         self._alignment = 1
-        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: its input's
+        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of dq, dk, dv; None: like q, k, v
         self._launches = BoundedCache(LAUNCHES_KEPT)
 
     def __call__(

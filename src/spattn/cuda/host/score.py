@@ -1,4 +1,4 @@
-"""Score functions and sinks of calls: generated source of kernels, and device blocks of the captured values."""
+"""Score functions and sinks of calls: generated kernel source, and captured values in device memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..driver.structs import packer
 
 __all__ = ["IDENTITY", "NO_SUMS", "Binder", "BoundScore", "TableSums", "generated", "table_types"]
 
-_BLOCKS_KEPT = 256  # most recent blocks of a device; a function whose values do not change needs one
+_BLOCKS_KEPT = 256  # most recent ``ScoreArgs`` of a device; a function whose values do not change needs one
 _CODES_KEPT = 256
 
 
@@ -34,7 +34,7 @@ class BoundScore(NamedTuple):
     address : int
         Device address of the call's ``ScoreArgs``.
     owner : object
-        Keeps that memory allocated, and copies of arrays, if the call's arrays need any.
+        Keeps the memory at `address`, and copies of captured arrays, allocated.
     sinks : int
         Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
     """
@@ -53,9 +53,9 @@ class TableSums(NamedTuple):
     text : str
         Generated C++ as in :class:`BoundScore`, with ``Score::Uses``; empty if the backward does not sum.
     words : int
-        Device address of the accumulators (accumulator.cuh), which are zero.
+        Device address of the accumulators (accumulator.cuh), set to zero before the backward.
     first : tuple of int
-        Accumulator of the first element of each captured array.
+        Index of the accumulator of each captured array's first element.
     """
 
     text: str = ""
@@ -86,8 +86,8 @@ def table_types(call: Call) -> tuple[TableType, ...]:
 
 
 class Binder:
-    """Binds the values of a score function and of sinks, for calls that have the function of `call`, on one device;
-    without `device` it only checks them."""
+    """Binds captured values and sinks on one device, for calls with the score function of `call`; without `device` it
+    only checks them."""
 
     def __init__(self, call: Call, device: Device | None = None):
         self._device: Any = device
@@ -146,7 +146,7 @@ class Binder:
         return (sinks,)
 
     def bind(self, stream: int, score: ScoreOperands | None, operands: list[Operand]) -> BoundScore:
-        """Return the score function of a call, with its values in a device block that every stream sees.
+        """Return the score function of a call, with its values in device memory, visible to every stream.
 
         `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
         """
@@ -159,20 +159,20 @@ class Binder:
         packed = self._pack(*self._values(score, operands))
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
-        if block is None:  # freeing memory waits for all kernels, so that they may read blocks that the cache drops
+        if block is None:  # kernels may still read a block that the cache drops: freeing it waits for all kernels
             block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
 
     def bound(self, stream: int, score: ScoreOperands | None) -> BoundScore:
         """Check and bind the score function of a call on device arrays, which the result keeps allocated."""
-        with self._device:  # not made_current(): PyCUDA allocates in a context of its own stack
+        with self._device:  # not made_current(): PyCUDA allocates only in a context that it has pushed
             arrays = self.check(score)
             found = self.bind(stream, score, list(map(self._kind.operand, arrays)))
         return found._replace(owner=(found.owner, arrays))
 
     def unbound(self) -> BoundScore:
-        """Return what launches are prepared for: the source, and whether there are sinks."""
+        """Return a score without addresses, for preparing launches: the source, and `sinks` = 1 if there are any."""
         return BoundScore(self.text, sinks=int(self.has_sinks))
 
     def _values(self, score: ScoreOperands, operands: list[Operand]) -> list[float]:

@@ -21,7 +21,7 @@ _pack = packer(SINK_GRADIENT).pack
 
 
 def sink_macros(sinks: int) -> dict[str, object]:
-    """Return the macros of a forward kernel for the address of a call's sinks; none without sinks."""
+    """Return the macros of a forward kernel, given the address of a call's sinks; none without sinks."""
     return {"SPATTN_SINKS": 1} if sinks else {}
 
 

@@ -1,6 +1,6 @@
 """Compute capability 10.0 and later, which run the portable kernels.
 
-Kernels for tcgen05 are to be a :class:`~spattn.cuda.host.family.Family` here, with an entry in
+Kernels for tcgen05 would be a :class:`~spattn.cuda.host.family.Family` in this package, listed in
 :mod:`spattn.cuda.families`.
 """
 

@@ -32,13 +32,13 @@ def load_captured(device: Device, own: Variant, text: str, tables: int) -> Kerne
 
 
 def compile_captured(device: Device, own: Variant, text: str, tables: int) -> None:
-    """Compile that kernel, from any thread, so that :func:`load_captured` finds it in the cache on disk."""
+    """Compile the kernel that :func:`load_captured` returns, from any thread, into the cache on disk."""
     compile.cubin(own.source, device.arch, own.macros, structs_of(own.source, tables), text)
 
 
 @functools.cache
 def load_common(device: Device, source: str, dtype: str, sinks: bool = False) -> Kernel:
-    """Return a kernel that depends on the dtype, and on whether there are sinks, only."""
+    """Return a kernel that depends only on the dtype and on whether there are sinks."""
     own = variant(source, dtype)
     return _kernel(device, own.source, own.macros | sink_macros(sinks))
 

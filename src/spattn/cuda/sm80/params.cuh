@@ -178,18 +178,18 @@ struct Pass {
 };
 
 #if SPATTN_TABLES
-// Where gradients of captured arrays go. The elements of all arrays are numbered together; a launch accumulates those
-// from `begin` on.
+// Destinations of the gradients of captured arrays. The elements of all arrays have consecutive numbers; a launch
+// accumulates elements [begin, begin + count).
 struct Captured {
-  void* words;  // (count, 10): accumulators of captured.cuh
+  void* words;  // (count, 10): accumulators (common/accumulator.cuh)
   long long begin, count;
   long long first[SPATTN_TABLES];  // number of each array's first element
   void* direct[SPATTN_TABLES];     // gradients that are stored without an accumulator
 };
 #endif
 
-// Parameters of captured.cu: accumulators, and the numbers that they hold. If `gate` is neither null nor 0, `exact`
-// replaces `words`.
+// Parameters of captured.cu, which converts accumulators to numbers. It reads `words`, or `exact` if the device flag
+// `gate` is set; `gate` may be null.
 struct Accumulated {
   const void* words;
   const void* exact;
@@ -208,7 +208,7 @@ struct Params {
   Pass pass;
   int heads_q, heads_kv, q_len, head_dim, head_dim_v;
   ScoreParams score;
-  const int* gate;  // device flag, or null; 0 skips the kernel
+  const int* gate;  // null, or a device flag: the kernel does nothing if it is 0
 #if SPATTN_TABLES
   Captured captured;
 #endif

@@ -33,7 +33,7 @@ __all__ = [
     "structs_of",
 ]
 
-_BLOCKS_PER_SM = 4  # the backward splits long lists to give every SM this many
+_BLOCKS_PER_SM = 4  # the backward splits long lists to give every SM this many work items
 _ROWS_PER_BLOCK = 8  # rows per CTA of sum.cu
 
 _ARRAYS = (
@@ -140,8 +140,8 @@ _IDENTITY = _pack_score(0, 0.0, 0)
 
 
 def structs_of(source: str, tables: int = 0) -> Mapping[str, np.dtype]:
-    """Return the dtypes of the structs that a kernel file shares with this module; `tables` is the number of captured
-    arrays, of a kernel that accumulates their gradients."""
+    """Return the dtypes of the structs that a kernel file shares with this module. `tables` is the number of captured
+    arrays if the kernel accumulates their gradients, else 0."""
     if tables:
         own = captured_dtype(tables)
         params = [(name, kind) for name, (kind, *_) in (BACKWARD_PARAMS.fields or {}).items()]
@@ -309,8 +309,8 @@ def pack_backward(
     values: tuple[Operand, int] | None,
     gate: int = 0,
 ) -> bytes:
-    """Pack ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results, each with its workspace, and the
-    kernel does nothing if the device flag at address `gate` is 0."""
+    """Pack ``Params`` for the dK/dV or dQ kernel. `scores` and `values` are results, each with its workspace. `gate` is
+    0 or the address of a device flag; the kernel does nothing if the flag is 0."""
     batch, heads_q, q_len, head_dim = call.q.shape
     nothing = Operand(0, (), (0, 0, 0, 0))
     to_values, partial = values or (nothing, 0)

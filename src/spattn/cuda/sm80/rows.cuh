@@ -8,9 +8,10 @@ namespace spattn::sm80 {
 
 constexpr int kLoadUnroll = 4;  // copies whose addresses are computed together
 
-// Returns the swizzled offset, in 16-byte chunks, of a chunk in a tile with kChunks chunks per row. One chunk of eight
-// consecutive rows falls into eight bank groups, as ldmatrix and row-wise reads need. If a row has an odd number of
-// 64-byte half-lines, rows alternate between the halves of a 128-byte line, and four swizzle values suffice.
+// Returns the swizzled offset, in 16-byte chunks, of a chunk in a tile with kChunks chunks per row. The same chunk of
+// eight consecutive rows falls into eight different bank groups, as ldmatrix and row-wise reads need. If a row has an
+// odd number of 64-byte half-lines, rows alternate between the halves of a 128-byte line, and four swizzle values
+// suffice.
 template <int kChunks>
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
   static_assert(kChunks % 4 == 0, "rows of whole 64-byte half-lines");

@@ -54,7 +54,7 @@ struct Mask {
 
   __device__ __forceinline__ bool allows(int column) const { return bits >> column & 1; }
 
-  // Sets the other columns of row half `half` of an atom to `masked`.
+  // Sets columns that are not allowed to `masked`, in row g (`half` = 0) or g + 8 (1) of an atom.
   template <int kAtoms8>
   __device__ __forceinline__ void apply(float (&s)[kAtoms8][4], int half, float masked) const {
     const int shift = 2 * (threadIdx.x % 4);

@@ -19,7 +19,7 @@ __all__ = [
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # head dimensions with compiled mma.sync kernels; others are zero-padded
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 KEYS = 64  # keys per iteration of the forward
-_STEPS = 3  # iterations of the backward that ``Shared`` describes (kSteps)
+_STEPS = 3  # iterations described in the backward's ``Shared`` (kSteps)
 _FFMA_SIDE = 32  # rows per CTA, and features per pass, of the backward's FFMA kernel
 _WIDEST = 256  # maximum of dK's plus dV's features: 128 registers per thread
 _RESERVED = 1024  # shared memory that CUDA reserves per CTA, in bytes
@@ -44,7 +44,7 @@ def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]
 
     For 16-bit types, two 16-row atoms per warp halve the shared-memory reads per product, which bound mma.sync; above
     128 columns their accumulators exceed the registers, so tiles have half the rows. Other types take as many rows as
-    fit in shared memory, since all rows reuse the same reads of K and V, and in float64 in registers.
+    fit in shared memory, in float64 also in registers, since all rows reuse the same reads of K and V.
     """
     heights = [height for height in (128, 64, 32) if height <= _most_rows(dtype, head_dim)]
     dims = [_padded(dtype, head_dim)] * 2
@@ -151,7 +151,7 @@ def backward_variants(
 def captured_variant(
     dtype: str, precision: str | None, head_dim: int, head_dim_v: int, aligned: bool, tables: int, shared_bytes: int
 ) -> Variant:
-    """Return the kernel for gradients of captured arrays, of which there are `tables`: the dQ kernel without sums."""
+    """Return the kernel for gradients of `tables` captured arrays: a dQ kernel that accumulates these instead of dQ."""
     (own,) = backward_variants(dtype, precision, head_dim, head_dim_v, False, aligned, shared_bytes)
     macros = own.macros | {"SPATTN_TABLES": tables}
     if "SPATTN_ROWS" not in macros:

@@ -114,9 +114,9 @@ class Maps:
         joint: bool,
         moves: bool = False,
     ) -> None:
-        """Append a problem's maps: for each batch entry, or once if `joint` (batch and head form one axis), each spec
-        over the operands of the given numbers. Its pointers are those of its operands, then `moved`. With `moves`, maps
-        with an offset are shifted by `moved` keys."""
+        """Append a problem's maps: one per batch entry, spec and operand of that spec. If `joint`, batch and head form
+        one axis, and one map serves all batch entries. The problem's pointers are the addresses of its operands, then
+        `moved`, a number of keys; with `moves`, it shifts the maps whose spec has an offset."""
         at, first = self._image.ctypes.data, len(self._pointers)
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for own, numbers in specs:

@@ -1,4 +1,4 @@
-// Formula    target = the numbers that exact accumulators hold.
+// Formula    target = the value of each exact accumulator.
 // Grid       one thread per element, flat.
 // Target     compute capability 8.0 and later.
 // Types      float32, float64.

@@ -1,7 +1,7 @@
-// Gradients of captured arrays: sums of contributions of pairs, in any order and yet always the same.
+// Gradients of captured arrays: sums of the contributions of pairs, bitwise reproducible in any order of the CTAs.
 //
-// Each element has an exact accumulator. Inside a tile, contributions are summed in a fixed order as far as their index
-// is the same for a row, a column, a diagonal or the whole tile.
+// Each element has an exact accumulator. If all pairs of a row, column, diagonal or tile share an element, their
+// contributions are first summed in a fixed order.
 #pragma once
 
 #include "common/warp.cuh"
@@ -59,7 +59,7 @@ struct Collector {
     }
   }
 
-  // Adds what is the same for all pairs of a head; the last tile has been collected.
+  // Adds the totals of uses with one element per head, after the last tile.
   __device__ __forceinline__ void finish(const sm80::HeadScore<Sum>& score) {
     Score::Uses::for_each([&](auto use) {
       if constexpr (decltype(use)::kScope == ScoreScope::head) {
@@ -75,8 +75,8 @@ struct Collector {
     return Use::template index<Sum>(row + score.query_offset, column, score.head);
   }
 
-  // Returns the distance of consecutive rows, which is also that of consecutive columns; 0 if there is no such distance.
-  // All threads call it.
+  // Returns the distance between consecutive rows if it equals that between consecutive columns, else 0. All threads
+  // must call it.
   static __device__ __forceinline__ int common_step(const int* rows, const int* columns) {
     const int step = columns[1] - columns[0];
     bool regular = rows[0] >= 0 && columns[0] >= 0 && columns[1] >= 0;

@@ -24,7 +24,7 @@ from ..variants import Variant, captured_variant
 __all__ = ["CapturedGradients"]
 
 _ELEMENT_BYTES = 80  # of an accumulator
-SUMMED_TABLES = 8  # captured arrays that a fused backward sums: kTables of sm90/backward/params.cuh
+SUMMED_TABLES = 8  # maximum of captured arrays for sums in a fused backward; kTables of sm90/backward/params.cuh
 _MOST = (64 << 20) // _ELEMENT_BYTES  # accumulators at a time; more elements take several passes
 
 
@@ -44,7 +44,7 @@ class CapturedGradients:
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
         captured = [use for use in score.program.captured if use.name == "look_up" and use.number in direct]
         self._summed = bool(direct) and all(is_summed(score.program, use) for use in captured)
-        # Accumulators of the arrays that need them: the first one of each array, and their number.
+        # Index of each array's first accumulator; the arrays that need accumulators; the number of all accumulators.
         self._first, self._accumulated, self._total = [0] * self._tables, [], 0
         for number, in_place in direct.items():
             if not in_place:
@@ -69,13 +69,13 @@ class CapturedGradients:
     def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
         """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current.
 
-        If the backward has summed the gradients, the pass over the pairs does nothing unless a sum may be NaN because
-        of a masked key, which the products of the backward include.
+        If the backward has summed the gradients, this pass over the pairs does nothing unless the flag at `nonfinite`
+        is set: then a sum may be NaN because of a masked key, which the products of the backward include.
         """
         itemsize = 8 if call.dtype == "float64" else 4
         direct, targets = [0] * self._tables, dict(zip(self.wanted, results, strict=True))
         for number, result in targets.items():
-            if self._direct.get(number, True):  # zero without a use
+            if self._direct.get(number, True):  # True: an array without a use has a gradient of zero
                 direct[number] = result.pointer
                 clear(result.pointer, math.prod(result.shape) * itemsize, call.stream)
         if not self._direct:
@@ -124,8 +124,8 @@ class CapturedGradients:
 
 
 def _one_pair_each(program: Program, number: int, call: Call) -> bool:
-    """True if each element of an array is used by one pair at most: at its query and its key, and at the batch entry
-    and the query head if there are several."""
+    """True if at most one pair reads each element of an array: its indices are the query, the key and, if there are
+    several, the batch entry and the query head."""
     uses = [use for use in program.captured if (use.name, use.number) == ("look_up", number)]
     if len(uses) != 1:
         return False

@@ -1,6 +1,6 @@
-// Main loop of the tensor-core kernels: pipelined loads, products and epilogue. R are tiles of rows, C of columns.
-// S = R C' of q and k, D = R C' of dout and v, P = exp(scale S - lse), dS = P o (D - delta). The sums are dS C, C of k
-// or q, and in the dK/dV kernel also P C, C of dout. A kernel supplies its products:
+// Main loop of the tensor-core kernels: pipelined loads, products and epilogue. R is a tile of rows, C one of columns.
+// S = R C' for q and k, D = R C' for dout and v, P = exp(scale S - lse), dS = P o (D - delta). The sums are dS C, where
+// C holds k or q, and in the dK/dV kernel also P C, where C holds dout. A kernel supplies its products:
 //
 //   struct Products {
 //     kRounds                                                                      true if operands are rounded to TF32
@@ -144,7 +144,7 @@ struct Block {
 #endif
   }
 
-  // Runs all iterations of the item. Publishes each two iterations ahead, and with two stages loads it one ahead.
+  // Runs all iterations of the item. Publishes each iteration two ahead and, with two stages, loads it one ahead.
   template <bool kFinite>
   __device__ __forceinline__ void add_all() {
     clear(scores);

@@ -1,8 +1,8 @@
 // Non-finite inputs: recomputes items that have a non-finite sum.
 //
 // The tensor cores multiply the zero weights of masked pairs by every column of a tile, and 0 times NaN is NaN. The
-// second run over such an item replaces non-finite values of columns by 0. All other terms are unchanged, so rows that
-// attend to finite values only keep their bits.
+// second run over such an item replaces non-finite values of columns by 0. All other terms are unchanged, so the
+// results of rows that attend only to finite values do not change.
 //
 // Rows that attend to a non-finite value are still correct. A non-finite q or k makes the scores non-finite, and hence
 // P and dS NaN or 0. NaN times the substituted 0 is still NaN, and a term with weight 0 counts as 0 anyway. A

@@ -8,9 +8,9 @@ namespace spattn::sm80_backward {
 // Bitmask of allowed columns for each row of a thread.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile on; returns true if any pair must be
-// masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In a
-// full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
+// Finds the allowed pairs of an iteration, for rows from row `first` of the sub-tile on; returns true if any pair must
+// be masked. Bits of padding queries are undefined: padding rows are not written, and `real` clears padding columns. In
+// a full tile, padding columns are zeros, which need no mask unless a score function maps them to other values.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
   const unsigned* words = shared.real[place];
@@ -64,8 +64,8 @@ __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const f
 #if SPATTN_TABLES
 using Collected = Collector<kRows, kColumns, kThreads>;
 
-// Collects the contributions of an iteration's allowed pairs to gradients of captured arrays. S and D hold the products;
-// `own` holds lse and delta of the rows.
+// Collects the contributions of an iteration's allowed pairs to gradients of captured arrays. `s` and `d` hold the
+// products S and D; `own` holds lse and delta of the rows.
 __device__ __forceinline__ void collect(Collected& collected, const Scores& s, Scores& d,
                                         const float2 (&own)[kAtoms][2], const Allowed& allowed,
                                         const sm80::HeadScore<float>& score, Shared& shared, int place) {

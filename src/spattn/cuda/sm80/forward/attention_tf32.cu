@@ -5,7 +5,7 @@
 // target    sm_80 and later: mma.sync m16n8k8 tf32, cp.async
 // dtypes    float32; accumulation, softmax statistics and the workspace are float32
 // warps     SPATTN_ROWS / 16, 16 query rows each for the whole item; all load. Each warp splits all of K and V itself:
-//           splitting once in shared memory would double its reads, which already take half the time
+//           parts split once in shared memory would double the shared-memory reads, which already take half the time
 // shared    Q + one K + one V tile of SPATTN_KEYS keys: 129 KiB at 128 queries, head_dim 128, 64 keys
 // registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three products from 128 on
 //           use 255 and spill 18 to 40 words per iteration (thousands of instructions)
@@ -29,7 +29,8 @@ static_assert(kAtoms == 1 && kDim % kColumns == 0 && kDimV % kColumns == 0, "til
 static_assert(kTiles == kHeld || kTiles == 2 * kHeld, "P is taken in one piece or two");
 
 // A product may permute its K index if both operands agree. Here every fragment is a whole 16-byte chunk:
-// - Q Kᵀ: lane t of a quad reads chunks 2 t and 2 t + 1 of a pass; elements 2 e and 2 e + 1 are its k = t and t + 4.
+// - Q Kᵀ: lane t of a quad reads chunks 2 t and 2 t + 1 of a pass. A chunk serves two products: elements 2 e and
+//   2 e + 1 are k = t and t + 4 of product e.
 // - P V: k = t and t + 4 are keys 2 t and 2 t + 1, as in P's accumulator layout; quad g reads chunk g of a pass, and
 //   element j of the chunk is column g of tile j. So column c of tile j is feature 4 c + j of the pass.
 // In both cases eight consecutive lanes read eight different bank groups (chunk_at).

@@ -29,8 +29,8 @@ __device__ __forceinline__ void store_lse(const Params& params, const RowTarget&
   if (to != nullptr) to[target.index] = lse;
 }
 
-// Returns the logit of the sink of a head that a work item's rows take; -inf if there is none, or if the rows are
-// partials, whose combination takes it.
+// Returns the sink to add to the rows of a work item. Returns -inf without sinks, and for split-KV partials, since
+// merge.cu adds the sink to their combination.
 template <typename Sum>
 __device__ __forceinline__ Sum sink_of(const Params& params, const Work& work, int batch_head) {
   if (!kSinks || work.slot >= 0) return -infinity<Sum>();

@@ -1,6 +1,6 @@
 // Combines split-KV partials: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s in the
-// plan's order, so that results are deterministic. The sink is one more term of lse. Without a source and a sink, out = 0
-// and lse = −inf.
+// plan's order, so that results are deterministic. The sink is one more term of lse. With neither a source nor a sink,
+// out = 0 and lse = −inf.
 //
 // grid      one warp per (row, batch, head), 4 warps per CTA; a flat list in x
 // target    sm_80 and later

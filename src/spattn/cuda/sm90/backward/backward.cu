@@ -10,7 +10,7 @@
 //            which already run or are done.
 // Tables     A fused kernel sums dS along diagonals for the gradients of arrays that a score function captures.
 // Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Row tiles also stage the results.
-// Registers  240 per consumer thread, 24 per other thread.
+// Registers  216 to 240 per consumer thread (specializations.py), 72 to 24 per other thread.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; sub-tiles: schedule/subtiles.py.
 

@@ -46,7 +46,7 @@ using ScoreProduct = Product<kStep>;
 using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
 
-// A task, as the producer publishes it; a work item without columns ends the kernel.
+// A task, as the producer publishes it; one with work.heads = 0 ends the kernel.
 struct alignas(16) Assignment {
   Work work;
   Task task;
@@ -93,7 +93,7 @@ struct alignas(1024) Shared {
   uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
   ColumnPositions positions[kScored ? kStages : 0][kTiles];
-  ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer, of `columns`
+  ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer: positions of `columns`
 
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {
@@ -108,7 +108,7 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 
-// Returns how many additions the sums of a sub-tile have received, and acquires those additions.
+// Returns the number of additions to the sums of a sub-tile. An acquire load makes these additions visible.
 __device__ __forceinline__ int added_to(const int32_t* added) {
   int times;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(times) : "l"(added) : "memory");

@@ -1,7 +1,8 @@
 // Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
-// With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
-// and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS are transposed.
+// With rows R1 of q or k, R2 of dout or v, and columns C1 and C2 of the other two: S = R1 C1', P = 2^(scale S - lse),
+// dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1 and, in the dK/dV kernel, dV += P C2. In that kernel, S and dS
+// are transposed.
 #pragma once
 
 #include "sm90/backward/results.cuh"
@@ -12,7 +13,7 @@ namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
     kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, if registers suffice
-static_assert(kStages >= 2 + (kBehind || kQueries));            // an iteration holds one while it waits for the next
+static_assert(kStages >= 2 + (kBehind || kQueries));            // a stage is held while the next one loads
 
 // Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
 // busy while the writer receives dQ.

@@ -45,7 +45,7 @@ struct Params {
   const uint32_t* masks;
   const View* row_views;
   const View* column_views;
-  const int32_t *rest_indptr, *rest_sources;  // rows of in-kernel reductions: workspace rows, in the order of addition
+  const int32_t *rest_indptr, *rest_sources;  // workspace rows to add to each row of an in-kernel reduction, in order
   const void* q;
   const void* k;
   const void* v;
@@ -54,7 +54,7 @@ struct Params {
   float* partial[2];            // workspaces (batch·heads, partial_rows, features) of dQ or dK, and of dV
   float* query_sums;            // (batch·heads_q, query_subtiles, 64 · features): dQ in accumulator order
   int32_t* added;               // (batch·heads_q, query_subtiles): how many additions these sums have received
-  const int32_t* gate;          // device flag, or null; 0 skips the kernel
+  const int32_t* gate;          // null, or a device flag: the kernel does nothing if it is 0
   int32_t* counter;             // task counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, dout_stride;
   int64_t partial_rows, q_len;
@@ -67,7 +67,7 @@ struct Params {
   int32_t q_offset;           // position of query row 0
   const ScoreArgs* score;     // captured values of the score function; null for the identity
   unsigned long long* words;  // exact accumulators of the gradients of captured arrays, see table_sums.cuh
-  int64_t first[kTables];     // accumulator of the first element of each array
+  int64_t first[kTables];     // index of each array's first accumulator
 };
 
 // Parameters of statistics.cu.

@@ -133,8 +133,8 @@ class PassParams(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call; `score` is the address of its ScoreArgs, `words` that of the accumulators of its
-    captured arrays, which begin at accumulator `first`."""
+    """Addresses and scale of a call. `score` is the address of its ScoreArgs, `words` that of the accumulators for its
+    captured arrays; `first` is the index of each array's first accumulator."""
 
     q: int
     k: int
@@ -196,7 +196,7 @@ class Template:
 
 
 def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:
-    """Return the operands in the order of Addresses; statistics are encoded at q's address."""
+    """Return the operands in the order of Addresses; the statistics have q's address as a placeholder."""
     shape = (*call.q.shape[:3], STATISTIC_FLOATS)
     statistics = Operand(call.q.pointer, shape, row_major(shape))
     return call.q, call.k, call.v, call.dout, call.dq, call.dk, call.dv, statistics

@@ -43,10 +43,11 @@ __all__ = ["Ready", "prepare"]
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
 _LAUNCHES_KEPT = 64  # most recent address tuples; allocators reuse addresses
-_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many
+_BLOCKS_PER_SM = 2  # long lists are split to give every SM this many work items
 # In a fused backward, items add to the dQ of a head one after another. They hardly wait if concurrent items are at most
-# one item length apart, and if the pipeline fills in a small part of the run time. A fused product of sub-tiles takes
-# up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.
+# _MOST_APART item lengths apart and if the pipeline fills within the share _MOST_FILLING of the run time. A fused
+# product of sub-tiles takes up to _SLOWER times as long as one in separate kernels; a window of ±256 still takes 0.58
+# instead of 0.60 ms.
 _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
 _FEWEST_STEPS = 2  # iterations per SM; with fewer, a fused backward is not faster and needs one more launch
 _HEADS_TOGETHER = 16  # heads that run concurrently; more exceed the L2 cache
@@ -68,7 +69,8 @@ def prepare(call: BackwardPass) -> Ready | None:
 
 
 class DevicePlan(NamedTuple):
-    """The dK/dV or dQ work on the device: (phase, parameters, grid) of each launch, and per head the CTAs of sum.cu."""
+    """The dK/dV or dQ work on the device: (phase, parameters, grid) of each launch, `sums` with the addresses of all
+    tables, and the CTAs of sum.cu per head."""
 
     launches: list[tuple[int, PassParams, int]]
     partial_rows: int
@@ -100,7 +102,8 @@ class Sum(NamedTuple):
 
 
 class OnePass(NamedTuple):
-    """State of a fused backward: the query sub-tiles, and how many additions precede that of each entry."""
+    """State of a fused backward: the query sub-tiles, and of each entry the number of earlier additions to the same
+    sums."""
 
     subtiles: QuerySubtiles
     rank: np.ndarray
@@ -216,11 +219,11 @@ class Ready:
         queries, keys = plan.passes
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
         table = builds(max(head_dim, head_dim_v), subtiles is not None)
-        # Gradients of captured arrays that this backward sums; their number is TABLES at most.
+        # True if this backward also sums the gradients of captured arrays.
         self.sums_tables = (
             bool(call.table_sums.text) and subtiles is not None and plan.regular and (table[0].results == "dk dv dq")
         )
-        if call.score.text:  # of a new expression
+        if call.score.text:  # the cache on disk has no kernels for a new score function
             compile_together([self._request(call, "backward", row, room) for row in table])
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._launched = sorted(
@@ -234,7 +237,7 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._subtiles = len(subtiles.coordinates)
             self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
-        # The fused dK/dV kernel sets a flag that tells the dQ kernel whether to run, so these two never overlap.
+        # In fused mode convert.cu sets a flag that tells the dQ kernel whether to run: launches must not overlap.
         beside = [subtiles is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
         waits = [not runs for runs in (False, *beside)]
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
@@ -272,8 +275,8 @@ class Ready:
         Returns
         -------
         int
-            0, or if the gradients of captured arrays have been summed too, the address of a device flag that is 0 if
-            they are finite.
+            0 if the call does not sum gradients of captured arrays, else the address of a device flag that is 0 if
+            these gradients are finite.
         """
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
@@ -293,11 +296,11 @@ class Ready:
         return self._nonfinite(workspace) if self.sums_tables else 0
 
     def _nonfinite(self, workspace: int) -> int:
-        """Address of the flag that convert.cu sets if a sum of dQ, and so perhaps of dS, is not finite."""
+        """Return the address of the flag that convert.cu sets if a sum of dQ, and hence maybe of dS, is not finite."""
         return workspace + self._offsets[-1] + 4 * self._added
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
-        """Return a call's launches. No others may write to the same addresses while its results are alive."""
+        """Return a call's launches. No other launches may write to the same addresses while the results are alive."""
         *partial, query_sums, added = [workspace + offset for offset in self._offsets]
         to = Addresses(
             call.q.pointer,
@@ -349,13 +352,14 @@ class Ready:
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
             write(self._sum, blocks, params)
-        if call.sinks:  # after all others: it waits for them
+        if call.sinks:  # last, since it does not start early but waits for all earlier launches
             written.append(sink_gradient(call, workspace + DELTA_AT, STATISTIC_FLOATS))
         return written
 
 
 def _regular(views: Views) -> bool:
-    """True if every sub-tile is one row of tokens, all equally far apart, so that its diagonals have one distance."""
+    """True if every sub-tile is one row of tokens and all rows have the same stride, so that all pairs of a diagonal
+    have the same distance."""
     records = np.concatenate([views.query_records, views.key_records])
     return bool((records["box"][:, 2] >= SUBTILE).all() and np.unique(records["stride"][:, 2]).size == 1)
 

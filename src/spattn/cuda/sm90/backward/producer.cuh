@@ -20,7 +20,7 @@ struct Producer {
   RingPosition<kBlocks> rows;
   RingPosition<kTasks> tasks;
 
-  // Returns word `number` of a task, which is held as an Assignment: lane l has word l.
+  // Returns word `number` of a task. The warp's registers hold a task's Assignment: lane l has word l.
   __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
 
   // Returns the tensor map coordinate of the first head of a task's rows (kRows) or columns.
@@ -144,8 +144,8 @@ struct Producer {
   }
 
   // The counter hands out task_count + kIdle * gridDim.x tickets in all, in any order. A ticket is drawn long before
-  // its use, to hide the latency of the atomic. A CTA's first task is its block index, but is drawn too in fused mode,
-  // where tasks wait for earlier ones: a CTA that is not resident yet must not hold one.
+  // its use, to hide the latency of the atomic. A CTA's first task is its block index. In fused mode, however, tasks
+  // wait for earlier ones, and a CTA that is not resident yet must not hold one: CTAs draw the first task too.
   static constexpr int kIdle = kQueries ? 2 : 1;
 
   __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
@@ -156,7 +156,7 @@ struct Producer {
     return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);
   }
 
-  // Loads a task, which has columns, and returns the next one; draws the ticket of the one after that.
+  // Loads a task, which must have columns, and returns the next one; draws the ticket of the one after that.
   __device__ __forceinline__ int load_task(int now, uint32_t buffer, int& ticket) {
     const int begin = word_of(now, SPATTN_WORD(work.begin)), end = word_of(now, SPATTN_WORD(work.end));
     const int heads = word_of(now, SPATTN_WORD(work.heads));

@@ -37,7 +37,8 @@ struct ModifiedScores {
     const Score::Head<float>& head;
     const ColumnPositions* columns;  // in shared memory: registers are scarce
 
-    // True if each tile is one row of positions, with rows as far apart as columns, for functions of key - query.
+    // True if the function depends on key - query alone, each tile's columns are one row of positions with the step of
+    // the thread's rows, and no array index needs a bounds check.
     __device__ __forceinline__ bool is_simple() const {
       bool found = Score::kPositions && Score::kRelative;
 #pragma unroll
@@ -59,7 +60,7 @@ struct ModifiedScores {
       const int within = n % 32 / 4 * 8 + n % 2, cell = within + threadIdx.x % 4 * 2, h = n / 2 % 2;
       int query, key;
       if constexpr (kSimple) {
-        // The same expression for all pairs of a diagonal, so that the compiler computes what it needs once.
+        // All pairs of a diagonal have the same expression, so that the compiler shares what depends on it alone.
         const int first = int(tile.first + threadIdx.x % 4 * 2 * tile.step) - row[0];
         const int distance = first + (within - 8 * h) * int(tile.step);
         query = 0, key = kByKeys ? -distance : distance;
@@ -75,7 +76,7 @@ struct ModifiedScores {
   };
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
 
-  // Looks up what the rows of the next item share.
+  // Finds the positions of the thread's rows of the next item, and the values of its first query head.
   __device__ __forceinline__ void open(const Warpgroup& own) {
     const Params& p = own.p;
     const Assignment& assigned = own.assigned();

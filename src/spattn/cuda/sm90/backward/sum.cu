@@ -3,7 +3,7 @@
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      float32 workspace; bfloat16 or float16 target.
 // Order      that of the sources, in every launch: results are bitwise reproducible.
-// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads workspace rows once, 16 bytes per lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

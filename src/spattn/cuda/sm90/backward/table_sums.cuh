@@ -1,9 +1,10 @@
 // Gradients of captured arrays in fused mode: sums of dS along the diagonals of each tile, added to exact accumulators.
 //
-// A warp reads 16 of the 64 diagonals of its warpgroup's 64 keys x 64 queries, which wrap around: diagonal d begins at
-// query d of key 0 and, after the last query, goes on with query 0 as diagonal d - 64. Lanes read two neighbouring
-// queries at once: eight lanes the even diagonals in even rows, eight lanes the odd ones in odd rows, and the other 16
-// lanes the same for the second half of the keys. All sums inside an item have a fixed order.
+// A warpgroup has a tile of 64 keys x 64 queries. Its 64 diagonals wrap around: diagonal d begins at query d of key 0
+// and, after the last query, continues at query 0 as diagonal d - 64. Each warp sums 16 of them. A lane reads two
+// neighbouring queries at once: lanes 0 to 7 for even keys, from an even diagonal on; lanes 8 to 15 for odd keys, from
+// an odd diagonal on; lanes 16 to 31 likewise for the second half of the keys. All sums inside an item have a fixed
+// order.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace spattn::sm90_backward {
 
-// Exact accumulators of the elements of all arrays; those of an array begin at number `first`.
+// Exact accumulators of the elements of all arrays; `first` has the index of each array's first accumulator.
 struct Accumulators {
   unsigned long long* words;
   const int64_t* first;
@@ -35,7 +36,7 @@ template <class Uses>
 struct TableSums {
   static constexpr int kCount = Uses::kCount > 0 ? Uses::kCount : 1;
 
-  // Contributions to one element, while all diagonals of consecutive tiles contribute to it alone.
+  // Sum of the gradients for one element, as long as consecutive tiles contribute to no other element.
   struct Run {
     int element = -1;
     float sum = 0.0f;  // of this lane's diagonals
@@ -73,9 +74,9 @@ struct TableSums {
       found[i] += __shfl_xor_sync(0xffffffff, found[i], 16);
       wrapped[i] += __shfl_xor_sync(0xffffffff, wrapped[i], 16);
     }
-    // Lanes 0 to 15 go on with the diagonals before they wrap around, lanes 16 to 31 with those after. An even lane adds
-    // the odd lane's second diagonal, which is its first, and the other way round; lanes 15 and 31 also have the first
-    // diagonal of the next warp.
+    // From here on, lanes 0 to 15 have the diagonals before they wrap around, lanes 16 to 31 those after. Each lane
+    // adds the second diagonal of another lane, which is its own first one. Lanes 15 and 31 also have the first diagonal
+    // of the next warp.
     const float next = half ? wrapped[1] : found[1];
     const float other = __shfl_sync(0xffffffff, next, parity ? lane - 8 : lane + 7);
     const float sum = (half ? wrapped[0] : found[0]) + (parity || place ? other : 0.0f);

@@ -166,7 +166,8 @@ def query_subtiles(plan: Plan, views: Views, keys: Pass) -> QuerySubtiles | None
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:
-    """Return for each entry the `columns` of one item that contains it; all such items' tiles share coordinates."""
+    """Return for each entry the `columns` of one item that contains it; the views of its other items give the same
+    coordinates."""
     length = made.work["end"] - made.work["begin"]
     entry = np.repeat(made.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
     first = np.zeros(len(made.entries), np.int64)

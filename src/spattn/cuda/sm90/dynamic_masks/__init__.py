@@ -70,8 +70,8 @@ _pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
 
 
 def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:
-    """Return the new work items for `heads` heads of `q_len` queries; raise ValueError for 2³¹ tiles or more. One row
-    of the plan may hold the queries of several heads."""
+    """Return the new work items for `heads` heads of the plan; raise ValueError for 2³¹ tiles or more. `q_len` is that
+    of the call: with packed heads, a head of the plan has the queries of several heads."""
     variant = np.broadcast_to(plan.variant, (batch, heads)).astype(np.int64)
     entry, head = np.arange(batch)[:, None] % form.batch, np.arange(heads)[None] // (heads // form.heads)
     selection = np.broadcast_to(entry * form.heads + head, (batch, heads))
@@ -133,13 +133,13 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
         if rows > plan.block_q or len(plan.components) > plan.variants:
             return Room(tiles, tiles, int(tiles.sum()))
         # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and some
-        # of its keys are in their documents. Such a document begins among the queries of the tile, or ends among them
-        # (`cut` counts both over all query tiles), or does both (`own`).
+        # of its keys are in one of their documents. Such a document begins or ends among the tile's queries: `cut`
+        # counts the key tiles of all documents twice, once for either. If it begins and ends there, `own` counts it.
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)
     first = views["offset"][query_ids] + plan.kv_len - q_len
-    in_rows = rows == plan.block_q and form.block_q % rows == 0 and not (first % rows).any()  # in one query block
+    in_rows = rows == plan.block_q and form.block_q % rows == 0 and not (first % rows).any()  # tiles in one block
     in_blocks = in_step and form.block_kv % plan.block_kv == 0
     met = 1 if in_rows else (rows - 1) // form.block_q + 2
     of_block = form.block_kv // plan.block_kv + (0 if in_blocks else 2 + more)
@@ -148,7 +148,7 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
 
 
 def _key_views(plan: Plan) -> int | None:
-    """Return the maximum of key views per component, or None unless all key tiles are contiguous and disjoint."""
+    """Return the maximum number of key views of a component, or None unless key tiles are contiguous and disjoint."""
     most = 0
     for component in plan.components:
         own = plan.views[key_views_of(plan, component)]

@@ -91,7 +91,8 @@ struct Allowed {
     return !any ? TileKind::kEmpty : every && given.first >= 0 ? TileKind::kFull : TileKind::kPartial;
   }
 
-  // Returns the lookup key of a position; a negative one matches nothing.
+  // Returns the code of a query or key position, by which pair() looks up a pair: its block, document or position. A
+  // negative code matches nothing.
   __device__ __forceinline__ int query_code(int position) const {
     if (s.form == kBlocks) return position / s.block_q;
     return s.form == kDocuments ? document(position) : position;
@@ -102,14 +103,15 @@ struct Allowed {
     return s.form == kDocuments ? document(position) : position;
   }
 
-  // True if any query may attend to the key with code `k`; later_queries: if all queries from it on may.
+  // some_queries: true if any query may attend to the key with code `k`. later_queries: true if all queries from that
+  // key's position on may.
   __device__ __forceinline__ bool some_queries(int k) const {
     return k >= 0 && (s.form != kLengths || (k >= int(table[0]) && k < int(table[1])));
   }
 
   __device__ __forceinline__ bool later_queries(int k) const { return s.form == kLines && bit(0, k); }
 
-  // True if a pair is allowed, given that some query may attend to its key.
+  // True if the pair of these codes is allowed. Requires some_queries(k); `later` is later_queries(k).
   __device__ __forceinline__ bool pair(int q, int k, bool later) const {
     if (s.form == kBlocks) return bit(q, k);
     if (s.form == kLengths) return true;
@@ -118,7 +120,7 @@ struct Allowed {
   }
 };
 
-// The plan's work item from which a new one is selected, with the table of its mask.
+// The plan's work item that a new work item is a selection of, and the lookup table of its mask.
 struct NewItem {
   const Work work;
   const Allowed allowed;

@@ -13,8 +13,8 @@ constexpr int kMaskWarps = kMaskThreads / 32;
 constexpr int kWords = 128;   // per bitmask of 64 rows
 constexpr int kColumns = 16;  // keys per lane and row
 
-// Returns the bit of a lane's key n, column 8 (n / 2) + 2 (lane % 4) + n % 2 of the tile; bits of rows 8 to 15 of 16
-// are two higher.
+// Returns the bit of a lane's key n, column 8 (n / 2) + 2 (lane % 4) + n % 2 of the tile, in rows 0 to 7 of 16; in rows
+// 8 to 15 the bit is two higher.
 __device__ __forceinline__ uint32_t bit_of(int n) { return 1u << (n / 2 * 4 + n % 2); }
 
 // Extracts the lane's bits from a row of 64.
@@ -31,7 +31,7 @@ struct Columns {
   const int lane;
   int codes[kColumns];
   uint32_t real = 0;   // the lane's keys that some query may attend to
-  uint32_t later = 0;  // those that all queries from the key on may attend to
+  uint32_t later = 0;  // the lane's keys that all queries from the key's position on may attend to
   int first = -1;      // position of the first of 64 contiguous keys (kLines only), else -1
   uint64_t chosen = 0;
 
@@ -67,7 +67,7 @@ struct Columns {
     return found;
   }
 
-  // Returns which of 64 contiguous keys a query may attend to, `far` positions after the first key.
+  // Returns a bitmask of the 64 contiguous keys that a query `far` positions after the first key may attend to.
   __device__ __forceinline__ uint64_t seen_side_by_side(int far) const {
     if (far < 0) return 0;
     const uint64_t apart = far < 63 ? allowed.bits_from(1, 0) << (63 - far) : allowed.bits_from(1, far - 63);
@@ -78,7 +78,7 @@ struct Columns {
 
 constexpr int kNoQuery = INT32_MIN;
 
-// Returns the position of a row's query, for any head; kNoQuery for padding.
+// Returns the position of a row's query, of whichever packed head; kNoQuery for padding.
 __device__ __forceinline__ int query_position(const Select& s, const Work& work, int row) {
   int64_t at;
   if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return kNoQuery;

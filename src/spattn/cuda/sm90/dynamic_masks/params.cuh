@@ -28,8 +28,8 @@ struct Table {
   int64_t target_stride;              // words per mask
   int32_t form, wide;                 // wide: indices are int64
   int32_t heads, rows, count, limit;  // limit: larger indices are ignored
-  int32_t words, left;
-  int32_t* masks_taken;  // reset to 0 for tiles.cu
+  int32_t words, left;                // words: per table row; left: padding precedes the keys (kLengths)
+  int32_t* masks_taken;               // reset to 0 for tiles.cu
 };
 
 // A bitmask to write for an entry of a new work item: the dynamic mask intersected with the plan's bitmask `mask`.

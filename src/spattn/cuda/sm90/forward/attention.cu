@@ -1,15 +1,16 @@
 // Formula    out = softmax(scale * q k^T, over the plan's pairs) v and its log-sum-exp, forward.
-// Grid       one persistent CTA per SM, two for query tiles of up to 64 rows; an atomic counter hands out tasks (work
+// Grid       one to three persistent CTAs per SM (choose/specializations.py); an atomic counter hands out tasks (work
 //            item, batch, head).
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out; float32 accumulation, statistics, workspace and lse.
 // Warps      warpgroup 0: warp 0 is the producer (warp 2 a second one for gathered KV), warp 1 the writer; warpgroups
 //            1 .. kBlockQ / 64: consumers, 64 query rows each. Two consumer warpgroups take turns on the tensor cores
-//            (ping-pong), so that one's softmax overlaps the other's products; two CTAs per SM overlap without turns.
+//            (ping-pong), so that one's softmax overlaps the other's products; CTAs of one SM overlap without turns.
 //            Each consumer also overlaps its softmax with its own PV product of the previous iteration.
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
 //            224 KiB for head_dim 128, half of it with two CTAs per SM. The query tile also stages the output.
-// Registers  200 per consumer thread, 104 or 56 per producer or writer thread, no spills (head_dim up to 128).
+// Registers  120 to 240 per consumer thread, 40 to 128 per producer or writer thread (choose/specializations.py).
+//            Without a score function and for head_dim up to 128, consumers do not spill.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract:
 //            planning/contract/types.py.

@@ -190,7 +190,7 @@ struct Consumer {
     }
   }
 
-  // Adds the sinks of normalised rows, whose lse the lanes of the warp have stored.
+  // Adds the sinks to normalised rows; the warp's lanes have stored their lse in shared memory.
   __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&o)[kDim / 2]) {
     float factor[2];
     __syncwarp();
@@ -315,7 +315,7 @@ struct Consumer {
     finish_all(query);
   }
 
-  // Computes the softmax of the first iteration of all, which no product overlaps.
+  // Computes the softmax of the CTA's first iteration, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     const uint32_t stage = ring.stage;

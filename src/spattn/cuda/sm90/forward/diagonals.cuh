@@ -1,6 +1,6 @@
-// What a score function computes from key - query: the producer computes it once per diagonal of a tile and publishes it
-// with the keys. On the consumers' side each instruction per pair costs 7 % of the kernel's time, because products and
-// arithmetic share the register file.
+// Numbers of diagonals: what a score function computes from key - query alone. The producer computes one per diagonal
+// of a tile and publishes it with the keys. In a consumer, each instruction per pair would cost 7 % of the kernel's
+// time, because products and arithmetic share the register file.
 #pragma once
 
 #include <type_traits>
@@ -9,22 +9,23 @@
 
 namespace spattn::sm90 {
 
-// What an iteration's pairs share: nothing, so that consumers compute the number of each pair; a number per diagonal; or
-// one number, as far from the diagonal in a table of clipped distances.
+// The pairs of an iteration that share one number: each pair alone, whose number consumers compute; each diagonal; or
+// all pairs of the iteration, as with clipped distances far from the main diagonal.
 enum class Extent { pair, diagonal, iteration };
 
 // Numbers of the tiles of an iteration, for kRows query rows.
 template <int kTiles, int kRows>
 struct Diagonals {
-  static constexpr int kCount = kRows + 64;  // one more than diagonals
+  static constexpr int kCount = kRows + 64;  // one more than there are diagonals
   using Number = std::conditional_t<std::is_same_v<Score::Diagonal<float>, bool>, int, Score::Diagonal<float>>;
 
   // [tile][copy]: number c - r + kRows - 1 is that of column c and row r. The second copy begins one number later, so
-  // that all pairs of neighbours are aligned in one of them, and in other banks.
+  // that any two neighbours are an aligned pair in one of the copies; 16 more numbers put the copies in different
+  // banks.
   alignas(8) Number numbers[kTiles][2][kCount + 16];
   Extent extent;
 
-  // A lane's numbers of a stage, which a warp computes together.
+  // A lane's share of a stage's numbers, which a warp computes together.
   struct Lane {
     Number of[kTiles][kCount / 32];
     Extent extent;
@@ -64,8 +65,9 @@ struct Diagonals {
     }
   }
 
-  // Returns where the numbers of columns c and c + 1 of the first tile in row r are, for number = c - r + kRows - 1;
-  // those of columns c + 2 n and c + 2 n + 1 are n places further, those of the next tile kPlaces.
+  // Two neighbouring numbers. at() returns those of columns c and c + 1 of row r in the first tile, for
+  // number = c - r + kRows - 1. Those of columns c + 2 n and c + 2 n + 1 are n pairs further, those of the next tile
+  // kPlaces pairs.
   struct alignas(8) Pair {
     Number first, second;
   };

@@ -35,7 +35,7 @@ struct Gatherer {
   static constexpr uint32_t kAll = 0xffffffff;
   static constexpr int kChunks = kDim / 8;        // 16-byte chunks per row
   static constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
-  static constexpr int kPhases = 8 / kTogether;   // of the eight swizzled rows, those that a lane copies
+  static constexpr int kPhases = 8 / kTogether;   // rows that a lane copies of every eight
   const int part;                                 // index of this producer warp
   const int lane = threadIdx.x % 32;
 

@@ -20,7 +20,7 @@ class Joined(NamedTuple):
     Attributes
     ----------
     work, entries, entry_masks, masks, query_views, key_views, priors : arrays
-        As in :class:`~spattn.cuda.sm90.forward.tables.PlanLayout`; views name their problem.
+        As in :class:`~spattn.cuda.sm90.forward.tables.PlanLayout`; each view has the index of its problem.
     items : (problems,) int64 array
         First work item of each problem.
     """
@@ -36,7 +36,7 @@ class Joined(NamedTuple):
 
 
 def join(layouts: Sequence[PlanLayout], first_maps: Sequence[int]) -> Joined:
-    """Concatenate the tables of several plans, with each plan's first tensor map."""
+    """Concatenate the tables of several plans; `first_maps` has the index of each plan's first tensor map."""
 
     def starts(name: str) -> np.ndarray:
         return offsets([len(getattr(layout, name)) for layout in layouts])

@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t mask_word(const uint32_t* masks, int64_t blo
   return __ldg(masks + block * 128 + thread);
 }
 
-// True if row `row` of a block may attend to column `column`; any thread may ask.
+// True if row `row` of a block may attend to column `column`; any thread may call this.
 __device__ __forceinline__ bool mask_allows(const uint32_t* masks, int64_t block, int row, int column) {
   if (block < 0) return block == kFullTile;
   const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;

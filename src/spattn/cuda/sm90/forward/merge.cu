@@ -1,10 +1,10 @@
-// Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): combines split-KV partials; the sink is one
-//            more term of lse.
+// Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): combines split-KV partials. The sink is
+//            one more term of lse.
 // Grid       (batch, head) × 32 rows per CTA, flat; eight lanes per row.
 // Target     sm_90a (no special instructions; shares the sizes of attention.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
 // Order      the plan's order of sources, in every launch: results are bitwise reproducible.
-// Test       tests/cuda/sm90/test_wgmma_forward.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
+// Test       tests/cuda/sm90/test_wgmma_forward.py      Bound  memory: reads workspace rows once, 16 bytes per lane.
 
 #include "sm90/forward/config.cuh"
 #include "sm90/forward/softmax.cuh"

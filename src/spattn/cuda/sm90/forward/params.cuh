@@ -13,8 +13,8 @@ struct ScoreArgs;  // common/score.cuh
 namespace spattn::sm90 {
 
 // A view, as a tensor map and as token positions. maps[map] reads k or q; maps[map + 1] reads v or writes out;
-// `shift_*` is the view's origin in a map that several views share. For gathered rows, `map` is the index of its first
-// tile in the row table. `problem` is an index into Params::problems.
+// `shift_*` is the view's origin in a map that several views share. For gathered rows, `map` is the index of the view's
+// first tile in the row table. `problem` is an index into Params::problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
   int32_t half[3];  // query views: offset of the second warpgroup's TMA box from the first's
@@ -71,7 +71,7 @@ struct Problem {
   int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   int32_t q_offset;           // position of query row 0, without `moved`
-  int32_t sink_rows;          // q_len, divided by the query heads that are packed as rows of one
+  int32_t sink_rows;          // rows per sink: q_len divided by the number of packed heads
   const ScoreArgs* score;     // captured values of the score function; null for the identity
 };
 

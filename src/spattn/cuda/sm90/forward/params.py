@@ -22,7 +22,7 @@ from ...host.forward_pass import ForwardPass, fold_scale
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .tables import ENTRY, WORK, PlanLayout
 
-GROUPS = ((16, 96), (32, 192))  # grouped launches hold at most (problems, tensor maps in all)
+GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps): capacities of the parameters of grouped launches
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "sinks")
@@ -96,8 +96,8 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call, `moved`, its kv_len minus the plan's kv_len, and the addresses of its ScoreArgs
-    and its sinks, 0 without them."""
+    """Addresses and scale of a call. `moved` is its kv_len minus the plan's kv_len; `score` and `sinks` are the
+    addresses of its ScoreArgs and its sinks, 0 without them."""
 
     q: int
     k: int

@@ -60,7 +60,7 @@ struct Producer {
   Gatherer gatherer{part};
   int task_number = blockIdx.x;  // static schedule only
 
-  // Looks up this lane's tile, that of entry e.
+  // Looks up the tile of entry e for this lane.
   __device__ __forceinline__ void load_entry(Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
@@ -171,8 +171,9 @@ struct Producer {
             Score::open<float>(*own.score, query_offset(own), now.task.batch, now.task.head_q)};
   }
 
-  // Computes the numbers of the diagonals of lane `place`'s tile and the following ones, if these are rows of positions
-  // as far apart as the queries and no look-up needs a check.
+  // Computes the numbers of the diagonals of an iteration, whose tiles lane `place` and the following ones hold.
+  // Requires rows of keys with the step of the queries, and no array index that needs a bounds check; otherwise
+  // computes none.
   template <class Published = IterationDiagonals>
   __device__ __forceinline__ void compute_diagonals(const TilePositions& positions, int place, const QueryRow& queries,
                                                     typename Published::Lane& found) const {
@@ -196,7 +197,7 @@ struct Producer {
     }
   }
 
-  // Publishes the key positions of a stage, those of lane `place` and the following ones, while TMA loads the keys.
+  // Publishes the key positions of a stage, which lane `place` and the following ones hold, while TMA loads the keys.
   __device__ __forceinline__ void publish_positions(uint32_t stage, const TilePositions& positions, int place,
                                                     const IterationDiagonals::Lane& diagonals) const {
     const uint32_t tile = lane - place;

@@ -28,7 +28,7 @@ struct PlainScores {
 // Scores with a score function of the scaled score and the positions of query and key.
 struct ModifiedScores {
   int query[2];  // positions of the thread's two rows
-  int row;       // the first of them in the query tile
+  int row;       // the first of these rows, as a row of the query tile
   Score::Head<float> head;
 
   struct GatheredPositions {
@@ -43,7 +43,8 @@ struct ModifiedScores {
     std::conditional_t<kGathers, GatheredPositions, TilePositions> tile[kTiles];
   };
 
-  // Looks up what the rows of the next task share; `row` is the thread's first row.
+  // Finds the positions of the thread's rows of the next task, and the values of its head. `first_row` is the thread's
+  // first row.
   __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int first_row) {
     const Problem& own = problem_of(p, assigned);
     head = Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head);
@@ -65,8 +66,8 @@ struct ModifiedScores {
     tile = published;
   }
 
-  // Applies the function to an iteration whose positions are in a stage; they are arbitrary for the missing tile of a
-  // task's last iteration.
+  // Applies the function to an iteration whose key positions are in a stage. If a task's last iteration lacks a tile,
+  // that tile's positions are arbitrary.
   template <class Function = Score>
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params& p, const Problem& own,
                                         const Shared& shared, uint32_t stage) const {
@@ -81,7 +82,8 @@ struct ModifiedScores {
     modify<false>(s, scale, keys);
   }
 
-  // Applies a function of key - query with the numbers that the producer has published; returns false if there are none.
+  // Applies the function with the numbers of diagonals that the producer has published; returns false if it has
+  // published none.
   template <class Function, class Published>
   __device__ __forceinline__ bool modify_diagonals(float (&s)[kStepKV / 2], float scale, const Published& own) const {
     if constexpr (kDiagonals) {
@@ -110,7 +112,7 @@ struct ModifiedScores {
     return false;
   }
 
-  // True if each tile is one row of positions and no look-up of the iteration's pairs needs a check.
+  // True if each tile is one row of positions and no array index of the iteration's pairs needs a bounds check.
   template <class Function>
   __device__ __forceinline__ bool is_simple(const Keys& keys) const {
     bool found = true;

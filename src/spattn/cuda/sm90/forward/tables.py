@@ -34,7 +34,7 @@ class Items(NamedTuple):
     Attributes
     ----------
     work : (n,) array of begin and end
-        Upper bounds of the tile lists.
+        Tile list of each item, [0, upper bound of its length).
     work_indptr : (pairs + 1,) int32 array
         First item of each (variant, mask) pair.
     variant : (batch, heads) int32 array

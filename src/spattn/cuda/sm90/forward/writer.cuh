@@ -122,7 +122,7 @@ struct Writer {
       if (assigned.work.begin >= assigned.work.end) break;
       if (assigned.work.slot < 0) store_tile(assigned);
       float lse[kRows];
-      uint32_t exact = 0;  // in lane i, bitmask of the non-finite rows among 32 i ...
+      uint32_t exact = 0;  // lane i: bitmask of the non-finite rows among rows 32 i to 32 i + 31
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int row = lane + 32 * i;

@@ -31,7 +31,7 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t source,
                : "memory");
 }
 
-// Stores contiguous `bytes`, or adds them to float32 values in global memory.
+// bulk_store() copies contiguous bytes to global memory; bulk_add() adds float32 values to those in global memory.
 __device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
                : "memory");

@@ -36,7 +36,7 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements, in accumulator order, to the lanes' shared rows (stmatrix).
+// Stores four 8 x 8 matrices of 16-bit elements, in accumulator order, to the shared rows that the lanes address.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
