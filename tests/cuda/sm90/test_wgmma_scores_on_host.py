@@ -15,7 +15,7 @@ from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.driver import compile
 from spattn.cuda.host.backward_pass import BackwardPass
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.host.score import IDENTITY, BoundScore
+from spattn.cuda.host.score import IDENTITY, BoundScore, TableSums
 from spattn.cuda.sm90.backward import params as backward_params
 from spattn.cuda.sm90.backward import prepared as backward_prepared
 from spattn.cuda.sm90.forward import group, launches, params, prepared
@@ -23,7 +23,7 @@ from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tensor_maps import MAPS
 
-from .test_wgmma_scores import SCORES, kernels, text_of
+from .test_wgmma_scores import SCORES, choose, kernels, text_of
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -145,6 +145,23 @@ def test_cache_keys(gpu):
     made = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2)
     for readies in (found, [made.ready(replace(call, score=score)) for score in given]):
         assert readies[2] is readies[3] and len(set(map(id, readies))) == 3
+
+
+def test_sums_of_arrays_of_other_sizes(gpu, monkeypatch):
+    """Their elements begin at other accumulators, even if all addresses are those of an earlier call."""
+    written = []
+    monkeypatch.setattr(backward_prepared, "Launch", lambda *arguments, **options: arguments)
+    monkeypatch.setattr(backward_prepared, "start", lambda launches, counter: written.append(launches))
+    choose(monkeypatch, True)
+    call = replace(backward_call(gpu, ALIBI), allocate=lambda nbytes: 1 << 40)
+    made = backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2)
+    for first in ((0, 8), (0, 16), (0, 8)):
+        own = replace(call, table_sums=TableSums(ALIBI.text, 1 << 41, first))
+        ready = made.ready(own)
+        assert ready.sums_tables and ready.run(own)
+    assert written[0] is written[2] is not written[1]
+    many = TableSums(ALIBI.text, 1 << 41, tuple(range(backward_params.TABLES + 1)))
+    assert not backward_prepared.BackwardPlan(call.plan, gpu, 2, 4, 2).ready(replace(call, table_sums=many)).sums_tables
 
 
 def test_heads_are_not_packed(gpu):

@@ -24,7 +24,6 @@ from ..variants import Variant, captured_variant
 __all__ = ["CapturedGradients"]
 
 _ELEMENT_BYTES = 80  # of an accumulator
-SUMMED_TABLES = 8  # maximum of captured arrays for sums in a fused backward; kTables of sm90/backward/params.cuh
 _MOST = (64 << 20) // _ELEMENT_BYTES  # accumulators at a time; more elements take several passes
 
 
@@ -61,7 +60,7 @@ class CapturedGradients:
             given = call.device, self._variant(call), self.text, self._tables
             self._compiled = pool.submit(compile_captured, *given)
             pool.shutdown(wait=False)
-        if self._summed and self._tables <= SUMMED_TABLES and self._total <= _MOST // 2:
+        if self._summed and self._total <= _MOST // 2:
             words = call.allocate(self._total * _ELEMENT_BYTES)
             clear(words, self._total * _ELEMENT_BYTES, call.stream)
             call.table_sums = TableSums(self.text, words, tuple(self._first))

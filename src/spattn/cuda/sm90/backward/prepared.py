@@ -26,6 +26,7 @@ from ..maps import readable
 from .params import (
     DELTA_AT,
     STATISTIC_FLOATS,
+    TABLES,
     Addresses,
     PassParams,
     Template,
@@ -220,9 +221,9 @@ class Ready:
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
         table = builds(max(head_dim, head_dim_v), subtiles is not None)
         # True if this backward also sums the gradients of captured arrays.
-        self.sums_tables = (
-            bool(call.table_sums.text) and subtiles is not None and plan.regular and (table[0].results == "dk dv dq")
-        )
+        sums = call.table_sums
+        fused = subtiles is not None and table[0].results == "dk dv dq"
+        self.sums_tables = bool(sums.text) and len(sums.first) <= TABLES and fused and plan.regular
         if call.score.text:  # the cache on disk has no kernels for a new score function
             compile_together([self._request(call, "backward", row, room) for row in table])
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
@@ -233,7 +234,7 @@ class Ready:
         self._statistics = self._load(call, "statistics", table[0], MAPS[0])
         self._sum = self._load(call, "sum", table[0], MAPS[0])
         self._convert, self._subtiles, self._view = None, 0, 0
-        if subtiles is not None and table[0].results == "dk dv dq":
+        if subtiles is not None and fused:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._subtiles = len(subtiles.coordinates)
             self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
@@ -290,7 +291,7 @@ class Ready:
             call.stream,
             call.sinks,
             call.dsinks,
-            call.table_sums.words,
+            call.table_sums[1:],
         )
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
         return self._nonfinite(workspace) if self.sums_tables else 0

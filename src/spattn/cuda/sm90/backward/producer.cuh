@@ -36,12 +36,13 @@ struct Producer {
     const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
     const int first_view = word_of(now, SPATTN_WORD(work.columns));
     const int first_map = word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps;
-    const Entry entry = p.entries[min(e + lane, end - 1)];
+    const int at = min(e + lane, end - 1);
+    const Entry entry = p.entries[at];
     const View& view = p.column_views[first_view + entry.view];
     const bool real = e + lane < end;
     __syncwarp();
     if constexpr (kScored) {
-      const int head_q = word_of(now, SPATTN_WORD(task.head_q)), at = min(e + lane, end - 1);
+      const int head_q = word_of(now, SPATTN_WORD(task.head_q));
       const bool padded = has_padding(view, entry.x, entry.y, entry.z);
       shared.next_positions[buffer][lane] = {tile_positions(view, entry.x, entry.y, entry.z, kByKeys ? p.q_offset : 0),
                                              head_q + (kByKeys ? entry.head : 0), padded ? at : -1};
