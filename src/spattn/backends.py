@@ -53,6 +53,8 @@ class Limits(NamedTuple):
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
         Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
+    drops : bool
+        Whether attention dropout is supported.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
@@ -63,6 +65,7 @@ class Limits(NamedTuple):
     grows: bool = False
     groups: bool = False
     selects: bool = False
+    drops: bool = False
     predicts: bool = False
 
 
@@ -72,7 +75,7 @@ class PreparedForward(Protocol):
     def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
         """Return (out, lse); lse may be None if the cached dispatch was prepared without it.
 
-        `score` has the values of a score function and of sinks, for a call that was prepared with them.
+        `score` has the values of a score function, sinks and dropout, for a call that was prepared with them.
         """
 
 

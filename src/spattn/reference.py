@@ -6,7 +6,7 @@ It iterates over the pattern's index set and never reads a plan's tiles, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from .index_set import AffineRows
 from .patterns import Pattern
 from .planning import Plan
 from .request.call import Call
+from .request.dropout import kept, words
 from .request.score import ScoreOperands
 from .schedule import compiler
 from .score.evaluate import evaluate
@@ -38,7 +39,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True)
+LIMITS = Limits(host_arrays=True, drops=True)
 
 _ELEMENTS_AT_ONCE = 1 << 23  # maximum number of float64 elements of K and V to gather at once (64 MiB)
 
@@ -67,13 +68,14 @@ def attend(
     dtype : dtype, optional
         Precision, by default float64; ``np.longdouble`` checks float64 results.
     score : ScoreOperands, optional
-        Score function and sinks.
+        Score function, sinks and dropout.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array of `dtype`
         ``out[i] = Σ_j exp(s[i, j] - lse[i]) v[j]`` over the allowed keys j, with ``s[i, j] = scale · q[i] · k[j]``, or
-        the function of it. It is 0 in rows without an allowed key, and in rows whose allowed scores are all -inf.
+        the function of it. Dropout multiplies the weights by 1 / (1 - p) or 0. It is 0 in rows without an allowed key,
+        and in rows whose allowed scores are all -inf.
     lse : (batch, heads_q, q_len) array of `dtype`
         ``log (exp(sink) + Σ_j exp(s[i, j]))``, the natural logarithm; the sink, or -inf, in the rows just named.
 
@@ -87,6 +89,7 @@ def attend(
     program, sinks = given.program, _sinks(given, q.shape[1], dtype)
     lse = np.broadcast_to(sinks[:, None], q.shape[:3]).copy()
     offset = k.shape[2] - q.shape[2]
+    factors_of = _factors_of(given, q, k, dtype)
     for b, h, i, keys in _rows(pattern, q, k, v):
         kv = h // (q.shape[1] // k.shape[1])
         with np.errstate(invalid="ignore", over="ignore"):
@@ -97,6 +100,7 @@ def attend(
                 values[s == -np.inf] = 0  # the function removes these pairs
             p, lse[b, h, i] = _softmax(s, sinks[h])
             live = lse[b, h, i] != -np.inf
+            p *= factors_of(b, h, i, keys)
             out[b[live], h[live], i] = np.einsum("nm,nmd->nd", p[live], values[live])
     return out, lse
 
@@ -133,7 +137,7 @@ def gradients(
     -----
     With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j] − dlse[i]``,
     ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite score contributes
-    nothing.
+    nothing. Dropout multiplies P in dv, and dP, by 1 / (1 - p) or 0.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     dq, dk, dv = (np.zeros(a.shape, dtype) for a in (q, k, v))
@@ -143,6 +147,7 @@ def gradients(
     lse = np.broadcast_to(sinks[:, None], q.shape[:3]).copy()
     delta = np.zeros(q.shape[:3], dtype) if dlse is None else -dlse.astype(dtype)
     offset = k.shape[2] - q.shape[2]
+    factors_of = _factors_of(given, q, k, dtype)
     for b, h, i, keys in _rows(pattern, q, k, v):
         with np.errstate(invalid="ignore", over="ignore"):
             kk = _gather(k, b, h // (q.shape[1] // k.shape[1]), keys, dtype)
@@ -154,7 +159,8 @@ def gradients(
             b, h, s, p, kk = b[live], h[live], s[live], p[live], kk[live]
             kv = h // (q.shape[1] // k.shape[1])
             do, qi = dout[b, h, i].astype(dtype), q[b, h, i].astype(dtype)
-            dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys, dtype))
+            factors = factors_of(b, h, i, keys)
+            dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys, dtype)) * factors
             if program is not None:
                 removed = s == -np.inf
                 dp[removed], kk[removed] = 0, 0
@@ -168,7 +174,7 @@ def gradients(
             dq[b, h, i] = np.einsum("nm,nmd->nd", ds, kk)
             at = b[:, None], kv[:, None], keys
             np.add.at(dk, at, ds[:, :, None] * qi[:, None, :])
-            np.add.at(dv, at, p[:, :, None] * do[:, None, :])
+            np.add.at(dv, at, (p * factors)[:, :, None] * do[:, None, :])
     if score is None:
         return dq, dk, dv
     with np.errstate(invalid="ignore"):
@@ -306,6 +312,22 @@ def _softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _sinks(score: ScoreOperands, heads: int, dtype: npt.DTypeLike) -> np.ndarray:
     """Return one sink for each query head; -inf without sinks."""
     return np.full(heads, -np.inf, dtype) if score.sinks is None else np.asarray(score.sinks, dtype)
+
+
+def _factors_of(
+    score: ScoreOperands, q: np.ndarray, k: np.ndarray, dtype: npt.DTypeLike
+) -> Callable[[np.ndarray, np.ndarray, int, np.ndarray], Any]:
+    """Return a function of (batch entries, heads, row, keys): the factors by which dropout multiplies the weights."""
+    dropout = score.dropout
+    if dropout is None:
+        return lambda b, h, i, keys: 1
+    (batch, heads, q_len), kv_len = q.shape[:3], k.shape[2]
+    offset, multiplier = words(dropout.seed, batch, heads, q_len, "query", kv_len - q_len)
+    key = words(dropout.seed, batch, heads, kv_len, "key")
+    factor = np.asarray(2**32, dtype) / (2**32 - dropout.threshold)
+    return lambda b, h, i, keys: (
+        factor * kept(dropout, offset[b, h, i, None], multiplier[b, h, i, None], key[b[:, None], h[:, None], keys])
+    )
 
 
 def _wanted(score: ScoreOperands) -> Iterator[tuple[np.ndarray, bool]]:

@@ -27,6 +27,8 @@ def attention(
     layout: str = "bhsd",
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
     **others: Never,
 ) -> Any:
     r"""Compute softmax attention over the (query, key) pairs that a pattern allows.
@@ -65,6 +67,11 @@ def attention(
     sinks : (heads_q,) array, optional
         A logit per query head that takes part in the softmax without a value, as in gpt-oss. `score` and `scale` do
         not apply to it.
+    dropout_p : float, optional
+        Share of the attention weights to drop, in [0, 1), rounded to a multiple of 2⁻³²; the others are divided by
+        ``1 - dropout_p``. Pass it in training only: see :doc:`/dropout`.
+    seed : int, optional
+        In [0, 2**64); required if ``dropout_p > 0``. Calls with equal seeds and shares drop the same pairs.
     **others
         Not accepted: keywords of other attention functions raise a TypeError that says what to pass instead.
 
@@ -73,8 +80,8 @@ def attention(
     out : (batch, heads_q, q_len, head_dim_v) array
         Array library, dtype, device and layout of `q`.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
-        Natural logarithm; −inf for a row with no allowed key. It includes the sink. Heads precede queries in every
-        layout: the shape is (batch, heads_q, \*grid) if q has a grid, and (heads_q, total) in "thd".
+        Natural logarithm; −inf for a row with no allowed key. It includes the sink, but no dropout. Heads precede
+        queries in every layout: the shape is (batch, heads_q, \*grid) if q has a grid, and (heads_q, total) in "thd".
 
     Raises
     ------
@@ -87,7 +94,8 @@ def attention(
         If shapes do not match each other, the layout or the pattern; if arrays have a grid that is not the pattern's;
         if arrays are on different or unsupported devices, or the backend does not support their device; if the name of
         a pattern, backend, precision or layout is unknown; if `scale` is not finite, or exceeds the float32 range and
-        `q` is not float64; if the pattern differs between batch entries under :func:`torch.func.vmap`.
+        `q` is not float64; if `dropout_p` or `seed` is out of range, or a seed is missing; if the pattern differs
+        between batch entries under :func:`torch.func.vmap`.
     RuntimeError
         If q, k or v is a dual tensor: forward-mode differentiation is not supported.
     BackendUnavailableError
@@ -111,8 +119,8 @@ def attention(
     PyTorch autograd differentiates out and lse once, through :func:`attention_backward`, also with respect to the
     tensors that `score` captures; double backward is not supported. In graphs of :func:`torch.compile` and
     :mod:`torch.export` the call is a single operator with the serialized pattern as an attribute, or the mask as an
-    input; with `score` or `sinks`, torch.compile breaks the graph. ``torch.autocast`` casts q, k and v as it does for
-    ``scaled_dot_product_attention``, except float64. In JAX programs use ``spattn.jax.attention``.
+    input; with `score`, `sinks` or dropout, torch.compile breaks the graph. ``torch.autocast`` casts q, k and v as it
+    does for ``scaled_dot_product_attention``, except float64. In JAX programs use ``spattn.jax.attention``.
 
     Examples
     --------
@@ -142,6 +150,8 @@ def attention(
             gradients=attention_backward,
             score=score,
             sinks=sinks,
+            dropout_p=dropout_p,
+            seed=seed,
         )
         if found is not NotImplemented:
             return found
@@ -155,7 +165,7 @@ def attention(
         return_lse=return_lse,
         precision=precision,
         layout=layout,
-        **({} if score is None and sinks is None else {"score": score, "sinks": sinks}),
+        **modifiers(score, sinks, dropout_p, seed),
     )
 
 
@@ -175,6 +185,8 @@ def attention_backward(
     layout: str = "bhsd",
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
 ) -> tuple[Any, ...]:
     r"""Compute the gradients of :func:`attention` with respect to q, k and v, captured arrays and sinks.
 
@@ -190,7 +202,7 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient with respect to `lse`, in its dtype; None means zero. It is ignored in rows with ``lse = -inf``.
-    scale, backend, precision, layout, score, sinks
+    scale, backend, precision, layout, score, sinks, dropout_p, seed
         As in the forward call.
 
     Returns
@@ -230,13 +242,19 @@ def attention_backward(
     """
     arrays = dout, q, k, v, out, lse, pattern
     options: dict[str, Any] = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision}
-    if score is not None or sinks is not None:
-        options |= {"score": score, "sinks": sinks}
+    options |= modifiers(score, sinks, dropout_p, seed)
     if not compiling():
         found = dispatch.attention_backward(*arrays, layout=layout, **options)
         if found is not NotImplemented:
             return found
     return _operators().attention_backward(*arrays, layout=layout, **options)
+
+
+def modifiers(score: Any, sinks: Any, dropout_p: Any, seed: Any) -> dict[str, Any]:
+    """Return the arguments that modify the softmax; empty if none of them has an effect."""
+    if score is None and sinks is None and dropout_p == 0.0:
+        return {}
+    return {"score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
 
 
 def _operators() -> Any:

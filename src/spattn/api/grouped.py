@@ -15,7 +15,7 @@ from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..request.call import Call, check_options, check_scale, default_scale
-from .attention import attention, attention_backward
+from .attention import attention, attention_backward, modifiers
 
 if TYPE_CHECKING:
     from ..request.layout import Layout
@@ -33,6 +33,8 @@ def grouped_attention(
     layout: str = "bhsd",
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
 ) -> list[Any]:
     r"""Compute softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 
@@ -52,8 +54,8 @@ def grouped_attention(
         As for :func:`attention`.
     layout : {"bhsd", "bshd", "thd"}, optional
         As for :func:`attention`; the same for all problems.
-    score, sinks : optional
-        As for :func:`attention`; the same for all problems.
+    score, sinks, dropout_p, seed : optional
+        As for :func:`attention`; the same for all problems. Each problem drops the pairs of a call of its own.
 
     Returns
     -------
@@ -83,10 +85,10 @@ def grouped_attention(
     equal to that of :func:`attention` with the same plan. Each problem with split-KV rows needs one more launch to
     combine them.
 
-    All other problems run one after another through :func:`attention`: problems with a score function or sinks, on the
-    CPU or on other GPUs, with other dtypes or array libraries, with arrays that are not aligned to 16 bytes, with
-    tensor subclasses, with a bool array as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the array can be
-    grouped), and problems in a traced PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first
+    All other problems run one after another through :func:`attention`: problems with a score function, sinks or
+    dropout, on the CPU or on other GPUs, with other dtypes or array libraries, with arrays that are not aligned to 16
+    bytes, with tensor subclasses, with a bool array as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the
+    array can be grouped), and problems in a traced PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first
     such call only, which tensors the kernels do not group, and why.
 
     PyTorch autograd differentiates each result separately, one problem after another, through
@@ -104,7 +106,7 @@ def grouped_attention(
     """
     given = _checked(problems)
     options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
-    modified = {name: x for name, x in {"score": score, "sinks": sinks}.items() if x is not None}
+    modified = modifiers(score, sinks, dropout_p, seed)
     if compiling():  # one operator per call in the graph
         return [attention(q, k, v, pattern, return_lse=return_lse, **options, **modified) for q, k, v, pattern in given]
     given = [(*(autocast(q, k, v) or (q, k, v)), pattern) for q, k, v, pattern in given]

@@ -18,6 +18,7 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
+from ..request.dropout import Dropout
 from ..request.score import ScoreOperands
 from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
@@ -48,7 +49,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
+LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True, drops=True)
 
 TILE = (48, 64)
 """Default tile, (queries, keys). 48 queries fill the three AVX-512 vectors of a register block of S, and eight register
@@ -192,9 +193,10 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
             prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
-            arguments, sinks = (prepared, q, k, v, out, lse, scale, team_size(useful)), _sinks_of(score)
-            if _core.forward(*arguments, score=bound, sinks=sinks) and (instead := _nonfinite.without(v)):
-                _core.forward(*arguments, instead, bound, sinks)
+            arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
+            modified = bound, _sinks_of(score), _dropout_of(score)
+            if _core.forward(*arguments, None, *modified) and (instead := _nonfinite.without(v)):
+                _core.forward(*arguments, instead, *modified)
         return out, lse
 
     return run
@@ -238,11 +240,11 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
             )
             to = own_dq, own_dk, own_dv, scale, team_size(useful)
             arguments = prepared, split, dout, q, k, v, out, lse, dlse, *to
-            of_sinks = sinks, dsinks if whole else None
-            if _core.backward(*arguments, None, bound, *of_sinks) and (instead := _nonfinite.without(k)):
+            modified = sinks, dsinks if whole else None, _dropout_of(score)
+            if _core.backward(*arguments, None, bound, *modified) and (instead := _nonfinite.without(k)):
                 if bound:
                     _score.clear(bound)
-                _core.backward(*arguments, instead, bound, *of_sinks)
+                _core.backward(*arguments, instead, bound, *modified)
 
         if score is None:
             compute(None)
@@ -260,6 +262,10 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
 
 def _sinks_of(score: ScoreOperands | None) -> np.ndarray | None:
     return None if score is None else score.sinks
+
+
+def _dropout_of(score: ScoreOperands | None) -> Dropout | None:
+    return None if score is None else score.dropout
 
 
 def forward(

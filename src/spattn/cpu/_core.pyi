@@ -4,6 +4,7 @@ import numpy as np
 
 from ..planning import Plan
 from ..request.call import Call
+from ..request.dropout import Dropout
 from ..schedule.gradients import Units
 from ._score import Bound, Encoded
 
@@ -47,6 +48,7 @@ def forward(
     instead: tuple[np.ndarray, np.ndarray] | None = None,
     score: Bound | None = None,
     sinks: np.ndarray | None = None,
+    dropout: Dropout | None = None,
 ) -> bool: ...
 def backward(
     prepared: Prepared,
@@ -67,4 +69,5 @@ def backward(
     score: Bound | None = None,
     sinks: np.ndarray | None = None,
     dsinks: np.ndarray | None = None,
+    dropout: Dropout | None = None,
 ) -> bool: ...

@@ -9,7 +9,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cython.parallel cimport parallel, threadid
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
@@ -61,6 +61,13 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         int64_t queries[2]
         cbool shared
 
+    cdef struct DropoutWords:
+        uint32_t threshold
+        double factor
+        const uint32_t* offset
+        const uint32_t* multiplier
+        const uint32_t* key
+
     cdef struct View:
         int64_t offset
         int32_t tiles
@@ -110,6 +117,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         const double* sinks
         double* dsinks
         const ScoreProgram* score
+        const DropoutWords* dropout
         char* slots
 
     cdef struct Sums:
@@ -126,6 +134,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
                                  char*) noexcept nogil
 
     ctypedef void (*HeadFunction)(const Call&, int64_t, int64_t, char*) noexcept nogil
+    ctypedef void (*PhiloxFunction)(uint64_t, uint32_t, uint32_t, uint32_t, uint32_t, int64_t, uint32_t*,
+                                    uint32_t*) noexcept nogil
 
     cdef struct KernelTable:
         const char* name
@@ -138,6 +148,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         MergeFunction merge_dq[4]
         AddFunction add_units[4]
         HeadFunction sink_gradient[4]
+        PhiloxFunction philox
 
     int usable_tables(const KernelTable** tables) noexcept
     double exact_sum(const int64_t* words) noexcept
@@ -324,8 +335,9 @@ cdef class Run(Prepared):
     cdef object error, workspaces
     cdef Prepared prepared
     cdef ScoreProgram program
+    cdef DropoutWords dropout
 
-    cdef begin(self, Prepared prepared, arrays, double scale, score, sinks, int threads):
+    cdef begin(self, Prepared prepared, arrays, double scale, score, sinks, dropout, int threads):
         """Fill in the kernel parameters, except the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
@@ -346,6 +358,8 @@ cdef class Run(Prepared):
             self.bind_score(score, threads)
         if sinks is not None:
             call.sinks = self.bind_sinks(sinks)
+        if dropout is not None:
+            self.bind_dropout(dropout)
         self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef const double* bind_sinks(self, cnp.ndarray sinks) except NULL:
@@ -357,6 +371,25 @@ cdef class Run(Prepared):
         cdef cnp.ndarray wide = np.ascontiguousarray(sinks, np.float64)
         self.owners.append(wide)
         return <const double*>cnp.PyArray_DATA(wide)
+
+    cdef bind_dropout(self, dropout):
+        """Compute the words of a request.dropout.Dropout: words() there has the same results."""
+        cdef int64_t q_len = self.call.q_len, kv_len = self.call.kv_len, rows = self.all_heads * q_len, number
+        cdef uint32_t* offset = <uint32_t*>self.workspace((2 * rows + self.all_heads * kv_len) * sizeof(uint32_t))
+        cdef uint32_t* multiplier = offset + rows
+        cdef uint32_t* key = multiplier + rows
+        cdef uint32_t head, batch
+        cdef uint64_t seed = dropout.seed
+        self.dropout = DropoutWords(dropout.threshold, dropout.factor, offset, multiplier, key)
+        with nogil:
+            for number in range(self.all_heads):
+                batch, head = <uint32_t>(number // self.heads), <uint32_t>(number % self.heads)
+                self.table.philox(seed, <uint32_t>(kv_len - q_len), head, batch, 0, q_len, offset + number * q_len,
+                                  multiplier + number * q_len)
+                self.table.philox(seed, 0, head, batch, 1, kv_len, key + number * kv_len, NULL)
+            for number in range(rows):
+                multiplier[number] |= 1
+        self.call.dropout = &self.dropout
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
         """Bind kv_len to the length of `k` if the plan is length-polymorphic; moved() in
@@ -727,27 +760,29 @@ def exact_sums(int64_t[:, ::1] words, double[::1] out):
             out[i] = exact_sum(&words[i, 0])
 
 
-def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None):
+def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None, score=None, sinks=None,
+            dropout=None):
     """Write attention to `out` and `lse` on at most `threads` threads; return whether a row is non-finite.
 
     A row may be non-finite only because a masked key is. After such a result, the caller repeats the call with
     `instead`, the result of :func:`._nonfinite.without` for `v`, unless that is None. If `prepared` has a score
-    program, `score` is its _score.Bound. `sinks` is None or a (heads_q,) array of lse's dtype.
+    program, `score` is its _score.Bound. `sinks` is None or a (heads_q,) array of lse's dtype, `dropout` None or a
+    request.dropout.Dropout.
     """
     cdef Forward run = Forward.__new__(Forward)
-    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, dropout, threads)
     run.make_room(instead, threads)
     return run.execute(threads)
 
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
-             instead=None, score=None, sinks=None, dsinks=None):
+             instead=None, score=None, sinks=None, dsinks=None, dropout=None):
     """Write gradients to `dq`, `dk` and `dv`, and add those of tables to the arrays that `score` names. `split` holds
     the Units of the plan for these heads, and `prepared` was created with their work items. `dlse` may be None;
     `instead` replaces `k`. With `sinks`, write the gradients of each batch entry to `dsinks`, (batch, heads_q) float64,
     unless that is None. Return value as for :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
-    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, threads)
+    run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, dropout, threads)
     run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, threads)
     return run.execute(threads)

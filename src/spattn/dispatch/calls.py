@@ -18,6 +18,7 @@ from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
+from ..request.dropout import Dropout
 from ._efficiency import may_lose, warn_where_dense_wins
 from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
 
@@ -44,6 +45,8 @@ def attention(
     gradients: Callable[..., Any] | None = None,
     score: Any = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention` on concrete arrays; return NotImplemented for traced PyTorch tensors.
 
@@ -51,7 +54,9 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
-    given = None if score is None and sinks is None else _read(score, sinks, q, k, v, backend, layout)
+    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
+    plain = score is None and sinks is None and dropout is None
+    given = None if plain else _read(score, sinks, dropout, q, k, v, backend, layout)
     if given is not None:
         key = *key, given.key
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
@@ -60,7 +65,7 @@ def attention(
         cast = autocast(q, k, v)
         if cast is not None:
             q, k, v = cast
-            options |= {"score": score, "sinks": sinks}
+            options |= {"score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
             return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
         chosen = _selected(pattern)
         if chosen is not None:
@@ -103,6 +108,8 @@ def attention_backward(
     layout: str = "bhsd",
     score: Any = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
@@ -114,9 +121,10 @@ def attention_backward(
         "precision": precision,
         "layout": layout,
     }
-    if score is None and sinks is None:
+    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
+    if score is None and sinks is None and dropout is None:
         return _backward(*arrays, given=None, **options)
-    given = _read(score, sinks, q, k, v, backend, layout, backward=True)
+    given = _read(score, sinks, dropout, q, k, v, backend, layout, backward=True)
     found = _backward(*arrays, given=given, **options)
     if found is NotImplemented:
         return found
@@ -172,8 +180,8 @@ def _backward(
     return _scores().gradients_of(given, found)
 
 
-def _read(score: Any, sinks: Any, q: Any, *others: Any, **options: Any) -> Given | None:
-    return None if traced(q) else _scores().read(score, sinks, q, *others, **options)
+def _read(score: Any, sinks: Any, dropout: Dropout | None, q: Any, *others: Any, **options: Any) -> Given | None:
+    return None if traced(q) else _scores().read(score, sinks, dropout, q, *others, **options)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Read the score function and the sinks of a call, for kernels and for autograd."""
+"""Read the score function, the sinks and the dropout of a call, for kernels and for autograd."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from ..arrays import NUMPY, ArrayNamespace, check_plain, dtype_name, namespace_of, recorder
 from ..arrays.namespace import numpy_dtype
 from ..request.call import Call, check_gradients
+from ..request.dropout import Dropout
 from ..request.layout import DEFAULT, Layout
 from ..request.score import ScoreOperands, TableType
 from ..score.kept_traces import find_or_trace
@@ -23,7 +24,7 @@ _WIDE = ("int64", "uint32", "uint64")
 
 
 class Given(NamedTuple):
-    """A call's score function and sinks.
+    """A call's score function, sinks and dropout.
 
     Attributes
     ----------
@@ -42,7 +43,7 @@ class Given(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The part of the cache key of a call that describes its score function and sinks."""
+        """The part of the cache key of a call that describes its score function, sinks and dropout."""
         return *self.operands.key, None if self.sinks is None else tuple(self.sinks.shape), self.recorded
 
     @property
@@ -57,7 +58,16 @@ class Given(NamedTuple):
 
 
 def read(
-    score: Any, sinks: Any, q: Any, k: Any, v: Any, backend: str, layout: str, *, backward: bool = False
+    score: Any,
+    sinks: Any,
+    dropout: Dropout | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    backend: str,
+    layout: str,
+    *,
+    backward: bool = False,
 ) -> Given | None:
     """Trace the score function of a call and move its arrays to the device of the call's kernels.
 
@@ -65,6 +75,7 @@ def read(
     ----------
     score : callable, Traced or None
     sinks : array or None
+    dropout : Dropout or None
     q, k, v : array
         Operands of the call.
     backend, layout : str
@@ -75,7 +86,7 @@ def read(
     Returns
     -------
     Given or None
-        None for the identity without sinks.
+        None for the identity without sinks and dropout.
     """
     kind = namespace_of(q)
     if kind is None:
@@ -89,7 +100,7 @@ def read(
         graph, tables = traced.graph, traced.tables
         if [graph.operations[at].name for at in graph.results] != ["score"]:
             program, parameters = program_of(graph), traced.parameters
-    if program is None and sinks is None:
+    if program is None and sinks is None and dropout is None:
         return None
     captured: dict[str, Any] = {"sinks": sinks, **{f"score: captured array {at}": x for at, x in enumerate(tables)}}
     recorded = not backward and recorder(q, k, v, *captured.values()) is not None
@@ -103,7 +114,7 @@ def read(
         own = _cast(own, "float64" if dtype_name(q) == "float64" else "float32")
     types = tuple(_type_of(x) for x in moved.values())
     wanted = tuple(backward and x.dtype in _FLOATS for x in types)
-    operands = ScoreOperands(program, parameters, tuple(moved.values()), types, own, wanted)
+    operands = ScoreOperands(program, parameters, tuple(moved.values()), types, own, wanted, dropout)
     return Given(operands, sinks, tables, recorded)
 
 

@@ -183,7 +183,10 @@ def attention(
     layout: str = DEFAULT,
     **modified: Any,
 ) -> Any:
-    """Implement :func:`spattn.attention` while PyTorch traces the call; `modified` may have score= and sinks=."""
+    """Implement :func:`spattn.attention` while PyTorch traces the call.
+
+    `modified` may have score=, sinks=, dropout_p= and seed=.
+    """
     check_options(backend, return_lse, precision, layout)
     if modified:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
@@ -284,8 +287,8 @@ def _with_score(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
         raise TypeError(
-            "score, sinks: PyTorch graphs of one piece and torch.vmap do not support them yet; use torch.compile "
-            "without fullgraph=True, or call spattn.attention outside the graph"
+            "score, sinks, dropout_p: PyTorch graphs of one piece and torch.vmap do not support them yet; use "
+            "torch.compile without fullgraph=True, or call spattn.attention outside the graph"
         )
     return function(*arguments, **options)
 
@@ -310,8 +313,8 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `modified` may have ``score=`` and ``sinks=``. `text` is the serialized pattern, which lets torch.compile
-    guard on the pattern's value and not on its identity.
+    `modified` may have ``score=``, ``sinks=``, ``dropout_p=`` and ``seed=``. `text` is the serialized pattern, which
+    lets torch.compile guard on the pattern's value and not on its identity.
     """
     if modified:
         return _with_score(_attend_padded, q, k, v, valid, pattern, **modified)

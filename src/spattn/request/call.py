@@ -57,7 +57,7 @@ class Call:
     return_lse : bool
         Whether lse is required.
     score : ScoreOperands or None
-        Score function and sinks; None means neither.
+        Score function, sinks and dropout; None means none of them.
     """
 
     q: Any = field(repr=False)

@@ -1,4 +1,4 @@
-"""The score function and the sinks of a call, as kernels take them."""
+"""The score function, the sinks and the dropout of a call, as kernels take them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..score.program import Program
+    from .dropout import Dropout
 
 __all__ = ["ScoreOperands", "TableType"]
 
@@ -26,7 +27,7 @@ class TableType(NamedTuple):
 
 
 class ScoreOperands(NamedTuple):
-    """The score function and the sinks of one call, with the values of captured numbers and arrays.
+    """The score function, the sinks and the dropout of one call, with the values of captured numbers and arrays.
 
     Kernels apply the function to the scaled score of every allowed pair, before they take the maximum. The backward
     pass applies its derivative. The last query has the position of the last key.
@@ -46,6 +47,8 @@ class ScoreOperands(NamedTuple):
         A logit per query head that takes part in the softmax without a value: float32, or float64 if q is.
     wanted : tuple of bool
         Which tables need a gradient in the backward pass.
+    dropout : Dropout or None
+        The weights that kernels drop after the softmax.
     """
 
     program: Program | None
@@ -54,8 +57,9 @@ class ScoreOperands(NamedTuple):
     types: tuple[TableType, ...] = ()
     sinks: Any = None
     wanted: tuple[bool, ...] = ()
+    dropout: Dropout | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The part that a cached dispatch depends on, without values."""
-        return self.program, self.types, self.sinks is not None, self.wanted
+        return self.program, self.types, self.sinks is not None, self.wanted, self.dropout is not None

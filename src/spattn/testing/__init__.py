@@ -11,6 +11,7 @@ from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .bounds import assert_within_bound, count_orders, dense_mask, error_bound, naive, naive_gradients, naive_orders
 from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
+from .dropout import dropout_mask
 from .gradients import GradientExpectation, naive_from_results
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "check_plan",
     "count_orders",
     "dense_mask",
+    "dropout_mask",
     "eps",
     "error_bound",
     "execute",

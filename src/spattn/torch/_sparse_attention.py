@@ -15,6 +15,7 @@ from ..dispatch.torch_operators import attend
 from ..dispatch.torch_text import text_of
 from ..patterns import Pattern
 from ..patterns.base.check import integer
+from ..request.dropout import Dropout
 
 __all__ = ["SparseAttention"]
 
@@ -23,7 +24,6 @@ _USUAL = {name: one.default for name, one in inspect.signature(nn.MultiheadAtten
 _USUAL["need_weights"] = False
 # Other constructor arguments of nn.MultiheadAttention, with the only supported values.
 _MADE_WITH = {
-    "dropout": 0.0,
     "add_bias_kv": False,
     "add_zero_attn": False,
     "kdim": None,
@@ -56,6 +56,9 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         Parameters that another function captures are not the layer's: register them in your model.
     sinks : bool, optional
         Whether the layer learns a sink per query head, the parameter ``sinks``, which starts at 0.
+    dropout : float, optional
+        Share of the attention weights that training mode drops, `dropout_p` of :func:`spattn.attention`. The seed of
+        each call is drawn from PyTorch's default generator on the CPU.
     device, dtype : optional
         Device and dtype of the parameters.
     **others
@@ -105,6 +108,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         num_kv_heads: int | None = None,
         score: Callable[..., Any] | None = None,
         sinks: bool = False,
+        dropout: float = 0.0,
         device: Any = None,
         dtype: Any = None,
         **others: Any,
@@ -127,7 +131,10 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         if not isinstance(sinks, bool):
             raise TypeError(f"sinks: expected a bool, whether the layer learns sinks, got {type(sinks).__name__}")
         self.pattern = pattern
+        if dropout != 0.0:
+            Dropout.of(dropout, 0)  # raises an error if it is no share
         self.score = score
+        self.dropout = dropout
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty(rows, self.embed_dim, **like))
@@ -206,6 +213,8 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         valid = None if key_padding_mask is None else _valid(key_padding_mask, key)
         named = {"score": self.score, "sinks": self.sinks}
         modified = {name: given for name, given in named.items() if given is not None}
+        if self.training and self.dropout != 0.0:
+            modified |= {"dropout_p": self.dropout, "seed": _drawn_seed()}
         out = attend(q, k, v, valid, self._text, self._pattern, **modified)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
@@ -221,6 +230,12 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {self._pattern!r}, num_kv_heads={self.num_kv_heads}"
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _drawn_seed() -> int:
+    """Draw a seed from PyTorch's generator on the CPU, whose state checkpoints restore."""
+    return int(torch.randint(1 << 62, ()))
 
 
 def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

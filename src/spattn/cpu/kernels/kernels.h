@@ -89,6 +89,14 @@ struct ScoreProgram {
   bool shared;  // whether several threads add to the accumulators
 };
 
+// Dropout of attention weights: softmax/dropout.h.
+struct DropoutWords {
+  uint32_t threshold;                   // 2^32 times the share of dropped pairs
+  double factor;                        // of the kept weights
+  const uint32_t *offset, *multiplier;  // (batch, heads_q, q_len)
+  const uint32_t* key;                  // (batch, heads_q, kv_len)
+};
+
 struct Plan {
   const View* views;
   const Component* components;
@@ -132,10 +140,11 @@ struct Call {
   int64_t together;        // query heads per forward task: 1 or `group`
   int64_t head_dim, head_dim_v;
   double scale;
-  const double* sinks;        // (heads_q): logits of the sinks, -inf for a head without one; null: no sinks
-  double* dsinks;             // backward output, (batch, heads_q): gradients of the sinks; null if not wanted
-  const ScoreProgram* score;  // null: the identity
-  char* slots;                // split-KV partials: partial_row() in finish/results.h
+  const double* sinks;          // (heads_q): logits of the sinks, -inf for a head without one; null: no sinks
+  double* dsinks;               // backward output, (batch, heads_q): gradients of the sinks; null if not wanted
+  const ScoreProgram* score;    // null: the identity
+  const DropoutWords* dropout;  // null: none
+  char* slots;                  // split-KV partials: partial_row() in finish/results.h
 };
 
 // Maximum q_len for which a task computes all heads of a group, so that it reads K and V once: decode/decode.h.
@@ -171,6 +180,11 @@ using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const 
 // Computes the gradient of the sink of a query head over the rows of a batch entry.
 using HeadFunction = void (*)(const Call&, int64_t batch, int64_t head, char* scratch) noexcept;
 
+// Writes words 0 and 1 of Philox4x32-10 with the counters (first + i, head, batch, stream) for i < count; `word1` may be
+// null.
+using PhiloxFunction = void (*)(uint64_t seed, uint32_t first, uint32_t head, uint32_t batch, uint32_t stream,
+                                int64_t count, uint32_t* word0, uint32_t* word1) noexcept;
+
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
 struct KernelTable {
@@ -184,6 +198,7 @@ struct KernelTable {
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];
   HeadFunction sink_gradient[kDtypes];
+  PhiloxFunction philox;
 };
 
 namespace baseline { extern const KernelTable table; }

@@ -60,7 +60,7 @@ class TileItem {
     BackwardEntry entry = {item_.key_tile(at), item_.mask(at), 0, {}, {}};
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
-    if (s_.score) list_padded(entry.place, entry.rows(), position);
+    if (s_.score || s_.dropout) list_padded(entry.place, entry.rows(), position);
     const auto rows = [&](const Head& head, int64_t width, int64_t depth, uint16_t* buffer) {
       return tile_rows<RawBfloat16>(head, entry.place, entry.rows(), width, depth, false, position, buffer);
     };
@@ -95,7 +95,13 @@ class TileItem {
     multiply(entry.values, s_.dout_columns, s_.depth_value, s_.score_gradients);
   }
 
-  // Computes P' and dS' of a block.
+  template <bool kDrops> auto weigh_of(bool masked) const {
+    return s_.score ? masked ? weigh_rows<true, true, kDrops> : weigh_rows<false, true, kDrops>
+           : masked ? weigh_rows<true, false, kDrops>
+                    : weigh_rows<false, false, kDrops>;
+  }
+
+  // Computes P', after dropout, and dS' of a block.
   void weigh(const BackwardEntry& entry, const KeyBlock& block) {
     const Mask& allowed = entry.mask;
     const Logits<float> logits(item_.call);
@@ -112,9 +118,8 @@ class TileItem {
       if (block.begin % 2) clear_weights(block.begin - 1, s_);
       if (block.end % 2 && block.end < vectors_) clear_weights(block.end, s_);
     }
-    const auto weigh = s_.score  ? allowed ? weigh_rows<true, true> : weigh_rows<false, true>
-                       : allowed ? weigh_rows<true, false>
-                                 : weigh_rows<false, false>;
+    if (s_.dropout) s_.dropout.list_keys(item_.batch, item_.head, s_.rows.position.key + key, kTileTerms);
+    const auto weigh = s_.dropout ? weigh_of<true>(bool(allowed)) : weigh_of<false>(bool(allowed));
     for (int64_t column = first; column < end; column += kLanes<float>) {
       for (int64_t row = 0; row < kTileRows; row += kStretch) weigh(row, column, logits, scale, pairs, first, s_);
     }

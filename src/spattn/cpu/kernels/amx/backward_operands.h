@@ -9,6 +9,7 @@
 #include "forward/paired.h"
 #include "kernels.h"
 #include "simd/bfloat16.h"
+#include "softmax/dropout.h"
 #include "softmax/logits.h"
 #include "softmax/score.h"
 #include "softmax/weights.h"
@@ -34,6 +35,7 @@ struct TileBackwardScratch {
   uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a pair adjacent
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
   Score<float> score;
+  Dropout<float> dropout;               // its keys are those of a block
   uint32_t* allowed;                    // (width.query): mask of a block, one bit per key
   uint16_t *weights, *gradients;        // (kTileTerms, terms): P' and dS' of a block
   uint32_t* gradient_pairs;             // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
@@ -44,7 +46,8 @@ struct TileBackwardScratch {
   TileBackwardScratch(const Call& call, Arena& arena)
       : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
         terms(round_up(width.query, kTileTerms)), blocks(call.plan.block_kv / kTileTerms), rows(call, width, arena),
-        raw(width.query, depth_key, depth_value, arena), score(call, kTileTerms, width.query, 1, arena) {
+        raw(width.query, depth_key, depth_value, arena), score(call, kTileTerms, width.query, 1, arena),
+        dropout(call, width.query, kTileTerms, arena) {
     const int64_t block_kv = call.plan.block_kv;
     query_columns = arena.array<uint32_t>(depth_key / 2 * width.query);
     dout_columns = arena.array<uint32_t>(depth_value / 2 * width.query);
@@ -89,6 +92,7 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   const QueryRows<uint16_t>& raw = s.raw;
   s.score.begin(item.batch, item.head);
   gather_item<RawBfloat16>(item, tile, raw, s.rows);
+  if (s.dropout) s.dropout.list_queries(item.batch, item.head, s.rows.position.query, ld);
   const auto pack_columns = [&](const uint16_t* from, int64_t depth, float sign, uint32_t* to) {
     transpose_rows<Paired>(reinterpret_cast<const uint32_t*>(from), depth / 2, ld, depth / 2, sign, to, ld);
   };
@@ -139,7 +143,7 @@ constexpr int kStretch = 4;  // pairs of keys per call of weigh_rows()
 // kTileRows. With a score function, also writes dS' with respect to its results, in place of dP', and reads the
 // derivatives of a tile whose first column is `first`. Ignores the low parts of lse2 and the factor, which matter less
 // than the rounding to bfloat16.
-template <bool kMasked, bool kScored>
+template <bool kMasked, bool kScored, bool kDrops>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs, int64_t first,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
@@ -156,13 +160,20 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
       const int64_t at = (row + half * kTileRows + i) * ld + column;
       weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(load<Vec<float>>(s.scores + at), lse2)), keep);
-      Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
+      Vec<float> product = load<Vec<float>>(s.score_gradients + at);
+      [[maybe_unused]] IntVec<float> kept;
+      if constexpr (kDrops) {
+        kept = s.dropout.kept_queries(column, row + half * kTileRows + i);
+        product = kept ? product * s.dropout.factor() : Vec<float>{};
+      }
+      Vec<float> difference = product - delta;
       if constexpr (kScored) {
         store(s.score_gradients + at, score_gradient(weight, difference));
         const float* const factor = derivative.data + (row + half * kTileRows + i) * derivative.step;
         difference *= derivative.vector ? load<Vec<float>>(factor + column - first) : splat(*factor);
       }
       gradient = score_gradient(weight, difference * scale);
+      if constexpr (kDrops) weight = (__m512)(kept ? (Vec<float>)weight * s.dropout.factor() : Vec<float>{});
     };
     __m512 weight[2], gradient[2];
     weigh(0, weight[0], gradient[0]);

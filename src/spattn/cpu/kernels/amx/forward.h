@@ -53,8 +53,7 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
 }
 
 template <class Path>
-void score_block(const Tile& tile, const Block& block, AmxScratch<Path>& s) {
-  list_padded(tile, block.end, s.position.key);
+void score_block(const Block& block, AmxScratch<Path>& s) {
   s.score.template apply<false>(s.position.key + block.begin, block.end - block.begin, s.position.query + block.first,
                                 block.columns * kTileColumns, s.panel_scores, kPanel);
 }
@@ -75,6 +74,20 @@ void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, Amx
     float* out = s.output_column(first);
     for (int64_t i = 0; i < s.counts.value_tiles * kTileRows * kPanel; i += kPanel) {
       store(out + i, load<Vec<float>>(out + i) * rescale);
+    }
+  }
+}
+
+// Drops weights P' of a key tile whose positions are in s.position.key.
+template <class Path>
+__attribute__((noinline)) void drop_block(const Item& item, const Block& block, AmxScratch<Path>& s) {
+  const int64_t keys = block.end - block.begin;
+  s.dropout.list_keys(item.batch, item.head, s.position.key + block.begin, keys);
+  for (int64_t column = 0; column < block.columns; ++column) {
+    for (int part = 0; part < Path::kParts; ++part) {
+      char* const weights = s.weight_tiles + column * kTileBytes + part * s.weight_part();
+      s.dropout.drop_pairs(0, keys, block.first + column * kTileColumns, kTileColumns,
+                           reinterpret_cast<uint32_t*>(weights), kPanelBytes / 4);
     }
   }
 }
@@ -130,8 +143,10 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
-        if (s.score) score_block(item.key_tile(entry->at), block, s);
+        if (s.score || s.dropout) list_padded(item.key_tile(entry->at), block.end, s.position.key);
+        if (s.score) score_block(block, s);
         weigh_block(block, entry->mask, logits, s);
+        if (s.dropout) drop_block(item, block, s);
         multiply_values(block, entry->tile.values, s);
       }
     }
@@ -154,6 +169,7 @@ template <class Path> struct TileForward {
     prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
     const int64_t cells = list_padded(tile, s.width.query, s.position.query);
     s.score.begin(item.batch, item.head);
+    if (s.dropout) s.dropout.list_queries(item.batch, item.head, s.position.query, s.width.query);
     const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
     const Logits<float> logits(item.call);
     leave_marked(item, cells, s.position.key, s.exact);

@@ -1,6 +1,7 @@
 // Scratch of the AMX forward. Operands are stored as tiles of 1 KiB, sixteen consecutive cache lines each.
 #pragma once
 #include "amx/panel.h"
+#include "softmax/dropout.h"
 #include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
@@ -83,6 +84,7 @@ template <class Path> struct AmxScratch {
   float* product;              // (value_tiles) tiles: V' P' of a key tile
   typename Path::Row* staged;  // rows before packing
   Score<float> score;
+  Dropout<float> dropout;
   PackedTiles<Path> tiles;
   Entry* entries;  // (tiles.capacity)
 
@@ -96,8 +98,8 @@ template <class Path> struct AmxScratch {
         output_tiles(arena.array<float>(panels * counts.value_tiles * kPanelSize / 4)),
         product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
         staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())),
-        score(call, call.plan.block_kv, kPanel, 1, arena), tiles(call, cache, arena),
-        entries(arena.array<Entry>(tiles.capacity)) {}
+        score(call, call.plan.block_kv, kPanel, 1, arena), dropout(call, width.query, call.plan.block_kv, arena),
+        tiles(call, cache, arena), entries(arena.array<Entry>(tiles.capacity)) {}
 
   // Return Q' and O' of the tile column that starts at query cell `first`.
   char* query_column(int64_t first) const {

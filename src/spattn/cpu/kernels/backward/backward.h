@@ -1,6 +1,8 @@
 // Backward of a work item, which recomputes P = exp(scale * Q K' - lse) of the allowed pairs, tile by tile.
 //
 //   delta = rowsum(dO o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q
+//
+// Dropout multiplies P in dV, and dO V', by 1 / (1 - p) or 0.
 #pragma once
 #include "backward/exact.h"
 #include "backward/products.h"
@@ -27,6 +29,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
       item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
+  if (s.dropout) s.dropout.list_keys(item.batch, item.head, position, rows);
   compute_weights(call, tile, SplitLogits<T>(call), s);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);

@@ -41,7 +41,8 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
     const FallbackVector<E> dout(Head(call.dout, batch, head), query);
     Normaliser& n = normaliser(call, batch, head, query);
     row.weigh_keys(n, [&](int64_t key, double rescale, double weight) {
-      n.product = n.product * rescale + weight * dout.times({row.values, key}, call.head_dim_v);
+      n.product =
+          n.product * rescale + weight * row.dropout.factor(key) * dout.times({row.values, key}, call.head_dim_v);
     });
   }
 }
@@ -84,7 +85,8 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
     const double score = row.score(key, &derivative);
     if (row.removed(score)) return;
     const double weight = scalar_weight(row.logits.scalar_exponent(score, softmax.reference) - softmax.rest);
-    const double of_score = weight * (dout.times({row.values, key}, call.head_dim_v) - delta);
+    const double kept = row.dropout.factor(key);
+    const double of_score = weight * (kept * dout.times({row.values, key}, call.head_dim_v) - delta);
     // Where the weight is 0, the derivative may be NaN.
     const double gradient = of_score * (weight == 0 ? 1 : derivative) * call.scale;
     for (int64_t d = 0; d < call.head_dim; ++d) dq[d] += gradient * k[d];
@@ -93,7 +95,7 @@ template <class E> void fallback_gradients(const FallbackRow<E>& row, const Sums
     T* dk = reinterpret_cast<T*>(sums->dk) + (key - sums->begin) * sums->ld_dk;
     T* dv = reinterpret_cast<T*>(sums->dv) + (key - sums->begin) * sums->ld_dv;
     for (int64_t d = 0; d < call.head_dim; ++d) dk[d] += T(gradient * row.query[d]);
-    for (int64_t j = 0; j < call.head_dim_v; ++j) dv[j] += T(weight * dout[j]);
+    for (int64_t j = 0; j < call.head_dim_v; ++j) dv[j] += T(weight * kept * dout[j]);
   });
 }
 

@@ -42,7 +42,7 @@ void product_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_
 
 // Computes P' and dS' for kKeyRows keys by N vectors of queries; reads scores from s.weights if there is a score
 // function.
-template <class T, int N, bool kMasked>
+template <class T, int N, bool kMasked, bool kDrops>
 void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, SplitLogits<T> logits,
                   BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
@@ -76,12 +76,17 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
       const Vec<T> weight = load<Vec<T>>(s.weights + at + i * ld + j * L);
+      if constexpr (kDrops) {
+        const IntVec<T> kept = s.dropout.kept_queries(column + j * L, key + i);
+        gradient[i][j] = kept ? gradient[i][j] * s.dropout.factor() : Vec<T>{};
+      }
       store(s.gradients + at + i * ld + j * L, score_gradient<T>(weight, gradient[i][j] - delta));
     }
   }
 }
 
-// Computes s.weights = P' and s.gradients = dS' with respect to q.k, and adds the terms of tables' gradients.
+// Computes s.weights = P', after dropout, and s.gradients = dS' with respect to q.k, and adds the terms of tables'
+// gradients.
 template <class T>
 void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
   const int64_t ld = s.width.query, vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;
@@ -101,12 +106,16 @@ void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> lo
   };
   s.mask.each_block({0, tile.rows}, vectors, masked, mark, [&](auto some, int64_t key, int64_t column) {
     constexpr int N = decltype(some)::value;
-    const auto run = masked ? weight_block<T, N, true> : weight_block<T, N, false>;
+    const auto run = s.dropout ? masked ? weight_block<T, N, true, true> : weight_block<T, N, false, true>
+                     : masked  ? weight_block<T, N, true, false>
+                               : weight_block<T, N, false, false>;
     run(call, tile, key, column, logits, s);
   });
-  if (!s.score) return;
-  s.score.add_table_gradients(s.gradients, ld);
-  s.score.multiply_derivatives(s.weights, T(call.scale), s.gradients, ld);
+  if (s.score) {
+    s.score.add_table_gradients(s.gradients, ld);
+    s.score.multiply_derivatives(s.weights, T(call.scale), s.gradients, ld);
+  }
+  if (s.dropout) s.dropout.drop_queries(0, tile.rows, vectors * kLanes<T>, s.dropout.factor(), s.weights, ld);
 }
 
 template <class T, class V, int N> SPATTN_INLINE void add_vectors(const V (&terms)[N], T* to) {

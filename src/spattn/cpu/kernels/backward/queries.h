@@ -115,6 +115,7 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   compute_delta(rows, call.head_dim_v, s);
   subtract_dlse(item, tile.cells(), gradient_scale<T>(call), s.rows);
   s.score.begin(item.batch, item.head);
+  if (s.dropout) s.dropout.list_queries(item.batch, item.head, s.rows.position.query, s.width.query);
 }
 
 }  // namespace SPATTN_ISA

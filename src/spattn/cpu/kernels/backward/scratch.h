@@ -1,6 +1,7 @@
 // Scratch of the backward.
 #pragma once
 #include "kernels.h"
+#include "softmax/dropout.h"
 #include "softmax/score.h"
 #include "tile/arena.h"
 #include "tile/mask.h"
@@ -50,13 +51,14 @@ template <class T> struct BackwardScratch {
   T* weights;    // (block_kv, width.query): P'
   T* gradients;  // (block_kv, width.query): dS'
   Score<T> score;
+  Dropout<T> dropout;
 
   BackwardScratch(const Call& call, Arena& arena)
       : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         mask(call, width.query, arena), staging(call, width, arena), query(arena.array<T>(call.head_dim * width.query)),
         dout(arena.array<T>(call.head_dim_v * width.query)), weights(arena.array<T>(call.plan.block_kv * width.query)),
         gradients(arena.array<T>(call.plan.block_kv * width.query)),
-        score(call, call.plan.block_kv, width.query, 1, arena) {}
+        score(call, call.plan.block_kv, width.query, 1, arena), dropout(call, width.query, call.plan.block_kv, arena) {}
 };
 
 }  // namespace SPATTN_ISA

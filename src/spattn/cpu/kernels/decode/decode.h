@@ -14,6 +14,7 @@
 #include "finish/finish.h"
 #include "kernels.h"
 #include "simd/element.h"
+#include "softmax/dropout.h"
 #include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/item.h"
@@ -39,6 +40,7 @@ template <class T> struct DecodeScratch {
   T** output;       // (width.query): pointers to the unnormalized rows of O, in the result where possible
   T* outputs;       // (width.query, width.value): rows that are not computed in place
   Score<T> score;   // of all heads of a task
+  Dropout<T> dropout;
 
   DecodeScratch(const Call& call, Arena& arena)
       : width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena), rows(width.query + kLanes<T>, arena),
@@ -46,7 +48,8 @@ template <class T> struct DecodeScratch {
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
         scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
         queries(arena.array<T>(width.query * width.key)), output(arena.array<T*>(width.query)),
-        outputs(arena.array<T>(width.query * width.value)), score(call, call.plan.block_q, ld, call.together, arena) {}
+        outputs(arena.array<T>(width.query * width.value)), score(call, call.plan.block_q, ld, call.together, arena),
+        dropout(call, width.query, ld, arena) {}
 };
 
 // Maximum prefetch distance in bytes, at which the prefetched K and V fit the L1 cache.
@@ -98,6 +101,10 @@ void add_keys(const Item& item, const int64_t* position, int64_t count, const Ro
     for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
   }
   weigh_rows(mask, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
+  for (int64_t row = 0; s.dropout && row < rows; ++row) {
+    if (row % cells == 0) s.dropout.list_keys(item.batch, item.head + row / cells, position, padded);
+    s.dropout.drop_keys(row, padded, T(1), s.scores + row * s.ld);
+  }
   visit_rows(item.values(), values_in_line, call.head_dim_v, s.width.value, s.staging.values,
              [&](auto stored, auto values) {
                in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
@@ -122,7 +129,7 @@ void add_tile(const Item& item, const Listed& at, int64_t cells, int64_t rows, L
   const bool line = tile.even() && tile.cells() == count;
   const bool key_line = line && whole_vectors<E>(keys, call.head_dim, s.width.key);
   const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, s.width.value);
-  if (!key_line || !value_line || call.score) list_keys(tile, count, s.listed);
+  if (!key_line || !value_line || call.score || call.dropout) list_keys(tile, count, s.listed);
   const Rows key_rows = rows_in_line<E>(keys, tile, next, call.head_dim);
   const Rows value_rows = rows_in_line<E>(values, tile, next, call.head_dim_v);
   add_keys<E>(item, s.listed, count, key_line ? &key_rows : nullptr, value_line ? &value_rows : nullptr,
@@ -171,6 +178,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   for (int64_t row = 0; row < rows; row += cells) {
     find_rows<E>({call, item.batch, item.head + row / cells, item.work}, cells, s.position.query, row, logits, s);
     s.score.begin(item.batch, item.head + row / cells, row / cells);
+    if (s.dropout) s.dropout.list_queries(item.batch, item.head + row / cells, s.position.query, cells, row);
   }
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks

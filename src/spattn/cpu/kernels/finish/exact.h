@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "simd/element.h"
+#include "softmax/dropout.h"
 #include "softmax/logits.h"
 #include "softmax/score.h"
 #include "softmax/weights.h"
@@ -72,11 +73,13 @@ template <class E> struct FallbackRow {
   int64_t* key_position;
   Logits<double> logits;
   PairScore score_function;
+  RowDropout dropout;
 
   FallbackRow(const Item& item, int64_t cell, const Positions& places)
       : item(item), cell(cell), position(places.query[cell]), keys(item.call.exact_k, item.batch, item.head_kv()),
         values(item.call.exact_v, item.batch, item.head_kv()), query(item.queries(), position),
-        key_position(places.key), logits(item.call), score_function(item.call, item.batch, item.head, places.score) {}
+        key_position(places.key), logits(item.call), score_function(item.call, item.batch, item.head, places.score),
+        dropout(item.call, item.batch, item.head, position) {}
 
   // Returns the score, scaled only if the call has a score function, and writes its derivative. Not inlined, so that
   // all callers get the same score for a pair.
@@ -124,7 +127,8 @@ template <class E> struct FallbackRow {
     clear(sum, width);
     weigh_keys(n, [&](int64_t key, double rescale, double weight) {
       const Vector value(values, key);
-      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + weight * value[j];
+      const double kept = weight * dropout.factor(key);
+      for (int64_t j = 0; j < width; ++j) sum[j] = sum[j] * rescale + kept * value[j];
     });
     for (int64_t j = 0; j < width; ++j) out[j] = n.total == 0 ? T(0) : T(sum[j] / n.total);
     return n.largest * logits.natural + ::log(n.total);

@@ -23,7 +23,7 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Writes the results of an item, O divided by `divisor`. Rows that are non-finite or chosen in `exact` take the float64
+// Writes the results of an item, O divided by `divisor` and, with dropout, by 1 - p. Rows that are non-finite or chosen in `exact` take the float64
 // fallback. output(cell) returns the unnormalized row, `ld` values; the statistics of a cell are at `first` + cell.
 template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
@@ -32,6 +32,7 @@ void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* div
   rows.find_lse(first, cells, logits);
   const Call& call = item.call;
   const Sink sink(call, item.head);
+  const T kept = call.dropout ? T(call.dropout->factor) : T(1);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
     const T sum = rows.row_sum[first + cell];
@@ -42,7 +43,7 @@ void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* div
     if (nothing && !exact.chosen[cell]) {
       lse = -kInfinity<double>;  // rows.lse is NaN if the scale is 0: 0 * row_max
       clear(row, call.head_dim_v);
-    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, ld, T(1) / divisor[first + cell])) {
+    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, ld, kept / divisor[first + cell])) {
       report_nonfinite(call);
       lse = FallbackRow<E>(item, cell, position).compute(exact.sum, row);
     }

@@ -15,6 +15,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// Drops weights P' of the keys `blocks` of the tile whose positions are in s.position.key.
+template <class Path, class T = typename Path::T>
+__attribute__((noinline)) void drop_tile(const Item& item, Keys blocks, int64_t vectors, ForwardScratch<T>& s) {
+  s.dropout.list_keys(item.batch, item.head, s.position.key, blocks.end);
+  const int64_t queries = vectors * kLanes<T>, ld = s.width.query;
+  if constexpr (Path::kTerms == 2) {
+    s.dropout.drop_pairs(blocks.begin, blocks.end, 0, queries, reinterpret_cast<uint32_t*>(s.scores), ld);
+  } else {
+    s.dropout.drop_queries(blocks.begin, blocks.end, queries, T(1), s.scores, ld);
+  }
+}
+
 // Adds the terms of a key tile to O and updates the row statistics.
 template <class Path, class T = typename Path::T>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
@@ -32,9 +44,10 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   const auto v = Path::value_operand(values, tile, call, cached, s);
   const Keys reached = mask ? s.mask.expand(mask, cells, key_cells) : Keys{0, key_cells};
   const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
-  if (s.score) list_padded(tile, rows, s.position.key);
+  if (s.score || s.dropout) list_padded(tile, rows, s.position.key);
   compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
+  if (s.dropout) drop_tile<Path>(item, blocks, vectors, s);
   accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
 }
 
@@ -58,6 +71,7 @@ template <class Path> struct VectorForward {
   static void run(const Item& item, Scratch& s) {
     const int64_t cells = list_padded(item.query_tile(), s.width.query, s.position.query);
     s.score.begin(item.batch, item.head);
+    if (s.dropout) s.dropout.list_queries(item.batch, item.head, s.position.query, s.width.query);
     const Head keys = item.keys(), values = item.values();
     const Logits<T> logits(item.call);
     pack_query<Path>(item, cells, logits.sign, s);

@@ -1,6 +1,7 @@
 // Scratch of the forward in forward.h.
 #pragma once
 #include "kernels.h"
+#include "softmax/dropout.h"
 #include "softmax/score.h"
 #include "softmax/softmax.h"
 #include "tile/arena.h"
@@ -47,6 +48,7 @@ template <class T> struct ForwardScratch {
   Positions position;
   FallbackRowBuffer exact;
   Score<T> score;
+  Dropout<T> dropout;
   LinearScore<T> linear;  // of the current key tile; its rows are those of `scores`
   KeyTiles<T> tiles;
 
@@ -56,7 +58,7 @@ template <class T> struct ForwardScratch {
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
         rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
         exact(width.query, call.head_dim_v, arena), score(call, call.plan.block_kv, width.query, 1, arena),
-        tiles(call, width, cache, arena) {}
+        dropout(call, width.query, call.plan.block_kv, arena), tiles(call, width, cache, arena) {}
 };
 
 }  // namespace SPATTN_ISA

@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "pairwise/keys.h"
 #include "softmax/logits.h"
+#include "softmax/dropout.h"
 #include "softmax/score.h"
 #include "softmax/weights.h"
 
@@ -27,12 +28,14 @@ template <class T> struct PairwiseBackwardScratch {
   T *query, *dout;         // (width.key), (width.value): sign(scale) * Q, gradient_scale() * dO
   T *weights, *gradients;  // (block_kv): P, dS
   Score<T> score;
+  Dropout<T> dropout;
 
   PairwiseBackwardScratch(const Call& call, Arena& arena)
       : width(one_row(call)), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
         staging(call, width, arena), chunk(call, rows.position.key, arena), query(arena.array<T>(width.key)),
         dout(arena.array<T>(width.value)), weights(arena.array<T>(call.plan.block_kv)),
-        gradients(arena.array<T>(call.plan.block_kv)), score(call, 1, call.plan.block_kv, 1, arena) {}
+        gradients(arena.array<T>(call.plan.block_kv)), score(call, 1, call.plan.block_kv, 1, arena),
+        dropout(call, 1, call.plan.block_kv, arena) {}
 
  private:
   static Widths<T> one_row(const Call& call) {
@@ -55,13 +58,17 @@ void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   multiply_keys<Native<T>, 1>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
   s.rows.delta[0] = s.gradients[0];
   subtract_dlse(item, 1, scale, s.rows);
+  if (s.dropout) s.dropout.list_queries(item.batch, item.head, s.rows.position.query, 1);
 }
 
 // Converts S to P and dP to dS, in place; `padded` is a multiple of kLanes.
-template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<T>& s) {
+template <bool kDrops, class T>
+void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<T>& s) {
   const Vec<T> lse2 = splat(s.rows.lse2[0]), lse2_low = splat(s.rows.lse2_low[0]), delta = splat(s.rows.delta[0]);
   for (int64_t key = 0; key < padded; key += kLanes<T>) {
-    const Vec<T> score = load<Vec<T>>(s.weights + key), product = load<Vec<T>>(s.gradients + key);
+    const Vec<T> score = load<Vec<T>>(s.weights + key);
+    Vec<T> product = load<Vec<T>>(s.gradients + key);
+    if constexpr (kDrops) product = s.dropout.kept_keys(0, key) ? product * s.dropout.factor() : Vec<T>{};
     const Vec<T> weight = normalised_weight<T>(logits.exponent(score, lse2, lse2_low), lse2);
     store(s.weights + key, weight);
     store(s.gradients + key, score_gradient<T>(weight, product - delta));
@@ -101,12 +108,18 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
         multiply_keys<decltype(stored), 1>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
       });
   if (s.score) s.score.template apply<true>(s.rows.position.query, 1, position, padded, s.weights, padded);
-  weigh_pairs(padded, SplitLogits<T>(call), s);
+  if (s.dropout) {
+    s.dropout.list_keys(item.batch, item.head, position, padded);
+    weigh_pairs<true>(padded, SplitLogits<T>(call), s);
+  } else {
+    weigh_pairs<false>(padded, SplitLogits<T>(call), s);
+  }
   if (s.score) {
     clear(s.gradients + count, padded - count);
     s.score.add_table_gradients(s.gradients, padded);
     s.score.multiply_derivatives(s.weights, T(call.scale), s.gradients, padded);
   }
+  if (s.dropout) s.dropout.drop_keys(0, padded, s.dropout.factor(), s.weights);
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {

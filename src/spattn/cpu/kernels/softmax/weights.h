@@ -1,5 +1,5 @@
-// Softmax weights P, their row sums, and the score gradient dS. Dropout would apply to the result of weigh(), not to
-// its sum, and to dP in score_gradient(). The AMX forward has its own functions: Weigh in amx/parts.h.
+// Softmax weights P, their row sums, and the score gradient dS. Dropout (dropout.h) applies to the result of weigh(),
+// not to its sum, and to dP in score_gradient(). The AMX forward has its own functions: Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
