@@ -163,7 +163,7 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
       Vec<float> product = load<Vec<float>>(s.score_gradients + at);
       [[maybe_unused]] IntVec<float> kept;
       if constexpr (kDrops) {
-        kept = s.dropout.kept_queries(column, row + half * kTileRows + i);
+        kept = s.dropout.queries(column)(s.dropout.one_key(row + half * kTileRows + i));
         product = kept ? product * s.dropout.factor() : Vec<float>{};
       }
       Vec<float> difference = product - delta;

@@ -84,11 +84,9 @@ __attribute__((noinline)) void drop_block(const Item& item, const Block& block, 
   const int64_t keys = block.end - block.begin;
   s.dropout.list_keys(item.batch, item.head, s.position.key + block.begin, keys);
   for (int64_t column = 0; column < block.columns; ++column) {
-    for (int part = 0; part < Path::kParts; ++part) {
-      char* const weights = s.weight_tiles + column * kTileBytes + part * s.weight_part();
-      s.dropout.drop_pairs(0, keys, block.first + column * kTileColumns, kTileColumns,
-                           reinterpret_cast<uint32_t*>(weights), kPanelBytes / 4);
-    }
+    auto* const weights = reinterpret_cast<uint32_t*>(s.weight_tiles + column * kTileBytes);
+    s.dropout.template drop_pairs<Path::kParts>(0, keys, block.first + column * kTileColumns, kTileColumns, weights,
+                                                kPanelBytes / 4, s.weight_part() / 4);
   }
 }
 

@@ -77,7 +77,7 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
     for (int i = 0; i < kKeyRows; ++i) {
       const Vec<T> weight = load<Vec<T>>(s.weights + at + i * ld + j * L);
       if constexpr (kDrops) {
-        const IntVec<T> kept = s.dropout.kept_queries(column + j * L, key + i);
+        const IntVec<T> kept = s.dropout.queries(column + j * L)(s.dropout.one_key(key + i));
         gradient[i][j] = kept ? gradient[i][j] * s.dropout.factor() : Vec<T>{};
       }
       store(s.gradients + at + i * ld + j * L, score_gradient<T>(weight, gradient[i][j] - delta));

@@ -21,7 +21,7 @@ __attribute__((noinline)) void drop_tile(const Item& item, Keys blocks, int64_t 
   s.dropout.list_keys(item.batch, item.head, s.position.key, blocks.end);
   const int64_t queries = vectors * kLanes<T>, ld = s.width.query;
   if constexpr (Path::kTerms == 2) {
-    s.dropout.drop_pairs(blocks.begin, blocks.end, 0, queries, reinterpret_cast<uint32_t*>(s.scores), ld);
+    s.dropout.template drop_pairs<1>(blocks.begin, blocks.end, 0, queries, reinterpret_cast<uint32_t*>(s.scores), ld);
   } else {
     s.dropout.drop_queries(blocks.begin, blocks.end, queries, T(1), s.scores, ld);
   }

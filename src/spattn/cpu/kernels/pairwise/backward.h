@@ -68,7 +68,8 @@ void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<
   for (int64_t key = 0; key < padded; key += kLanes<T>) {
     const Vec<T> score = load<Vec<T>>(s.weights + key);
     Vec<T> product = load<Vec<T>>(s.gradients + key);
-    if constexpr (kDrops) product = s.dropout.kept_keys(0, key) ? product * s.dropout.factor() : Vec<T>{};
+    if constexpr (kDrops)
+      product = s.dropout.one_query(0)(s.dropout.keys(key)) ? product * s.dropout.factor() : Vec<T>{};
     const Vec<T> weight = normalised_weight<T>(logits.exponent(score, lse2, lse2_low), lse2);
     store(s.weights + key, weight);
     store(s.gradients + key, score_gradient<T>(weight, product - delta));

@@ -12,6 +12,17 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// The words of queries, in lanes. Returns nonzero lanes for the keys with which their weights are kept.
+template <class T> struct KeptPairs {
+  BitsVec<T> multiplier, offset, threshold;
+
+  SPATTN_INLINE IntVec<T> operator()(BitsVec<T> key) const {
+    BitsVec<T> number = key * multiplier + offset;
+    if (sizeof(T) == 8) number &= 0xffffffff;
+    return number >= threshold;
+  }
+};
+
 // The words of the queries and keys of a tile. A Dropout of a call without dropout is false and owns nothing.
 template <class T> class Dropout {
   static constexpr int64_t L = kLanes<T>;
@@ -46,56 +57,64 @@ template <class T> class Dropout {
     for (int64_t i = 0; i < count; ++i) key_[i] = position[i] != kPadding ? words[position[i]] : 0;
   }
 
-  // Returns a vector with nonzero lanes where a weight is kept: for the queries from `query` on and a key, or for a
-  // query and the keys from `key` on.
-  SPATTN_INLINE IntVec<T> kept_queries(int64_t query, int64_t key) const {
-    return kept(splat_bits<T>(key_[key]), load<BitsVec<T>>(multiplier_ + query), load<BitsVec<T>>(offset_ + query));
+  // Queries in the lanes from `query` on, or one query in all lanes.
+  SPATTN_INLINE KeptPairs<T> queries(int64_t query) const {
+    return {load<BitsVec<T>>(multiplier_ + query), load<BitsVec<T>>(offset_ + query), threshold()};
   }
-  SPATTN_INLINE IntVec<T> kept_keys(int64_t query, int64_t key) const {
-    return kept(load<BitsVec<T>>(key_ + key), splat_bits<T>(multiplier_[query]), splat_bits<T>(offset_[query]));
+  SPATTN_INLINE KeptPairs<T> one_query(int64_t query) const {
+    return {splat_bits<T>(multiplier_[query]), splat_bits<T>(offset_[query]), threshold()};
   }
+
+  // One key in all lanes, or keys in the lanes from `key` on.
+  SPATTN_INLINE BitsVec<T> one_key(int64_t key) const { return splat_bits<T>(key_[key]); }
+  SPATTN_INLINE BitsVec<T> keys(int64_t key) const { return load<BitsVec<T>>(key_ + key); }
 
   // Multiplies the weights P' of the keys [begin, end), (keys, ld), by `factor` if they are kept, by 0 if not.
-  void drop_queries(int64_t begin, int64_t end, int64_t queries, T factor, T* weights, int64_t ld) const {
-    for (int64_t query = 0; query < queries; query += L) {
+  void drop_queries(int64_t begin, int64_t end, int64_t count, T factor, T* weights, int64_t ld) const {
+    for (int64_t query = 0; query < count; query += L) {
+      const KeptPairs<T> kept = queries(query);
       for (int64_t key = begin; key < end; ++key) {
         T* const at = weights + key * ld + query;
-        store(at, kept_queries(query, key) ? load<Vec<T>>(at) * factor : Vec<T>{});
+        store(at, kept(one_key(key)) ? load<Vec<T>>(at) * factor : Vec<T>{});
       }
     }
   }
 
-  // As drop_queries() with factor 1, for pairs of adjacent keys of 16 bits: row `begin` / 2 of `weights` has the first.
-  void drop_pairs(int64_t begin, int64_t end, int64_t first_query, int64_t queries, uint32_t* weights,
-                  int64_t ld) const {
+  // As drop_queries() with factor 1, for the queries [first, first + count) and the keys [begin, end) as pairs of 16
+  // bits. Row `begin` / 2 of `weights` has the first pairs; each weight is a sum of kParts parts, `part` elements apart.
+  template <int kParts>
+  void drop_pairs(int64_t begin, int64_t end, int64_t first, int64_t count, uint32_t* weights, int64_t ld,
+                  int64_t part = 0) const {
     static_assert(sizeof(T) == 4, "a pair has the size of a lane");
-    for (int64_t query = 0; query < queries; query += L) {
+    for (int64_t query = 0; query < count; query += L) {
+      const KeptPairs<T> kept = queries(first + query);
       for (int64_t key = begin; key < end; key += 2) {
-        uint32_t* const at = weights + key / 2 * ld + query;
-        const auto even = (BitsVec<T>)kept_queries(first_query + query, key);
-        const auto odd = (BitsVec<T>)kept_queries(first_query + query, key + 1);
-        store(at, load<BitsVec<T>>(at) & ((even & 0xffff) | (odd & 0xffff0000)));
+        const auto even = (BitsVec<T>)kept(one_key(key)), odd = (BitsVec<T>)kept(one_key(key + 1));
+        const BitsVec<T> both = (even & 0xffff) | (odd & 0xffff0000);
+        for (int i = 0; i < kParts; ++i) {
+          uint32_t* const at = weights + key / 2 * ld + query + i * part;
+          store(at, load<BitsVec<T>>(at) & both);
+        }
       }
     }
   }
 
-  // Multiplies the weights P of a query by `factor` if they are kept, by 0 if not; `keys` is a multiple of kLanes.
-  void drop_keys(int64_t query, int64_t keys, T factor, T* weights) const {
-    for (int64_t key = 0; key < keys; key += L) {
-      store(weights + key, kept_keys(query, key) ? load<Vec<T>>(weights + key) * factor : Vec<T>{});
+  // Multiplies the weights P of a query by `factor` if they are kept, by 0 if not; `count` is a multiple of kLanes.
+  void drop_keys(int64_t query, int64_t count, T factor, T* weights) const {
+    const KeptPairs<T> kept = one_query(query);
+    for (int64_t key = 0; key < count; key += L) {
+      store(weights + key, kept(keys(key)) ? load<Vec<T>>(weights + key) * factor : Vec<T>{});
     }
   }
 
  private:
-  SPATTN_INLINE IntVec<T> kept(BitsVec<T> key, BitsVec<T> multiplier, BitsVec<T> offset) const {
-    BitsVec<T> number = key * multiplier + offset;
-    if (sizeof(T) == 8) number &= 0xffffffff;
-    return number >= splat_bits<T>(words_->threshold);
-  }
+  SPATTN_INLINE BitsVec<T> threshold() const { return splat_bits<T>(words_->threshold); }
 
   const Call& call_;
   const DropoutWords* words_;
-  Word<T>*offset_ = nullptr, *multiplier_ = nullptr, *key_ = nullptr;
+  Word<T>* offset_ = nullptr;
+  Word<T>* multiplier_ = nullptr;
+  Word<T>* key_ = nullptr;
 };
 
 // Dropout of a row, one pair at a time.
