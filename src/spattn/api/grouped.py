@@ -88,8 +88,8 @@ def grouped_attention(
     All other problems run one after another through :func:`attention`: problems with a score function, sinks or
     dropout, on the CPU or on other GPUs, with other dtypes or array libraries, with arrays that are not aligned to 16
     bytes, with tensor subclasses, with a bool array as the pattern (a plan or a :class:`~spattn.patterns.Mask` of the
-    array can be grouped), and problems in a traced PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on the first
-    such call only, which tensors the kernels do not group, and why.
+    array can be grouped), and problems in a traced PyTorch graph. The logger ``spattn.cuda`` reports at level DEBUG, on
+    the first such call only, which tensors the kernels do not group, and why.
 
     PyTorch autograd differentiates each result separately, one problem after another, through
     :func:`attention_backward`.

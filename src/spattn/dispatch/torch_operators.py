@@ -313,8 +313,8 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `modified` may have ``score=``, ``sinks=``, ``dropout_p=`` and ``seed=``. `text` is the serialized pattern, which
-    lets torch.compile guard on the pattern's value and not on its identity.
+    `modified` may have ``score=``, ``sinks=`` and ``dropout_p=``. `text` is the serialized pattern, which lets
+    torch.compile guard on the pattern's value and not on its identity.
     """
     if modified:
         return _with_score(_attend_padded, q, k, v, valid, pattern, **modified)
@@ -326,4 +326,6 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
+    if "dropout_p" in modified:  # draw a seed from PyTorch's generator on the CPU, whose state checkpoints restore
+        modified["seed"] = int(torch.randint(1 << 62, ()))
     return _eager(q, k, v, pattern if valid is None else pattern & _padding(valid), **modified)

@@ -214,7 +214,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         named = {"score": self.score, "sinks": self.sinks}
         modified = {name: given for name, given in named.items() if given is not None}
         if self.training and self.dropout != 0.0:
-            modified |= {"dropout_p": self.dropout, "seed": _drawn_seed()}
+            modified["dropout_p"] = self.dropout
         out = attend(q, k, v, valid, self._text, self._pattern, **modified)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
@@ -230,12 +230,6 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {self._pattern!r}, num_kv_heads={self.num_kv_heads}"
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _drawn_seed() -> int:
-    """Draw a seed from PyTorch's generator on the CPU, whose state checkpoints restore."""
-    return int(torch.randint(1 << 62, ()))
 
 
 def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
