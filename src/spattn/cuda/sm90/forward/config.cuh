@@ -57,7 +57,6 @@ using ValueProduct = Product < kDim<128 ? kDim : 128>;
 struct Assignment {
   Work work;
   int32_t batch, head;  // of q
-  float sink;           // logit of the head, unless a tile packs several heads: see row_sink()
 };
 
 using IterationDiagonals = std::conditional_t<kDiagonals, Diagonals<kTiles, kBlockQ>, NoDiagonals>;
@@ -144,11 +143,11 @@ __device__ __forceinline__ bool query_position(const Params& p, const Assignment
 // Returns the sink of row `row` of a task; -inf for none.
 __device__ __forceinline__ float row_sink(const Params& p, const Assignment& assigned, int row) {
   const Problem& own = problem_of(p, assigned);
-  if (own.sink_rows == own.q_len) return assigned.sink;
+  if (own.sink_rows == own.q_len) return __ldg(own.sinks + assigned.head);
   int64_t position;
   if (!query_position(p, assigned, row, position)) return -infinity<float>();
   const int packed = int(own.q_len) / own.sink_rows;
-  return own.sinks[assigned.head * packed + int(position) / own.sink_rows];
+  return __ldg(own.sinks + assigned.head * packed + int(position) / own.sink_rows);
 }
 
 }  // namespace spattn::sm90

@@ -121,7 +121,7 @@ struct Producer {
 
   __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
     const Problem& own = p.problems[0];
-    const Assignment assigned = {now.work, now.task.batch, now.task.head_q, 0.0f};
+    const Assignment assigned = {now.work, now.task.batch, now.task.head_q};
     QueryRows rows;
 #pragma unroll
     for (int i = 0; i < QueryRows::kWords; ++i) {
@@ -142,11 +142,10 @@ struct Producer {
     const uint32_t target = shared_address(shared.query[query.stage]);
     const View& view = p.query_views[now.work.query_view];
     const Problem& own = problem_of(p, view);
-    const float sink = kSinks ? own.sinks[now.task.head_q] : 0.0f;
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     const bool copied = copies_queries(p);
     if (elect_one() && part == 0) {
-      shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q, sink};
+      shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) {
         barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
 #pragma unroll
