@@ -11,6 +11,7 @@ import numpy as np
 
 SETS = 2  # input sets; one at 16384 tokens is 201 MB, more than three times L2
 WARM, ROUNDS, TARGET_MS = 3, 15, 4.0
+SLOW_MS, SLOW_ROUNDS = 1000.0, 3  # a call that takes longer than SLOW_MS is measured once in each of SLOW_ROUNDS rounds
 ROWS = 48  # checked against float64, in two heads
 TOLERANCE = 8e-3  # relative error of a bfloat16 result, twice what rounding gives
 
@@ -77,11 +78,16 @@ def measure(calls: dict[str, Callable], rounds: int, target_ms: float = TARGET_M
 
     for call in calls.values():
         call(0)  # plans, compiles
-    repeats = {name: max(2, math.ceil(target_ms / once(call, WARM))) for name, call in calls.items()}
+    first = {name: once(call, 1) for name, call in calls.items()}
+    slow = {name for name, taken in first.items() if taken > SLOW_MS}
+    repeats = {
+        name: 1 if name in slow else max(2, math.ceil(target_ms / once(call, WARM))) for name, call in calls.items()
+    }
     times = {name: [] for name in calls}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name, call in calls.items():
-            times[name].append(once(call, repeats[name]))
+            if name not in slow or number < SLOW_ROUNDS:
+                times[name].append(once(call, repeats[name]))
     return times
 
 

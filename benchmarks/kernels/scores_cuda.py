@@ -27,11 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 import numpy as np
 import peers_cuda
 import record
-from gpu_timing import ROUNDS, ROWS, SETS, measure
+from gpu_timing import ROWS, SETS, measure
 from peers_cuda import HEADS
 from peers_cuda_backward import recorded
 
 TOKENS, HEAD_DIM, REACH, CAP = 16384, 128, 512, 30.0
+ROUNDS, TARGET_MS = 9, 20.0  # long enough that the first call's host time does not count
 TOLERANCE = 1.6e-2  # relative error of a bfloat16 result or gradient
 NOTES = (
     "bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128; medians of CUDA events, contenders in turns. Backwards "
@@ -208,7 +209,7 @@ def main() -> None:
                 raise AssertionError(f"{who}, {name}, {problem}: relative error {error:.2g} against float64")
         for which in ("forward", "backward"):
             own = {key: call for key, call in calls.items() if key[2] == which}
-            medians = {key: statistics.median(x) for key, x in measure(own, ROUNDS).items()}
+            medians = {key: statistics.median(x) for key, x in measure(own, ROUNDS, TARGET_MS).items()}
             for (name, who, _), median in medians.items():
                 row = {
                     "problem": problem,

@@ -82,3 +82,35 @@ def test_vmap(jax, attend):
     whole, lse = attend(*arrays)
     np.testing.assert_array_equal(np.asarray(out).reshape(whole.shape), np.asarray(whole))
     Expectation(WINDOW, *given).check(np.asarray(whole), np.asarray(lse))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_and_sinks(jax, family, dtype):
+    """Gradients to traced captured arrays too, against the reference backend's."""
+    import jax.numpy as jnp
+
+    import spattn.jax
+
+    if family == "sm90" and dtype == "float32":
+        pytest.skip("the portable kernels compute float32")
+    rng = np.random.default_rng(0)
+    q, k, v = inputs(2, 4, 2, q_len=300, kv_len=300, head_dim=64, dtype=dtype)
+    captured = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 601), (4,), (4,))]
+
+    def loss(backend, q, k, v, table, slopes, sinks):
+        def score(s, b, h, i, j):
+            return 4.0 * np.tanh(s / 4.0) + slopes[h] * (j - i) / 64 + table[h, j - i + 300]
+
+        out, lse = spattn.jax.attention(q, k, v, WINDOW, score=score, sinks=sinks, return_lse=True, backend=backend)
+        return (out.astype(jnp.float32) ** 2).sum() + (lse**2).sum()
+
+    every = tuple(range(1, 7))
+    on_host = [
+        jax.device_put(x, jax.devices("cpu")[0]) for x in (*(x.astype(np.float32) for x in (q, k, v)), *captured)
+    ]
+    wanted = jax.grad(loss, every)("reference", *on_host)
+    on_gpu = [jax.device_put(x, jax.devices("gpu")[0]) for x in (q, k, v, *captured)]
+    for transformed in (jax.grad(loss, every), jax.jit(jax.grad(loss, every), static_argnums=0)):
+        for found, want in zip(transformed("cuda", *on_gpu), wanted, strict=True):
+            found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
+            assert np.linalg.norm(found - want) <= (2e-5 if dtype == "float32" else 2e-2) * np.linalg.norm(want)

@@ -233,6 +233,17 @@ def test_extreme_sinks(family, dtype, precision):
 
 @pytest.mark.gpu
 @each_kernel
+def test_sinks_above_the_scores(family, dtype, precision):
+    """Sinks that take nearly all of the weight leave rows that are small and exact; split lists agree."""
+    args = problem(dtype, 150, 201)
+    for values in ((5.0, 12.0, 30.0, 43.0), (44.0, 46.0, 60.0, 80.0)):  # 2^64 is e^44.4
+        expected = Expected(patterns.SlidingWindow(60, 5), *args, values=values, precision=precision)
+        for workers in (1, 8):
+            expected.check(*run(values, planned(patterns.SlidingWindow(60, 5), *args[:3], workers), *args, precision))
+
+
+@pytest.mark.gpu
+@each_kernel
 def test_rows_without_keys(family, dtype, precision):
     """Their lse is the sink, exactly."""
     for name in ("partials", "nothing"):

@@ -109,7 +109,8 @@ def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU with `sms` SMs, as a :class:`.chooser.Machine`; the call needs `copies` copies of the tensor maps."""
+    """The :class:`.chooser.Machine` of a call on a GPU with `sms` SMs. The call needs `copies` copies of the plan's
+    tensor maps: one, or one per batch entry."""
 
     sms: int
     copies: int = 1
@@ -219,7 +220,11 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
 
 
 def _halves(plan: Plan) -> float:
-    """Return the share of half tiles (ROWS queries) with a pair; halves without queries may count as empty twice."""
+    """Return the share of half tiles, of ROWS queries each, that have an allowed pair.
+
+    The share is a product of two estimates: of halves with a pair, and of halves with a query. A half without queries
+    lowers both.
+    """
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
     of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # mask -1 selects the last: full tiles

@@ -15,7 +15,7 @@ from ...request.score import ScoreOperands, TableType
 from ...score.program import Program
 from ...score.source import Array, arguments, source
 from ..driver.buffer import keep_if_captured, upload
-from ..driver.device import Device
+from ..driver.device import Device, require_owner
 from ..driver.structs import packer
 
 __all__ = ["IDENTITY", "NO_SUMS", "Binder", "BoundScore", "TableSums", "generated", "table_types"]
@@ -160,13 +160,15 @@ class Binder:
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
         if block is None:  # kernels may still read a block that the cache drops: freeing it waits for all kernels
-            block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
+            with self._device:  # PyCUDA allocates only in a context that it has pushed
+                block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
 
     def bound(self, stream: int, score: ScoreOperands | None) -> BoundScore:
         """Check and bind the score function of a call on device arrays, which the result keeps allocated."""
-        with self._device:  # not made_current(): PyCUDA allocates only in a context that it has pushed
+        require_owner()
+        with self._device.made_current():
             arrays = self.check(score)
             found = self.bind(stream, score, list(map(self._kind.operand, arrays)))
         return found._replace(owner=(found.owner, arrays))

@@ -53,7 +53,7 @@ struct LaunchList {
   const int* task_indptr;         // (variants + 1): offsets of each variant's tasks
   const int* head_indptr;         // (variants + 1): offsets of each variant's range in `heads`
   const int* heads;               // batch * heads_q + head
-  const long long* first_number;  // (variants + 1): number of each variant's first (task, head) pair
+  const long long* first_number;  // (variants + 1): index of each variant's first (task, head) pair
   long long numbers;
   int variants;
 };

@@ -27,7 +27,8 @@ _FEW = 8  # mean pairs per non-empty tile below which a pattern counts as scatte
 
 
 class _Strip(NamedTuple):
-    """Sorted tiles of consecutive query tiles; tile t allows the cells ``cell[first[t]:first[t + 1]]`` (row-major)."""
+    """The non-empty (query tile, key tile) rectangles of consecutive query tiles, in row-major order. Rectangle t
+    allows the cells ``cell[first[t]:first[t + 1]]``, numbered in row-major order."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray

@@ -85,8 +85,8 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   }
 }
 
-// Computes s.weights = P', after dropout, and s.gradients = dS' with respect to q.k, and adds the terms of tables'
-// gradients.
+// Computes s.weights = Pᵀ, after dropout, and s.gradients, the transposed gradients of the dot products q·k. Adds the
+// tile's terms to the gradients of captured arrays.
 template <class T>
 void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
   const int64_t ld = s.width.query, vectors = (tile.cells + kLanes<T> - 1) / kLanes<T>;

@@ -73,7 +73,7 @@ __attribute__((noinline)) void score_block(Operand<Element> keys, Operand<Elemen
   }
 }
 
-// Applies the score function to the keys `blocks`, masks the scores, and updates `tile_max`.
+// Applies the score function to the scores of the keys in `blocks`, masks them, and updates `tile_max`.
 template <bool kMasked, class T> void score_tile(Keys blocks, ForwardScratch<T>& s) {
   const int64_t ld = s.width.query;
   T* const scores = s.scores + blocks.begin * ld;

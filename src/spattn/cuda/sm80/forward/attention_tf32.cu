@@ -69,7 +69,7 @@ __device__ __forceinline__ Operand rounded(float x0, float x1, float x2, float x
   return {{round_to_tf32(x0), round_to_tf32(x1), round_to_tf32(x2), round_to_tf32(x3)}, {}};
 }
 
-// Adds a · b to `sum`, and its products with a low part to `rest`, for m16n8k8 operands (a0 … a3), (b0, b1).
+// Multiplies m16n8k8 operands (a0 … a3), (b0, b1). Adds high · high to `sum`, high · low and low · high to `rest`.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], float (&rest)[4], const Operand& a, const Operand& b0,
                                              const Operand& b1, int i0, int i1) {
   if constexpr (kSplit) {

@@ -38,7 +38,7 @@ struct FallbackRow {
     return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSubtile, found);
   }
 
-  // Returns the position of a column that this row may pair with, else -1.
+  // Returns the position of column `column`; -1 if the pattern does not allow the pair of this row and that column.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
     if (!mask_allows(p.masks, entry.masks[row / kSubtile], row % kSubtile, column)) return -1;
     int64_t found;

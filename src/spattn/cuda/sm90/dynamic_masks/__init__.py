@@ -134,7 +134,8 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
             return Room(tiles, tiles, int(tiles.sum()))
         # A full tile of the plan becomes partial if its keys cross a document boundary, or if its queries do and some
         # of its keys are in one of their documents. Such a document begins or ends among the tile's queries: `cut`
-        # counts the key tiles of all documents twice, once for either. If it begins and ends there, `own` counts it.
+        # counts the key tiles of each document twice, for its begin and its end. `own` counts the key tiles of
+        # documents that lie within the tile's queries.
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)

@@ -140,17 +140,14 @@ __device__ __forceinline__ bool query_position(const Params& p, const Assignment
   return row < problem_of(p, assigned).block_q;
 }
 
-// Adds the sink of row `row` of a task to its log-sum-exp; returns the factor of its output.
-__device__ __forceinline__ float add_row_sink(const Params& p, const Assignment& assigned, int row, float& lse) {
+// Returns the sink of row `row` of a task; -inf for none.
+__device__ __forceinline__ float row_sink(const Params& p, const Assignment& assigned, int row) {
   const Problem& own = problem_of(p, assigned);
-  int head = assigned.head;
+  if (own.sink_rows == own.q_len) return __ldg(own.sinks + assigned.head);
+  int64_t position;
+  if (!query_position(p, assigned, row, position)) return -infinity<float>();
   const int packed = int(own.q_len) / own.sink_rows;
-  if (packed > 1) {
-    int64_t position;
-    if (!query_position(p, assigned, row, position)) return 1.0f;
-    head = head * packed + int(position) / own.sink_rows;
-  }
-  return add_sink(own.sinks[head], lse);
+  return __ldg(own.sinks + assigned.head * packed + int(position) / own.sink_rows);
 }
 
 }  // namespace spattn::sm90

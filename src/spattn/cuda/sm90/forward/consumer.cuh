@@ -190,24 +190,10 @@ struct Consumer {
     }
   }
 
-  // Adds the sinks to normalised rows; the warp's lanes have stored their lse in shared memory.
-  __device__ __forceinline__ void add_sinks(const Assignment& assigned, float (&o)[kDim / 2]) {
-    float factor[2];
-    __syncwarp();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + thread % 32 / 4;
-      float lse = shared.lse[query.stage][row];
-      factor[h] = add_row_sink(p, assigned, row, lse);
-      __syncwarp();
-      if (thread % 4 == 0) shared.lse[query.stage][row] = lse;
-    }
-    scale_rows(o, factor);
-  }
-
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
     const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+    const Assignment& assigned = shared.assigned[query.stage];
     float probe[2], inverse[2];
     probe_rows(o, probe);
     float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
@@ -220,17 +206,20 @@ struct Consumer {
     for (float& sum : sums) sum = quad_sum(sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
-      const float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
-      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
+      const int row = first + 8 * h + lane / 4;
+      float lse;
+      if (kSinks && assigned.work.slot < 0) {
+        lse = softmax.lse_with(h, sums[h], row_sink(p, assigned, row), inverse[h]);
+      } else {
+        inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+        lse = softmax.lse(h, sums[h]);
+      }
+      if (sums[2 + h] != 0.0f) lse = kFailedRow;
+      if (lane % 4 == 0) shared.lse[query.stage][row] = lse;
     }
-    const Assignment& assigned = shared.assigned[query.stage];
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
-    if constexpr (kSinks) {
-      if (assigned.work.slot < 0) add_sinks(assigned, o);
-    }
     named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup have finished reading the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);

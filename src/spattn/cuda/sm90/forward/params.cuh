@@ -60,7 +60,7 @@ struct Problem {
   float* lse;
   float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
   float* partial_lse;  // workspace (batch·heads_q, partial_rows)
-  const float* sinks;  // logits of the sinks, one for `sink_rows` rows: see add_row_sink(); null without kSinks
+  const float* sinks;  // logits of the sinks, one for `sink_rows` rows: see row_sink(); null without kSinks
   Strides q_stride, k_stride, v_stride, out_stride;
   int64_t partial_rows, q_len;
   int64_t moved;  // run-time kv_len minus the plan's: shifts the views of the last keys (offset > 0)

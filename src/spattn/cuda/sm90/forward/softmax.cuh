@@ -22,6 +22,7 @@ __device__ __forceinline__ uint32_t narrow2(float low, float high) {
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
 constexpr float kSlack = 8.0f;
+constexpr float kExcess = 64.0f;  // base 2: with a sink that far above, weights vanish in the sum, which is below 2^40
 
 struct Softmax {
   float reference[2];  // running maximum of the dot products, times scale * log2(e)
@@ -98,6 +99,22 @@ struct Softmax {
   // Returns the log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
     return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2<float>;
+  }
+
+  // As lse() with a sink, -inf for none; `inverse` becomes the factor that normalises the row.
+  __device__ __forceinline__ float lse_with(int h, float sum, float sink, float& inverse) const {
+    if (sum == 0.0f) {
+      inverse = 0.0f;
+      return sink;
+    }
+    const float above = sink * kLog2E<float> - reference[h];
+    if (above > kExcess) {
+      inverse = exp2_flushed(-above);
+      return sink;
+    }
+    const float total = sum + exp2_flushed(above);
+    inverse = __fdividef(1.0f, total);
+    return (reference[h] + __log2f(total)) * kLn2<float>;
   }
 };
 

@@ -89,7 +89,7 @@ struct Writer {
     fallback_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
     if constexpr (kSinks) {
-      const float factor = assigned.work.slot < 0 ? add_row_sink(p, assigned, row, lse) : 1.0f;
+      const float factor = assigned.work.slot < 0 ? add_sink(row_sink(p, assigned, row), lse) : 1.0f;
       for (int i = 0; i < kDim / 32; ++i) result[i] *= factor;
     }
     Element* out = static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch +
