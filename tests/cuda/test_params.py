@@ -144,8 +144,8 @@ def test_values_are_bound(bound):
     binder, uploaded = bound
     score = operands(function)
     other = score._replace(parameters=(0.75,))
-    found = [binder.bind(0, one, on_device(one)) for one in (score, other, score)]
-    found.append(binder.bind(0, score, on_device(score, 8192)))
+    found = [binder.bind(0, one, on_device(one), (8, 8), None) for one in (score, other, score)]
+    found.append(binder.bind(0, score, on_device(score, 8192), (8, 8), None))
     assert len(uploaded) == 3 and found[0] == found[2] and len({one.text for one in found}) == 1
     _, record = host_score.generated(score.program, tuple(type_of(np.ascontiguousarray(x)) for x in score.tables))
     for one, parameter, first in zip(found, (0.25, 0.75, 0.25, 0.25), (4096,) * 3 + (8192,), strict=True):
@@ -161,7 +161,7 @@ def test_blocks_are_bounded(bound, monkeypatch):
     binder, uploaded = bound
     score = operands(function)
     for value in (0.0, 1.0, 2.0, 0.0):
-        binder.bind(0, score._replace(parameters=(value,)), on_device(score))
+        binder.bind(0, score._replace(parameters=(value,)), on_device(score), (8, 8), None)
     assert len(uploaded) == 4 and len(host_score._blocks[GPU]) == 2
 
 
@@ -180,7 +180,7 @@ def test_operands_are_checked(bound):
     with pytest.raises(ValueError, match="expected an array of float32.* got .*float64"):
         binder.check(score._replace(tables=(SLOPES.astype(float), TABLE)))
     with pytest.raises(ValueError, match="expected arrays of strides"):
-        binder.bind(0, score, [x._replace(strides=(2,) * len(x.shape)) for x in on_device(score)])
+        binder.bind(0, score, [x._replace(strides=(2,) * len(x.shape)) for x in on_device(score)], (8, 8), None)
     assert binder.check(score._replace(parameters=(5.0,))) == score.tables
 
 

@@ -132,7 +132,7 @@ def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=No
     call = Call.of(q, k, v, scale=SCALE, precision=precision)
     object.__setattr__(call, "score", score)
     tables = [np.ascontiguousarray(x).reshape(x.shape) for x in score.tables]
-    bound = host_score.Binder(call, gpu).bind(0, score, [operand(x) for x in tables])
+    bound = host_score.Binder(call, gpu).bind(0, score, [operand(x) for x in tables], (q_len, kv_len), None)
     made = validated(plan(pattern, q_len, kv_len, tiling=Tiling(tile=(64, 64)), batch=BATCH, heads=HEADS))
     out, lse = np.full_like(q, np.nan), np.full((BATCH, HEADS, q_len), np.nan, wide)
     arrays, options = [operand(x) for x in (q, k, v, out)], (dtype, SCALE, emulated.allocate, precision, bound)

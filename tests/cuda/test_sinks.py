@@ -407,7 +407,7 @@ def test_operands(with_sinks, with_dlse):
     family = SimpleNamespace(backward=calls.append)
     dispatch = execute.Backward(call_of(*args[:3], score), None, None, lambda: family)
     names = ["dout", "q", "k", "v", "out", "lse", *["dlse"] * with_dlse, "dq", "dk", "dv", *["dsinks"] * with_sinks]
-    bound = dispatch.binder.bind(0, score, [Operand(77, (HEADS,), (1,))] * with_sinks)
+    bound = dispatch.binder.bind(0, score, [Operand(77, (HEADS,), (1,))] * with_sinks, (1, 1), None)
     dispatch.enqueue(0, [Operand(n, (1,), (1,)) for n in range(len(names))], None, SCALE, None, bound)
     (found,) = calls
     for n, name in enumerate(names):

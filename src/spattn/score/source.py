@@ -35,6 +35,15 @@ _ELEMENTS = {
 }
 _SMALL = 24  # maximum operations of Score::kPositions; nvcc takes a minute to compile two copies of a large function
 _NARROW = 1 << 31  # offsets of elements below this fit an int
+_DROPOUT = [  # fields of open_dropout() in dropout.cuh
+    ("dropout_rows", "u8"),
+    ("dropout_words", "u8"),
+    ("dropout_factor", "f8"),
+    ("dropout_q_len", "i8"),
+    ("dropout_kv_len", "i8"),
+    ("dropout_heads", "i4"),
+    ("dropout_threshold", "u4"),
+]
 
 
 class Array(NamedTuple):
@@ -61,8 +70,8 @@ class Array(NamedTuple):
         return cls(dtype, tuple(stride if stride in (0, 1) else None for stride in strides), wide)
 
 
-def arguments(program: Program, arrays: Sequence[Array]) -> np.dtype:
-    """Return the dtype of ``ScoreArgs``: captured numbers, then each captured array's address, strides and shape."""
+def arguments(program: Program, arrays: Sequence[Array], drops: bool = False) -> np.dtype:
+    """Return the dtype of ``ScoreArgs``: captured numbers, each array's address, strides and shape, dropout."""
     numbers = {int(op.number): op.dtype for op in program.graph.operations if op.name == "parameter"}
     fields: list[tuple[str, str] | tuple[str, str, int]] = [
         (f"parameter{number}", "f8" if dtype == FLOAT else "i8") for number, dtype in sorted(numbers.items())
@@ -71,16 +80,18 @@ def arguments(program: Program, arrays: Sequence[Array]) -> np.dtype:
         fields.append((f"table{number}", "u8"))
         if array.steps:
             fields += [(f"stride{number}", "i8", len(array.steps)), (f"shape{number}", "i4", len(array.steps))]
-    return np.dtype(fields or [("unused", "i8")], align=True)
+    return np.dtype([*fields, *(_DROPOUT if drops else [])] or [("unused", "i8")], align=True)
 
 
-def source(program: Program, arrays: Sequence[Array], direct: Mapping[int, bool] | None = None) -> str:
-    """Return the definitions of ``ScoreArgs`` and ``Score``.
+def source(
+    program: Program, arrays: Sequence[Array], direct: Mapping[int, bool] | None = None, drops: bool = False
+) -> str:
+    """Return the definitions of ``ScoreArgs`` and ``Score``; with `drops` for a call with dropout.
 
     `direct` has the numbers of the arrays that need a gradient, which ``Score::Uses`` lists. It maps them to whether
     each element of the gradient gets a term from at most one pair.
     """
-    return _Writer(program, arrays).text(direct or {})
+    return _Writer(program, arrays, drops).text(direct or {})
 
 
 class _Place(NamedTuple):
@@ -95,8 +106,8 @@ class _Place(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, program: Program, arrays: Sequence[Array]) -> None:
-        self.program, self.graph, self.arrays = program, program.graph, arrays
+    def __init__(self, program: Program, arrays: Sequence[Array], drops: bool) -> None:
+        self.program, self.graph, self.arrays, self.drops = program, program.graph, arrays, drops
         self._scopes = scopes(program.graph)
         self._members: dict[str, tuple[str, str]] = {}  # of struct Head: name -> (type, value)
         self._opened_first: set[int] = set()  # operations that the values of members refer to
@@ -112,7 +123,7 @@ class _Writer:
         uses = [use for use in self.program.captured if use.name == "look_up" and use.number in direct]
         functions += [self._use(number, use, direct[use.number]) for number, use in enumerate(uses)]
         functions.append(f"  using Uses = ScoreUses<{', '.join(f'Use{number}' for number in range(len(uses)))}>;")
-        record = arguments(self.program, self.arrays)
+        record = arguments(self.program, self.arrays, self.drops)
         return "\n".join(
             [
                 "#define SPATTN_SCORED 1",
@@ -124,12 +135,15 @@ class _Writer:
                 "  template <class T>",
                 "  struct Head {",
                 *(f"    {ctype} {name};" for name, (ctype, _) in self._members.items()),
+                "    Dropout<T> dropout;" if self.drops else "    NoDropout<T> dropout;",
                 "  };",
+                f"  static constexpr bool kDrops = {'true' if self.drops else 'false'};",
                 "",
                 "  template <class T>",
                 "  static SPATTN_SCORE Head<T> open(const ScoreArgs& args, int offset, int batch, int query_head) {",
                 "    Head<T> head;",
                 *self._opened(),
+                *(["    head.dropout = open_dropout<T>(args, offset, batch, query_head);"] if self.drops else []),
                 "    return head;",
                 "  }",
                 "",

@@ -11,6 +11,7 @@
 //   Score::kDiagonal                           value() depends on positions by one number only: diagonal() computes it,
 //                                              value_on() takes it
 //   Score::Uses                                the uses of captured arrays that need a gradient
+//   Score::kDrops, Head::dropout               whether weights are dropped after the softmax; which (dropout.cuh)
 //
 // Kernels apply value() and derivative() before the mask, so that their results for masked pairs may be arbitrary.
 #pragma once
@@ -31,7 +32,10 @@ struct ScoreArgs {};
 
 struct Score {  // the identity
   template <class T>
-  struct Head {};
+  struct Head {
+    NoDropout<T> dropout;
+  };
+  static constexpr bool kDrops = false;
 
   template <class T>
   static SPATTN_SCORE Head<T> open(const ScoreArgs&, int, int, int) {

@@ -17,6 +17,7 @@
 #else
 #define SPATTN_SCORE __attribute__((always_inline)) inline
 #endif
+#include "common/dropout.cuh"
 
 namespace spattn {
 

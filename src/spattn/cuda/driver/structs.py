@@ -9,7 +9,7 @@ import numpy as np
 
 __all__ = ["fields", "packer"]
 
-_CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
+_CODES = {"i4": "i", "i8": "q", "u4": "I", "u8": "Q", "f4": "f", "f8": "d"}
 
 
 def fields(dtype: np.dtype) -> dict[str, tuple[np.dtype, int]]:

@@ -98,7 +98,8 @@ class _Dispatch:
                 results.append(kind.empty(q, shape, dtype, None if of is None else memory_order(operands[of])))
                 operands.append(kind.operand(results[-1]))
             given = device.stream if stream is None else stream
-            bound = self.binder.bind(given, score, list(map(kind.operand, tables)))
+            lengths = operands[self.like].shape[2], operands[self.like + 1].shape[2]
+            bound = self.binder.bind(given, score, list(map(kind.operand, tables)), lengths, allocate)
             self.enqueue(given, operands, plan, scale, allocate, bound)
         except Exception as error:
             if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
@@ -122,7 +123,9 @@ class _Dispatch:
             tables = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in captured]
             for x, operand in zip((*host, *captured), (*operands[: len(host)], *tables), strict=True):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-            self.enqueue(stream, operands, plan, scale, allocate, self.binder.bind(stream, score, tables))
+            lengths = operands[self.like].shape[2], operands[self.like + 1].shape[2]
+            bound = self.binder.bind(stream, score, tables, lengths, allocate)
+            self.enqueue(stream, operands, plan, scale, allocate, bound)
             for x, operand in zip(results, operands[len(host) :], strict=True):
                 _copy("cuMemcpyDtoHAsync", x.ctypes.data, operand.pointer, x.nbytes, stream)
         finally:

@@ -155,7 +155,10 @@ class Group:
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole
         given = scores or [None] * len(operands)
-        bound = [binder.bound(stream, score) for binder, score in zip(self._binders, given, strict=True)]
+        bound = [
+            binder.bound(stream, score, q, k)
+            for binder, score, (q, k, _) in zip(self._binders, given, operands, strict=True)
+        ]
         # Write all before starting any: concurrent launches must not reuse memory that one of them has freed.
         written = [launch.write(operands, scales, bound, stream, self._device) for launch in launches]
         with self._device.made_current():

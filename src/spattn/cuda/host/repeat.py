@@ -78,7 +78,7 @@ class Repeated:
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return self._general(q, k, v, scale, *(() if score is None else (score,)))
         scored = self._scored or score is not None
-        bound = self._general.binder.bound(self._stream(self._index), score) if scored else IDENTITY
+        bound = self._general.binder.bound(self._stream(self._index), score, q, k) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
@@ -118,7 +118,9 @@ class Repeated:
                 return None
             keep_if_captured(self.device, stream, launches)
             given = *problem, score, sinks
-            written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
+            # The kernel of dropout's words, which precedes, must have ended.
+            early = 0 if self._general.binder.drops else launches.computes
+            written = launches.write([given], workspace, stream, early=early, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
@@ -161,7 +163,7 @@ class RepeatedBackward:
     ) -> tuple[Any, ...]:
         arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
         scored = self._general.scored or score is not None
-        bound = self._general.binder.bound(self._stream(self._index), score) if scored else IDENTITY
+        bound = self._general.binder.bound(self._stream(self._index), score, q, k) if scored else IDENTITY
         ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
         if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
             results = self._general(dout, q, k, v, out, lse, dlse, scale, score)

@@ -1,8 +1,9 @@
-"""Score functions and sinks of calls: generated kernel source, and captured values in device memory."""
+"""Score functions, sinks and dropout of calls: generated kernel source, and captured values in device memory."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +13,19 @@ from ...arrays import dtype_name, namespace_of
 from ...arrays.operand import Operand, row_major
 from ...request.call import Call
 from ...request.score import ScoreOperands, TableType
-from ...score.program import Program
+from ...score.graph import Builder, Graph
+from ...score.program import Program, program_of
 from ...score.source import Array, arguments, source
 from ..driver.buffer import keep_if_captured, upload
 from ..driver.device import Device, require_owner
 from ..driver.structs import packer
+from .dropout import launch_words
 
 __all__ = ["IDENTITY", "NO_SUMS", "Binder", "BoundScore", "TableSums", "generated", "table_types"]
 
 _BLOCKS_KEPT = 256  # most recent ``ScoreArgs`` of a device; a function whose values do not change needs one
 _CODES_KEPT = 256
+_LARGEST_FACTOR = 1 << 15  # of float16 weights that dropout keeps
 
 
 class BoundScore(NamedTuple):
@@ -70,11 +74,24 @@ _blocks: dict[Device, BoundedCache] = {}
 
 @functools.lru_cache(_CODES_KEPT)
 def generated(
-    program: Program, types: tuple[TableType, ...], direct: tuple[tuple[int, bool], ...] = ()
+    program: Program | None,
+    types: tuple[TableType, ...],
+    direct: tuple[tuple[int, bool], ...] = (),
+    drops: bool = False,
 ) -> tuple[str, np.dtype]:
-    """Return the C++ of a score function and the dtype of its ``ScoreArgs``; `direct` are items for :func:`source`."""
-    arrays = [Array.of(*one) for one in types]
-    return source(program, arrays, dict(direct)), arguments(program, arrays)
+    """Return the C++ of a score function, None for the identity, and the dtype of its ``ScoreArgs``.
+
+    `direct` are items for :func:`source`; `drops` is True for calls with dropout.
+    """
+    arrays, program = [Array.of(*one) for one in types], program or _identity()
+    return source(program, arrays, dict(direct), drops), arguments(program, arrays, drops)
+
+
+@functools.cache
+def _identity() -> Program:
+    builder = Builder()
+    score = builder.input("score")
+    return program_of(Graph(tuple(builder.operations), (score,)))
 
 
 def table_types(call: Call) -> tuple[TableType, ...]:
@@ -95,13 +112,15 @@ class Binder:
         self._key = None if call.score is None else call.score.key
         self.has_sinks = call.score is not None and call.score.sinks is not None
         self._sinks = call.lse_dtype, (call.heads_q,)
+        self.drops = call.score is not None and call.score.dropout is not None
+        self._heads, self._half = (call.batch, call.heads_q), call.dtype == "float16"
         self.text, self._record = "", np.dtype([])
         self._types: tuple[TableType, ...] = ()
         self._strides: list[tuple[int, ...]] = []
-        if call.score is not None and call.score.program is not None:
+        if call.score is not None and (call.score.program is not None or self.drops):
             types = table_types(call)
             self._types, self._strides = call.score.types, [tuple(one.strides) for one in types]
-            self.text, self._record = generated(call.score.program, types)
+            self.text, self._record = generated(call.score.program, types, drops=self.drops)
             self._pack = packer(self._record).pack
 
     def check(self, score: ScoreOperands | None) -> tuple[Any, ...]:
@@ -145,10 +164,18 @@ class Binder:
                 sinks = sinks + 0  # a sum is contiguous
         return (sinks,)
 
-    def bind(self, stream: int, score: ScoreOperands | None, operands: list[Operand]) -> BoundScore:
+    def bind(
+        self,
+        stream: int,
+        score: ScoreOperands | None,
+        operands: list[Operand],
+        lengths: tuple[int, int],
+        allocate: Callable[[int], int],
+    ) -> BoundScore:
         """Return the score function of a call, with its values in device memory, visible to every stream.
 
-        `operands` are the arrays of :meth:`check` in device memory. The device's context must be current.
+        `operands` are the arrays of :meth:`check` in device memory, `lengths` q_len and kv_len. The device's context
+        must be current. Memory of `allocate` holds the random words of dropout, whose kernel is enqueued on `stream`.
         """
         sinks = operands[-1].pointer if self.has_sinks else 0
         operands = operands[: len(self._types)]
@@ -156,7 +183,7 @@ class Binder:
             return BoundScore(sinks=sinks) if sinks else IDENTITY
         if [x.strides for x in operands] != self._strides:
             raise ValueError(f"score: expected arrays of strides {self._strides}, got {[x.strides for x in operands]}")
-        packed = self._pack(*self._values(score, operands))
+        packed = self._pack(*self._values(score, operands, self._dropout(stream, score, lengths, allocate)))
         kept = _blocks.setdefault(self._device, BoundedCache(_BLOCKS_KEPT))
         block = kept.get(packed)
         if block is None:  # kernels may still read a block that the cache drops: freeing it waits for all kernels
@@ -165,25 +192,58 @@ class Binder:
         keep_if_captured(self._device, stream, block)
         return BoundScore(self.text, block[1]["args"], block, sinks)
 
-    def bound(self, stream: int, score: ScoreOperands | None) -> BoundScore:
+    def bound(self, stream: int, score: ScoreOperands | None, q: Any, k: Any) -> BoundScore:
         """Check and bind the score function of a call on device arrays, which the result keeps allocated."""
         require_owner()
-        with self._device.made_current():
+        owners: list[Any] = []
+
+        def allocate(nbytes: int) -> int:
+            address, owner = self._kind.allocate(q, nbytes)
+            owners.append(owner)
+            return address
+
+        lengths = q.shape[2], k.shape[2]
+        with self._device if self.drops else self._device.made_current():  # a kernel may have to be loaded
             arrays = self.check(score)
-            found = self.bind(stream, score, list(map(self._kind.operand, arrays)))
-        return found._replace(owner=(found.owner, arrays))
+            found = self.bind(stream, score, list(map(self._kind.operand, arrays)), lengths, allocate)
+        return found._replace(owner=(found.owner, arrays, owners))
 
     def unbound(self) -> BoundScore:
         """Return a score without addresses, for preparing launches: the source, and `sinks` = 1 if there are any."""
         return BoundScore(self.text, sinks=int(self.has_sinks))
 
-    def _values(self, score: ScoreOperands, operands: list[Operand]) -> list[float]:
+    def _dropout(
+        self, stream: int, score: ScoreOperands, lengths: tuple[int, int], allocate: Callable[[int], int]
+    ) -> dict[str, float]:
+        """Enqueue the random words of a call with dropout; return the fields of ``ScoreArgs`` for them."""
+        dropout = score.dropout
+        if dropout is None:
+            return {}
+        if self._half and dropout.factor > _LARGEST_FACTOR:
+            raise ValueError(
+                f"dropout_p: must not exceed 1 - 2**-15 for float16 arrays on a GPU, got {1 - 1 / dropout.factor}"
+            )
+        q_len, kv_len = map(int, lengths)
+        rows, words = launch_words(self._device, stream, dropout.seed, *self._heads, q_len, kv_len, allocate)
+        return {
+            "dropout_rows": rows,
+            "dropout_words": words,
+            "dropout_factor": dropout.factor,
+            "dropout_q_len": q_len,
+            "dropout_kv_len": kv_len,
+            "dropout_heads": self._heads[1],
+            "dropout_threshold": dropout.threshold,
+        }
+
+    def _values(self, score: ScoreOperands, operands: list[Operand], dropout: dict[str, float]) -> list[float]:
         """Return the fields of ``ScoreArgs``."""
         values: list[float] = []
         for name in self._record.names or ():
             kind = name.rstrip("0123456789")
             number = int(name[len(kind) :] or 0)
-            if kind == "parameter":
+            if name in dropout:
+                values.append(dropout[name])
+            elif kind == "parameter":
                 value = score.parameters[number]
                 values.append(float(value) if self._record[name].kind == "f" else int(value))
             elif kind == "table":

@@ -35,6 +35,16 @@ struct HeadScore {
     if constexpr (!kScored) return product;
     return Score::value(product * scale, query + query_offset, key, head);
   }
+  // Returns the factor of a pair's weight after the softmax: 0 if dropout drops it.
+  __device__ __forceinline__ T kept(int query, int key) const {
+    if constexpr (!Score::kDrops) return 1;
+    return head.dropout.of(query + query_offset, key);
+  }
+  // Returns dP - delta, given dP without dropout and kept().
+  static __device__ __forceinline__ T difference(T upstream, T kept, T delta) {
+    if constexpr (!Score::kDrops) return upstream - delta;
+    return (kept == 0 ? T(0) : upstream * kept) - delta;
+  }
   // Returns dS = P (dP - delta) f', given P and dP - delta; 0 if P is 0: where f masks a pair, f' is arbitrary.
   __device__ __forceinline__ T gradient(T weight, T difference, T product, int query, int key) const {
     if constexpr (!kScored) return weight * difference;

@@ -94,7 +94,7 @@ struct Block {
     shared.lse[thread] = statistics[2 * (first + at)], shared.delta[thread] = statistics[2 * (first + at) + 1];
   }
 
-  // Computes P and dS of the tile of `row` and `column`; `bits` are the allowed columns of row `own`.
+  // Computes P after dropout, and dS, of the tile of `row` and `column`; `bits` are the allowed columns of row `own`.
   __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout,
                                         const sm80::HeadScore<Sum>& score) {
     Sum s[kOwn], d[kOwn];
@@ -108,9 +108,9 @@ struct Block {
       const Sum x = score(s[j], query_at, key_at);
       // Base e: a base-2 exponent would be rounded twice.
       const Sum weight = exp(fma(x, kScored ? Sum(1) : Sum(p.scale), -shared.lse[query]));
-      shared.weight[own][c] = allowed ? weight : Sum(0);
-      shared.gradient[own][c] =
-          allowed ? score.gradient(weight, d[j] - shared.delta[query], s[j], query_at, key_at) : Sum(0);
+      const Sum kept = score.kept(query_at, key_at), difference = score.difference(d[j], kept, shared.delta[query]);
+      shared.weight[own][c] = allowed ? weight * kept : Sum(0);
+      shared.gradient[own][c] = allowed ? score.gradient(weight, difference, s[j], query_at, key_at) : Sum(0);
     }
   }
 
@@ -128,7 +128,8 @@ struct Block {
       const int c = lane + kLanes * j, key = shared.column[c];
       const bool allowed = bits >> c & 1 && query >= 0 && key >= 0;
       const Sum weight = allowed ? exp(score(s[j], query, key) - shared.lse[own]) : Sum(0);
-      d[j] = weight == Sum(0) ? Sum(0) : weight * (d[j] - shared.delta[own]);
+      const Sum difference = score.difference(d[j], score.kept(query, key), shared.delta[own]);
+      d[j] = weight == Sum(0) ? Sum(0) : weight * difference;
     }
     Score::Uses::for_each([&](auto use) {
       for (int j = 0; j < kOwn; ++j) {

@@ -37,7 +37,7 @@ class CapturedGradients:
         uses = {use.number for use in score.program.captured if use.name == "look_up"}
         direct = {number: _one_pair_each(score.program, number, call) for number in self.wanted if number in uses}
         self._tables, self._direct = len(score.types), direct
-        self.text, _ = generated(score.program, table_types(call), tuple(direct.items()))
+        self.text, _ = generated(score.program, table_types(call), tuple(direct.items()), score.dropout is not None)
         self._pack = packer(captured_dtype(self._tables)).pack
         self._compiled: Future[None] | None = None
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v

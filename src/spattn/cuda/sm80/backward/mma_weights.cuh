@@ -27,7 +27,7 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   return kScored || masked;
 }
 
-// Replaces S by P, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both
+// Replaces S by P after dropout, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both
 // results are 0 for masked pairs, whatever the columns hold and the score function returns.
 __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const float2 (&own)[kAtoms][2],
                                       const float2* columns, const Allowed& allowed, bool masked,
@@ -46,9 +46,12 @@ __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const f
         const int query_at = kByKeys ? column_at : row_at, key_at = kByKeys ? row_at : column_at;
         const float product = s[atom][n][i], x = score(product, query_at, key_at);
         s[atom][n][i] = sm80::Softmax<float>::weight(x, scale_log2, kLog2E * query.x);
+        const float kept = score.kept(query_at, key_at);
         if constexpr (kScores) {
-          d[atom][n][i] = score.gradient(s[atom][n][i], d[atom][n][i] - query.y, product, query_at, key_at);
+          const float difference = score.difference(d[atom][n][i], kept, query.y);
+          d[atom][n][i] = score.gradient(s[atom][n][i], difference, product, query_at, key_at);
         }
+        s[atom][n][i] *= kept;
       }
     }
     if (!masked) continue;
@@ -86,7 +89,8 @@ __device__ __forceinline__ void collect(Collected& collected, const Scores& s, S
     const float2 statistics = own[atom][i / 2];
     const float x = score(s[atom][n][i], query, key);
     const float weight = present ? sm80::Softmax<float>::weight(x, kLog2E, kLog2E * statistics.x) : 0.f;
-    d[atom][n][i] = weight == 0.f ? 0.f : weight * (d[atom][n][i] - statistics.y);
+    const float difference = score.difference(d[atom][n][i], score.kept(query, key), statistics.y);
+    d[atom][n][i] = weight == 0.f ? 0.f : weight * difference;
   });
   Score::Uses::for_each([&](auto use) {
     each([&](int atom, int n, int i, int row, int column) {

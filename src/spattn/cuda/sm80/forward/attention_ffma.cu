@@ -115,8 +115,10 @@ struct Block {
     }
   }
 
-  // Writes P = exp2(S · scale_log2 − row_max) to shared memory; rescales O and the row sums for a new maximum.
-  __device__ __forceinline__ void softmax(Sum (&s)[kOwn][kColumns]) {
+  // Writes P = exp2(S · scale_log2 − row_max), after dropout, to shared memory; rescales O and the row sums for a new
+  // maximum.
+  __device__ __forceinline__ void softmax(Sum (&s)[kOwn][kColumns], const HeadScore<Sum>& score,
+                                          const int* key_position) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const auto pairs = [&](auto visit) {
@@ -126,7 +128,10 @@ struct Block {
       const auto largest = [](Sum value) { return across_row(value, [](Sum a, Sum b) { return fmax(a, b); }); };
       const Sum rescale = state[i].update(params.scale_log2, pairs, largest);
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) shared.p[(y + kSide * i) * kWeightStride + x + kSide * j] = s[i][j];
+      for (int j = 0; j < kColumns; ++j) {
+        const Sum kept = score.kept(shared.query_position[y + kSide * i], key_position[x + kSide * j]);
+        shared.p[(y + kSide * i) * kWeightStride + x + kSide * j] = s[i][j] * kept;
+      }
 #pragma unroll
       for (int slice = 0; slice < kSlicesV; ++slice) {
 #pragma unroll
@@ -222,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
     next.write_positions<kThreads>(shared.key_position[buffer ^ 1], params);
     now = next;
     next = steps.fetch();
-    block.softmax(s);
+    block.softmax(s, score, position);
     __syncwarp();  // the half warp that wrote a row of P reads it
 #pragma unroll
     for (int slice = 0; slice < kSlicesV; ++slice) {

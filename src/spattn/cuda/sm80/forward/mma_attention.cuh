@@ -87,6 +87,23 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, Softmax<float> (&s
   }
 }
 
+// Drops weights.
+__device__ __forceinline__ void drop(Scores& s, const HeadScore<float>& score, const Shared& shared,
+                                     const int* key_position) {
+  const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int number = 0; number < 2 * kAtoms; ++number) {
+    const int query = shared.query_position[first + number * 8];
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        s[number / 2][n][number % 2 * 2 + i] *= score.kept(query, key_position[n * 8 + threadIdx.x % 4 * 2 + i]);
+      }
+    }
+  }
+}
+
 // Normalises one row of a thread's accumulators and writes it to the workspace, or narrowed to the shared tile of
 // store_output(). Returns true on the whole quad if the row is final: finite, with scores in range.
 template <typename Products>
@@ -219,6 +236,7 @@ __device__ __forceinline__ void attend(const Params& params) {
     now = next;
     next = steps.fetch();
     softmax(s, o, state, static_cast<float>(params.scale_log2));
+    if constexpr (Score::kDrops) drop(s, score, shared, shared.key_position[buffer]);
     Products::multiply_weight_value(o, s, shared);
     copies_wait();
     if (now.exists()) Products::template landed<kKeys, kChunks>(shared.k);

@@ -26,6 +26,7 @@ struct Consumer {
   QueryProducts queries;
   Scores modification;  // of the item
   TableSums<std::conditional_t<kTableSums, Score::Uses, ScoreUses<>>> table_sums;
+  uint32_t kept[Score::kDrops ? (kProducts + 31) / 32 : 1];  // bits of the iteration's pairs that dropout keeps
 
   __device__ __forceinline__ void wait_stage() {
     barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
@@ -118,7 +119,7 @@ struct Consumer {
                                         const StepMask<kTiles>& mask, const Pairs& pairs, float (&lse)[kStatistics],
                                         uint32_t stage) {
     if constexpr (kScored) {
-      if constexpr (Score::kPositions && Score::kRelative) {
+      if constexpr (Score::kPositions && Score::kRelative && !Score::kDrops) {
         if (pairs.is_simple()) return weigh_pairs<true>(s, weights, mask, pairs, lse, stage);
       }
       return weigh_pairs<false>(s, weights, mask, pairs, lse, stage);
@@ -150,7 +151,11 @@ struct Consumer {
       if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
       const auto first = pairs.template weigh<kSimple>(p, mask, n, s[n], lse[of(i)]);
       const auto second = pairs.template weigh<kSimple>(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
-      if constexpr (kValues) weights[n / 2] = narrow2(first.weight, second.weight);
+      if constexpr (kValues) weights[n / 2] = narrow2(first.weight * first.kept, second.weight * second.kept);
+      if constexpr (Score::kDrops) {
+        if (n % 32 == 0) kept[n / 32] = 0;
+        kept[n / 32] |= (first.kept != 0.0f) << n % 32 | (second.kept != 0.0f) << (n % 32 + 1);
+      }
       s[n] = first.gradient, s[n + 1] = second.gradient;
     }
   }
@@ -164,8 +169,9 @@ struct Consumer {
       if (part) read_statistics(delta, &Statistic::delta, stage, part);
 #pragma unroll
       for (int i = 0; i < kPart; ++i) {
-        float& at = d[part * kPart + i];
-        at = s[part * kPart + i] * (at - delta[of(i)]);
+        const int n = part * kPart + i;
+        if constexpr (Score::kDrops) d[n] = kept[n / 32] >> n % 32 & 1 ? d[n] * modification.kept_factor() : 0.0f;
+        d[n] = s[n] * (d[n] - delta[of(i)]);
       }
     }
     narrow_all(d, gradients);

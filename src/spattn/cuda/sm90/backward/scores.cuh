@@ -16,6 +16,8 @@ struct PlainScores {
 
   __device__ __forceinline__ void open(const Warpgroup&) {}
 
+  __device__ __forceinline__ float kept_factor() const { return 1.0f; }
+
   __device__ __forceinline__ Pairs locate(const Warpgroup&, uint32_t, StepMask<kTiles>&) const { return {}; }
 };
 
@@ -26,9 +28,10 @@ struct ModifiedScores {
   int opened;  // query head of `head`
   Score::Head<float> head;
 
-  // Weight of a pair, and its product with the function's derivative, a factor of dS.
+  // Weight of a pair without dropout, its product with the function's derivative, a factor of dS, and the factor that
+  // dropout gives the weight.
   struct Weighed {
-    float weight, gradient;
+    float weight, gradient, kept;
   };
 
   // Pairs of an iteration.
@@ -40,7 +43,7 @@ struct ModifiedScores {
     // True if the function depends on key - query alone, each tile's columns are one row of positions with the step of
     // the thread's rows, and no array index needs a bounds check.
     __device__ __forceinline__ bool is_simple() const {
-      bool found = Score::kPositions && Score::kRelative;
+      bool found = Score::kPositions && Score::kRelative && !Score::kDrops;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const TilePositions& tile = columns[t].cells;
@@ -71,7 +74,8 @@ struct ModifiedScores {
       const float score = product * (p.sign * p.scale_log2 * kLn2<float>);
       const float exponent = Score::value<kSimple>(score, query, key, head) * kLog2E<float> - lse;
       const float weight = mask.word[n / 32] >> (n % 32) & 1 ? exp2_flushed(exponent) : 0.0f;
-      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative<kSimple>(score, query, key, head)};
+      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative<kSimple>(score, query, key, head),
+              head.dropout.of(query, key)};
     }
   };
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
@@ -90,6 +94,9 @@ struct ModifiedScores {
     }
     open_head(p, assigned.task.batch, assigned.task.head_q);
   }
+
+  // Returns the factor of the weights that dropout keeps.
+  __device__ __forceinline__ float kept_factor() const { return head.dropout.of_kept(); }
 
   __device__ __forceinline__ void open_head(const Params& p, int batch, int query_head) {
     opened = query_head;

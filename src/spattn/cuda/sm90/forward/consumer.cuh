@@ -119,9 +119,14 @@ struct Consumer {
                                         float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     scores.apply(s, p, own, shared, stage);
-    if constexpr (kScored) release(stage);
+    if constexpr (kScored && !Score::kDrops) release(stage);
     if (mask.partial) mask.apply(s);
-    return softmax.update(s, Scores::scale_log2(own), rescale);
+    const bool moved = softmax.update(s, Scores::scale_log2(own), rescale);
+    if constexpr (Score::kDrops) {
+      scores.drop(s, p, shared, stage);
+      release(stage);
+    }
+    return moved;
   }
 
   __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
@@ -215,6 +220,7 @@ struct Consumer {
         lse = softmax.lse(h, sums[h]);
       }
       if (sums[2 + h] != 0.0f) lse = kFailedRow;
+      inverse[h] *= kept_factor(problem_of(p, assigned));
       if (lane % 4 == 0) shared.lse[query.stage][row] = lse;
     }
     __syncwarp();

@@ -23,6 +23,8 @@ struct PlainScores {
   }
 
   __device__ __forceinline__ static float scale_log2(const Problem& own) { return own.scale_log2; }
+
+  __device__ __forceinline__ void drop(float (&)[kStepKV / 2], const Params&, const Shared&, uint32_t) const {}
 };
 
 // Scores with a score function of the scaled score and the positions of query and key.
@@ -112,6 +114,28 @@ struct ModifiedScores {
     return false;
   }
 
+  // Drops weights of an iteration whose key positions are in a stage; finish() multiplies the rest.
+  template <class Function = Score>
+  __device__ __forceinline__ void drop(float (&s)[kStepKV / 2], const Params& p, const Shared& shared,
+                                       uint32_t stage) const {
+    if constexpr (Function::kDrops) {
+      const auto& dropout = head.dropout;
+      const auto first = dropout.row(query[0]), second = dropout.row(query[1]);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        std::remove_all_extents_t<decltype(Keys::tile)> keys;
+        find(p, shared.positions[stage][t], keys);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const uint32_t word = dropout.word(keys.of(i / 2 * 8 + i % 2 + threadIdx.x % 4 * 2));
+          float* weights = s + (t * 8 + i / 2) * 4 + i % 2;
+          if (!dropout.keeps(first, word)) weights[0] = 0.0f;
+          if (!dropout.keeps(second, word)) weights[2] = 0.0f;
+        }
+      }
+    }
+  }
+
   // True if each tile is one row of positions and no array index of the iteration's pairs needs a bounds check.
   template <class Function>
   __device__ __forceinline__ bool is_simple(const Keys& keys) const {
@@ -147,5 +171,12 @@ struct ModifiedScores {
 };
 
 using Scores = std::conditional_t<kScored, ModifiedScores, PlainScores>;
+
+// The factor of weights that dropout keeps.
+template <class Args = ScoreArgs>
+__device__ __forceinline__ float kept_factor(const Problem& own) {
+  if constexpr (Score::kDrops) return float(static_cast<const Args*>(own.score)->dropout_factor);
+  return 1.0f;
+}
 
 }  // namespace spattn::sm90

@@ -1,0 +1,48 @@
+"""Random words of attention dropout in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..driver.device import Device
+from ..driver.launch import kernel
+from ..driver.structs import packer
+
+__all__ = ["DROPOUT_WORDS", "launch_words"]
+
+DROPOUT_WORDS = np.dtype(
+    [
+        *((name, "u8") for name in ("rows", "words", "seed")),
+        *((name, "i4") for name in ("batch", "heads_q", "q_len", "kv_len")),
+    ]
+)
+_pack = packer(DROPOUT_WORDS).pack
+
+
+def launch_words(
+    device: Device,
+    stream: int,
+    seed: int,
+    batch: int,
+    heads_q: int,
+    q_len: int,
+    kv_len: int,
+    allocate: Callable[[int], int],
+) -> tuple[int, int]:
+    """Enqueue the kernel that computes the words of all queries and keys; the device's context must be current.
+
+    Returns
+    -------
+    tuple of int
+        Addresses of (batch, heads_q, q_len, 2) words of the queries and (batch, heads_q, kv_len) words of the keys, in
+        memory of `allocate`: :func:`spattn.request.dropout.words` on the device.
+    """
+    rows = allocate(4 * batch * heads_q * (2 * q_len + kv_len))
+    words = rows + 8 * batch * heads_q * q_len
+    structs = {"DropoutWords": DROPOUT_WORDS}
+    own = kernel(device, "common/dropout_words.cu", device.arch, {}, structs, "dropout_words")
+    blocks = -(-batch * heads_q * (q_len + kv_len) // own.threads)
+    own.launch(blocks, _pack(rows, words, seed, batch, heads_q, q_len, kv_len), stream)
+    return rows, words
