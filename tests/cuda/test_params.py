@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.family("sm80")
 
 PARAMS = hopper_params.params_dtype(16)
 SCORED = BoundScore("text of a function", 77)
-GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
+GPU = type("Gpu", (contextlib.nullcontext,), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
 def upload(device, arrays):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -123,7 +124,7 @@ def operand(x):
 
 def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=None, nonfinite=None):
     """Results, gradients of q, k, v and of captured arrays; `nonfinite` is the flag of a backward that has summed."""
-    gpu = type("Gpu", (), {"shared_bytes": 163 << 10, "sm_count": 2, "arch": "sm_80", "ordinal": 0})()
+    gpu = type("Gpu", (contextlib.nullcontext,), {"shared_bytes": 163 << 10, "sm_count": 2, "arch": "sm_80", "ordinal": 0})()
     q, k, v = inputs(BATCH, HEADS, HEADS_KV, q_len, kv_len, DIM, DIM, dtype=dtype)
     wide = "float64" if dtype == "float64" else "float32"
     dout, dlse = random(q.shape, dtype, seed=99), random((BATCH, HEADS, q_len), wide, seed=98)
