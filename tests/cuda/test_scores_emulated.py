@@ -122,9 +122,12 @@ def operand(x):
     return Operand(x.ctypes.data, x.shape, row_major(x.shape))
 
 
+GPU = type("Gpu", (contextlib.nullcontext,), {"shared_bytes": 163 << 10, "sm_count": 2, "arch": "sm_80", "ordinal": 0})
+
+
 def check(emulated, score, pattern, q_len, kv_len, dtype="float64", precision=None, nonfinite=None):
     """Results, gradients of q, k, v and of captured arrays; `nonfinite` is the flag of a backward that has summed."""
-    gpu = type("Gpu", (contextlib.nullcontext,), {"shared_bytes": 163 << 10, "sm_count": 2, "arch": "sm_80", "ordinal": 0})()
+    gpu = GPU()
     q, k, v = inputs(BATCH, HEADS, HEADS_KV, q_len, kv_len, DIM, DIM, dtype=dtype)
     wide = "float64" if dtype == "float64" else "float32"
     dout, dlse = random(q.shape, dtype, seed=99), random((BATCH, HEADS, q_len), wide, seed=98)
