@@ -220,6 +220,7 @@ ALLOWED = {
         "SlidingWindow(4, 0)": square(64, window(4, 0)),
     },
     "price.rst": {"spattn.patterns.windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
+    "dropout.rst": {"SlidingWindow(16, 0)": square(200, window(16, 0))},
     "scores.rst": {
         "SlidingWindow(16, 0)": square(200, window(16, 0)),
         "SlidingWindow(16)": square(200, window(16, 16)),

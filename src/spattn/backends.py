@@ -53,8 +53,6 @@ class Limits(NamedTuple):
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
         Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
-    drops : bool
-        Whether attention dropout is supported.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
@@ -65,7 +63,6 @@ class Limits(NamedTuple):
     grows: bool = False
     groups: bool = False
     selects: bool = False
-    drops: bool = False
     predicts: bool = False
 
 

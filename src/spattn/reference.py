@@ -39,7 +39,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, drops=True)
+LIMITS = Limits(host_arrays=True)
 
 _ELEMENTS_AT_ONCE = 1 << 23  # maximum number of float64 elements of K and V to gather at once (64 MiB)
 

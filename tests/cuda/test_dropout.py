@@ -231,7 +231,7 @@ def test_autograd(torch, arrays, family):
         for x, y in zip((out, *got), (exact, *want), strict=True):
             error = torch.linalg.norm(x.detach().double().cpu() - y.detach())
             assert error <= 2e-2 * torch.linalg.norm(y.detach()), (seed, share)
-    units = np.array(np.broadcast_to(np.eye(300, 256, dtype=q.dtype), (2, HEADS_KV, 300, 256)))
+    units = np.ascontiguousarray(np.broadcast_to(np.eye(300, 256, dtype=q.dtype), (2, HEADS_KV, 300, 256)))
     with torch.no_grad():
         shown = spattn.attention(*map(arrays("torch"), (0 * q, k, units)), pattern, dropout_p=SHARE, seed=SEED)
     kept = allowed & dropout_mask(SEED, SHARE, 2, HEADS, 300, 300)

@@ -24,10 +24,14 @@ from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import kernels, params
 from spattn.cuda.sm80.backward import captured
+from spattn.dispatch.scores import read
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
-from spattn.testing import assert_within_bound, dense_mask, inputs, random
+from spattn.request.dropout import Dropout, words
+from spattn.testing import assert_within_bound, dense_mask, dropout_mask, inputs, random
 
+from .. import test_dropout as of_dropout
+from ..test_dropout import SEED, SHARE
 from .score_trees import dense, operands, random_score
 
 COMPILER, HERE = shutil.which("g++"), Path(__file__).parent
@@ -223,3 +227,44 @@ def test_second_pass_replaces_sums_that_are_not_finite(emulated, dtype):
 @pytest.mark.slow
 def test_random_tree(emulated):
     check(emulated, random_score(0, smooth=True), patterns.Causal(), 40, 50)
+
+
+@pytest.mark.parametrize("modified", [False, True], ids=["plain", "score and sinks"])
+@pytest.mark.parametrize(("dtype", "precision"), KERNELS)
+def test_dropout(emulated, monkeypatch, dtype, precision, modified):
+    """Dropout with and without a score function, whose array gets a gradient too."""
+
+    def launch_words(device, stream, seed, batch, heads_q, q_len, kv_len, allocate):
+        rows = np.moveaxis(words(seed, batch, heads_q, q_len, "query", kv_len - q_len), 0, 3)
+        emulated.kept.extend([np.ascontiguousarray(rows), words(seed, batch, heads_q, kv_len, "key")])
+        return tuple(x.ctypes.data for x in emulated.kept[-2:])
+
+    monkeypatch.setattr(host_score, "launch_words", launch_words)
+    q_len, kv_len, wide = 70, 131, "float64" if dtype == "float64" else "float32"
+    q, k, v = inputs(BATCH, HEADS, HEADS_KV, q_len, kv_len, DIM, DIM, dtype=dtype)
+    dout, dlse = random(q.shape, dtype, seed=99), random((BATCH, HEADS, q_len), wide, seed=98)
+    table = random((HEADS, 7, 5), wide, seed=7)
+    given = (of_dropout.function(table) if modified else None, None, Dropout.of(SHARE, SEED))
+    score = read(*given, q, k, v, "cpu", "bhsd", backward=True).operands
+    pattern, gpu = patterns.Stride(5) | patterns.SlidingWindow(9, 3) | patterns.GlobalTokens([0, 40]), GPU()
+    call = Call.of(q, k, v, scale=SCALE, precision=precision)
+    object.__setattr__(call, "score", score)
+    tables = [operand(np.ascontiguousarray(x)) for x in score.tables]
+    bound = host_score.Binder(call, gpu).bind(0, score, tables, (q_len, kv_len), emulated.allocate)
+    made = validated(plan(pattern, q_len, kv_len, tiling=Tiling(tile=(64, 64)), batch=BATCH, heads=HEADS))
+    out, lse = np.full_like(q, np.nan), np.full((BATCH, HEADS, q_len), np.nan, wide)
+    options = (dtype, SCALE, emulated.allocate, precision, bound)
+    portable.forward(ForwardPass(gpu, 0, made, *map(operand, (q, k, v, out)), lse.ctypes.data, *options))
+    results = [np.full(x.shape, np.nan, dtype) for x in (q, k, v)]
+    own = BackwardPass(gpu, 0, made, *map(operand, (dout, q, k, v, out, lse, dlse, *results)), *options)
+    portable_backward.backward(own)
+    if modified:
+        results.append(np.full(table.shape, np.nan, wide))
+        captured.CapturedGradients(call).enqueue(own, [operand(results[-1])], 0)
+    allowed = dense_mask(pattern, BATCH, HEADS, q_len, kv_len)
+    kept = dropout_mask(SEED, SHARE, BATCH, HEADS, q_len, kv_len)
+    named = {"table": table} if modified else {}
+    want = of_dropout.formula(q, k, v, dout, dlse, allowed, kept, SHARE, scale=SCALE, **named)
+    most = 3e-3 if precision else {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2}[dtype]
+    for x, exact in zip((out, lse, *results), (*want[:5], want[5][:HEADS]), strict=False):
+        assert np.abs(np.asarray(x, np.float64) - exact).max() <= most * np.abs(exact).max()

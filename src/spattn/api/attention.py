@@ -69,7 +69,7 @@ def attention(
         not apply to it.
     dropout_p : float, optional
         Share of the attention weights to drop, in [0, 1), rounded to a multiple of 2⁻³²; the others are divided by
-        ``1 - dropout_p``. Pass it in training only: see :doc:`/dropout`.
+        ``1 - dropout_p``. Pass it in training only. :func:`spattn.testing.dropout_mask` returns the pairs.
     seed : int, optional
         In [0, 2**64); required if ``dropout_p > 0``. Calls with equal seeds and shares drop the same pairs.
     **others
@@ -223,7 +223,8 @@ def attention_backward(
     -----
     With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out) − dlse``:
     ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by
-    tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Results are bitwise deterministic.
+    tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Results are bitwise deterministic. Dropout
+    multiplies P in dv, and ``dout vᵀ``, by ``1 / (1 - dropout_p)`` or 0.
     ``torch.autocast`` does not cast the arguments.
 
     References

@@ -49,7 +49,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True, drops=True)
+LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
 
 TILE = (48, 64)
 """Default tile, (queries, keys). 48 queries fill the three AVX-512 vectors of a register block of S, and eight register

@@ -45,7 +45,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True, drops=True)
+LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
 
 _works_in: int | None = None  # id of the process in which the backend was found to work
 _log = logging.getLogger(__name__)

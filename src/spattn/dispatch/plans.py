@@ -30,8 +30,6 @@ def backend_for(call: Call, backend: str) -> Backend:
     module = load(name)
     if call.precision is not None and call.precision not in module.LIMITS.precisions:
         raise ValueError(f"precision: {call.precision!r} is not supported by backend {name!r}; use backend='cuda'")
-    if call.score is not None and call.score.dropout is not None and not module.LIMITS.drops:
-        raise ValueError(f"dropout_p: attention dropout is not supported by backend {name!r}; use backend='cpu'")
     if module.LIMITS.host_arrays and call.device != "cpu":
         raise ValueError(f"q: backend {name!r} requires host arrays, got an array on {call.device}")
     return module

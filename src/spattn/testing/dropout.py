@@ -30,7 +30,7 @@ def dropout_mask(seed: int, dropout_p: float, batch: int, heads: int, q_len: int
     --------
     >>> from spattn.testing import dropout_mask
     >>> mask = dropout_mask(7, 0.25, 2, 4, 100, 100)
-    >>> mask.shape, round(mask.mean(), 2)
+    >>> mask.shape, round(float(mask.mean()), 2)
     ((2, 4, 100, 100), 0.75)
     """
     dropout = Dropout.of(dropout_p, seed)

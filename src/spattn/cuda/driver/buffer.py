@@ -31,7 +31,10 @@ class Buffer:
 
 
 def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses)."""
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses).
+
+    Also while this thread captures a graph on another stream: the copy is no part of the graph.
+    """
     from cuda.bindings import driver
 
     offsets, total = {}, 0
@@ -41,9 +44,10 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
     image = np.zeros(total, np.uint8)
     for name, array in arrays.items():
         image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    buffer = Buffer(device, total)
-    check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")
-    check(driver.cuStreamSynchronize(device.stream), "cuStreamSynchronize")
+    with _beside_captures():
+        buffer = Buffer(device, total)
+        check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")
+        check(driver.cuStreamSynchronize(device.stream), "cuStreamSynchronize")
     return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
 
 

@@ -42,8 +42,7 @@ struct HeadScore {
   }
   // Returns dP - delta, given dP without dropout and kept().
   static __device__ __forceinline__ T difference(T upstream, T kept, T delta) {
-    if constexpr (!Score::kDrops) return upstream - delta;
-    return (kept == 0 ? T(0) : upstream * kept) - delta;
+    return (Score::kDrops ? upstream * kept : upstream) - delta;
   }
   // Returns dS = P (dP - delta) f', given P and dP - delta; 0 if P is 0: where f masks a pair, f' is arbitrary.
   __device__ __forceinline__ T gradient(T weight, T difference, T product, int query, int key) const {

@@ -89,11 +89,11 @@ template <class T> class Dropout {
     for (int64_t query = 0; query < count; query += L) {
       const KeptPairs<T> kept = queries(first + query);
       for (int64_t key = begin; key < end; key += 2) {
-        const auto even = (BitsVec<T>)kept(one_key(key)), odd = (BitsVec<T>)kept(one_key(key + 1));
-        const BitsVec<T> both = (even & 0xffff) | (odd & 0xffff0000);
+        const IntVec<T> even = kept(one_key(key)), odd = kept(one_key(key + 1));
         for (int i = 0; i < kParts; ++i) {
           uint32_t* const at = weights + key / 2 * ld + query + i * part;
-          store(at, load<BitsVec<T>>(at) & both);
+          const auto both = load<BitsVec<T>>(at);
+          store(at, (even ? both & 0xffff : BitsVec<T>{}) | (odd ? both & 0xffff0000 : BitsVec<T>{}));
         }
       }
     }

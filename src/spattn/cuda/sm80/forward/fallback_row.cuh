@@ -69,8 +69,7 @@ __device__ __noinline__ void fallback_row(const Params& params, const Work& work
   };
   const auto value = [&](int key, int column) {
     if (column >= params.head_dim_v) return 0.0;
-    const double kept = score.kept(query, key);
-    return kept == 0 ? 0.0 : kept * double(widen(v[key * params.v.row + column * params.v.column]));
+    return score.kept(query, key) * double(widen(v[key * params.v.row + column * params.v.column]));
   };
   auto row = fallback_attention<kColumns>((work.end - work.begin) * kBlockKV, params.scale_log2,
                                           [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); },

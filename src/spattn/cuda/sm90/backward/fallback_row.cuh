@@ -71,8 +71,8 @@ struct FallbackRow {
           const int at = int(query) + p.q_offset;
           weight = exp(Score::value(score, at, int(key), opened) - statistic.lse * kLn2<double>);
           const double slope = Score::derivative(score, at, int(key), opened);
-          const double kept = opened.dropout.of(at, int(key)), dropped = kept == 0 ? 0 : upstream * kept;
-          gradient = weight == 0 ? 0 : weight * slope * (dropped - statistic.delta) * p.scale;
+          const double kept = opened.dropout.of(at, int(key));
+          gradient = weight == 0 ? 0 : weight * slope * (upstream * kept - statistic.delta) * p.scale;
           weight *= kept;
         } else {
           weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2<double>);

@@ -45,7 +45,7 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
   const auto value = [&](int64_t position, int d) {
     if (d >= own.head_dim_v) return 0.0;
     const double kept = opened.dropout.of(int(query) + query_offset(own), int(position));
-    return kept == 0 ? 0.0 : kept * double(widen(v[position * own.v_stride.token + d]));
+    return kept * double(widen(v[position * own.v_stride.token + d]));
   };
   const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
   const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
