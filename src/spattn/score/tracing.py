@@ -70,6 +70,8 @@ def call(function: Callable[..., Any], score: Any, b: Any, h: Any, q: Any, k: An
     if not isinstance(score, Recorded):
         return function(score, b, h, q, k)
     recorder = score.recorder
+    if recorder.in_graph:
+        return recorder.call(function, score, b, h, q, k)
     try:
         result = visible(function, recorder.literals)(score, b, h, q, k)
     except IndexError as error:
