@@ -134,11 +134,11 @@ class _LookUps(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
         options = options or {}
-        if func is torch.Tensor.__getitem__:
+        name = _name(func)
+        if name == "getitem":
             index = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
             if any(isinstance(x, Recorded) for x in index):
                 return _element(operands[0], index)
-        name = _name(func)
         if name == "setitem" or options.get("out") is not None:
             raise TypeError("score: a score function must not change arrays")
         if any(isinstance(x, Recorded) for x in (*operands, *options.values())):

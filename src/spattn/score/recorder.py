@@ -268,6 +268,8 @@ def is_float(array: Any) -> bool:
 
 def line(error: TracebackType | None = None) -> str:
     """The line of the score function that is being executed, or that raised an error."""
+    if compiling():  # torch.compile names the line itself
+        return ""
     frames = _stack() if error is None else reversed(list(traceback.walk_tb(error)))
     for frame, number in frames:
         module = frame.f_globals.get("__name__", "")
