@@ -80,6 +80,8 @@ class CapturedArray:
         raise TypeError(f"score: a score function must not change arrays{line()}")
 
     def __getattr__(self, name: str) -> Any:
+        if name in CapturedArray.__slots__:  # torch.compile asks before it has set them
+            raise AttributeError(name)
         value = getattr(self._whole(), name)
         return _returns_seen(value) if callable(value) and not is_array(value) else _seen(value)
 

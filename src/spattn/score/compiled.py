@@ -20,7 +20,7 @@ from .graph import BOOL, FLOAT, INPUTS, INT
 from .recorder import Constant, Recorded, Recorder, Sizes
 from .serialized import Serialized, serialize, to_json
 from .shared_builder import ARGUMENTS, SharedBuilder
-from .symbol import Symbol, torch_call, torch_name
+from .symbol import Symbol, check_unchanged, torch_call, torch_name
 from .tracing import trace
 
 __all__ = ["tensor_in_graph", "trace_in_graph"]
@@ -135,12 +135,11 @@ class _LookUps(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
         options = options or {}
         name = _name(func)
-        if name == "getitem":
+        if name in ("__getitem__", "getitem"):
             index = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
             if any(isinstance(x, Recorded) for x in index):
                 return _element(operands[0], index)
-        if name == "setitem" or options.get("out") is not None:
-            raise TypeError("score: a score function must not change arrays")
+        check_unchanged(name, options)
         if any(isinstance(x, Recorded) for x in (*operands, *options.values())):
             return torch_call(func, operands, options, name)
         return func(*operands, **options)

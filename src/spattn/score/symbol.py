@@ -10,7 +10,7 @@ import numpy as np
 
 from .recorder import Recorded, is_array, is_symbolic, line
 
-__all__ = ["Symbol", "record", "torch_call", "torch_name"]
+__all__ = ["Symbol", "check_unchanged", "record", "torch_call", "torch_name"]
 
 _SAME = (
     "exp log tanh sigmoid sqrt sign minimum maximum where square exp2 reciprocal rsqrt relu clip invert bitwise_and"
@@ -231,13 +231,20 @@ for _name, _kind in {"float": "float", "int": "int", "long": "int", "bool": "boo
 
 
 def torch_name(function: Any) -> str:
-    """The name of a function of torch, without the underscores of operators."""
-    return str(getattr(function, "__name__", str(function))).strip("_")
+    """The name of a function of torch."""
+    return str(getattr(function, "__name__", function))
+
+
+def check_unchanged(name: str, options: dict[str, Any]) -> None:
+    """Raise TypeError for a function of torch that changes a tensor."""
+    in_place = name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__"))
+    if in_place or options.get("out") is not None:
+        raise TypeError(f"score: a score function must not change arrays{line()}")
 
 
 def torch_call(function: Any, operands: Sequence[Any], options: dict[str, Any], name: str | None = None) -> Symbol:
     """The result of a function of torch; `name` is its :func:`torch_name`."""
-    name = name or torch_name(function)
+    name = (name or torch_name(function)).strip("_")
     reverse = name not in _NAMES and name.startswith("r")  # Tensor.__rsub__ and so on
     known = _NAMES.get(name.removeprefix("r") if reverse else name)
     if known is None:
