@@ -73,17 +73,65 @@ assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float16]
 
 
 def test_vmap(program):
-    """Over q, k and v; what would need another call for each entry is refused."""
+    """One call for q, k and v; a call for each entry where captured arrays, gradients or batch entries differ."""
     program(
         SCORES
         + """
 q, k, v, *captured = operands()
-found = jax.vmap(lambda q, k, v: attend(q[None], k[None], v[None], *captured)[0][0])(q, k, v)
-np.testing.assert_allclose(found, attend(*operands())[0], rtol=1e-5, atol=1e-5)
-with pytest.raises(ValueError, match="must not depend on the batch entry"):
-    jax.vmap(lambda s: attend(q, k, v, *captured[:2], s)[0])(jnp.zeros((3, HEADS)))
-with pytest.raises(ValueError, match="must not depend on the batch entry"):
-    jax.vmap(lambda q: spattn.jax.attention(q, k, v, score=lambda s, b, h, i, j: s * b))(q[None])
+table, slopes, sinks = captured
+one = lambda *operands: attend(*(x[None] for x in operands), *captured)
+found = jax.vmap(one)(q, k, v)
+for got, want in zip(found, attend(*operands()), strict=True):
+    np.testing.assert_allclose(got[:, 0], want, rtol=1e-5, atol=1e-5)
+tables, many = jnp.stack([table, -table, 2 * table]), jnp.stack([sinks, sinks + 1, 2 * sinks])
+found = jax.jit(jax.vmap(lambda table, sinks: attend(q, k, v, table, slopes, sinks)))(tables, many)
+for got, want in zip(found, zip(*(dense(q, k, v, x, slopes, y) for x, y in zip(tables, many))), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+score = lambda s, b, h, i, j: s * (b + 1)
+found = jax.vmap(lambda q: spattn.jax.attention(q, k, v, score=score))(jnp.stack([q, 2 * q]))
+np.testing.assert_array_equal(found[1], spattn.jax.attention(2 * q, k, v, score=score))
+
+
+def gradients(function, *operands):
+    return jax.grad(loss(function), (0, 3, 4, 5))(*operands)
+
+
+def same(found, want):
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4 * float(jnp.abs(other).max()))
+
+
+# Per example, of shared arrays, then of an array for each.
+entries = [tuple(x[n : n + 1] for x in (q, k, v)) for n in range(2)]
+found = jax.vmap(lambda *x: gradients(attend, *(y[None] for y in x), *captured))(q, k, v)
+for n, entry in enumerate(entries):
+    same([x[n] for x in found], gradients(dense, *entry, *captured))
+found = jax.vmap(lambda x: gradients(attend, q, k, v, x, slopes, sinks))(tables)
+for n, entry in enumerate(tables):
+    same([x[n] for x in found], gradients(dense, q, k, v, entry, slopes, sinks))
+"""
+    )
+
+
+def test_captured_values(program):
+    """Traced numbers without axes, closures of checkpoints, and NumPy arrays, which are constants of the program."""
+    program(
+        SCORES
+        + """
+q, k, v, table, slopes, sinks = operands()
+found = jax.jit(jax.grad(lambda cap: loss(attend)(*operands(), cap)))(jnp.float32(4))
+np.testing.assert_allclose(found, jax.grad(lambda cap: loss(dense)(*operands(), cap))(jnp.float32(4)), rtol=2e-4)
+inside = lambda table: jax.checkpoint(lambda q: loss(attend)(q, k, v, table, slopes, sinks))(q)
+want = jax.grad(lambda table: loss(dense)(q, k, v, table, slopes, sinks))(table)
+np.testing.assert_allclose(jax.grad(inside)(table), want, rtol=2e-4, atol=2e-4 * float(jnp.abs(want).max()))
+gains = np.ones(HEADS, np.float32)
+call = lambda q: spattn.jax.attention(q, k, v, score=lambda s, b, h, i, j: s * gains[h])
+jitted = jax.jit(call)
+first = jitted(q)
+gains *= 2
+np.testing.assert_array_equal(jitted(q), first)
+assert not np.array_equal(call(q), first)
+np.testing.assert_array_equal(jax.jit(lambda q: call(q))(q), call(q))
 """
     )
 

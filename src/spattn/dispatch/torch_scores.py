@@ -97,13 +97,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    *operands, sinks, allowed = ctx.saved_tensors[:7]
-    captured = ctx.saved_tensors[7:]
-    dout = torch.zeros_like(operands[3]) if dout is None else dout  # out is unused
+    q, k, v, out, lse, sinks, allowed, *captured = ctx.saved_tensors  # read once: checkpoints refuse a second time
+    dout = torch.zeros_like(out) if dout is None else dout  # out is unused
     wanted = [own and x.is_floating_point() for own, x in zip(ctx.needs_input_grad[4], captured, strict=True)]
     pattern, *options = ctx.options
     dq, dk, dv, *rest = torch.ops.spattn.scored_attention_backward(
-        dout, dlse, *operands, sinks, captured, *ctx.numbers, wanted, pattern, allowed, *options
+        dout, dlse, q, k, v, out, lse, sinks, captured, *ctx.numbers, wanted, pattern, allowed, *options
     )
     dsinks, found = None if sinks is None else rest.pop(), iter(rest)
     dcaptured = [next(found) if own else None for own in wanted]

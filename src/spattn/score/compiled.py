@@ -121,7 +121,9 @@ class _GraphRecorder(Recorder):
 
     def array(self, module: str, function: str, *numbers: int) -> torch.Tensor:
         """An array that depends on numbers alone, as a constant of the program."""
-        return _array(module, function, tuple([guard_scalar(x) for x in numbers])).to(self.device)
+        # As numbers: PyTorch does not support two constant tensors that the same function returns.
+        elements, dtype = _array(module, function, tuple([guard_scalar(x) for x in numbers]))
+        return torch.tensor(elements, dtype=getattr(torch, dtype), device=self.device)
 
     def call(self, function: Callable[..., Any], *symbols: Any) -> Any:
         """Call a score function; the mode of :func:`trace_in_graph` sees the look-ups in its tensors."""
@@ -162,8 +164,10 @@ def _element(table: torch.Tensor, indices: tuple[Any, ...]) -> Any:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _array(module: str, function: str, numbers: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(getattr(sys.modules[module], function)(*numbers).copy())
+def _array(module: str, function: str, numbers: tuple[int, ...]) -> tuple[tuple[Any, ...], str]:
+    """Return the elements of an array with one axis, and its dtype."""
+    found = getattr(sys.modules[module], function)(*numbers)
+    return tuple(found.tolist()), found.dtype.name
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
