@@ -162,8 +162,7 @@ def attention_backward(
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
     _check_mask(allowed, pattern, *operands[2:4])
     if modified:
-        options = text, allowed, scale, backend, precision
-        dq, dk, dv, *more = torch_scores.gradients(*operands, *options, **modified)
+        dq, dk, dv, *more = torch_scores.gradients(*operands, text, allowed, scale, backend, precision, **modified)
         return given.back(dq), given.back(dk), given.back(dv), *more
     gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
     return tuple([given.back(x) for x in gradients])
@@ -173,11 +172,13 @@ def _operator(
     operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], score: Any = None, sinks: Any = None
 ) -> tuple[Any, Any]:
     """Return out and lse of the operator of a call."""
+    found: tuple[Any, Any]
     if score is None and sinks is None:
-        found: tuple[Any, Any] = torch.ops.spattn.attention(*operands, text, allowed, *options)
-        return found
-    captured = torch_scores.captured_by(score, sinks, *operands[:2])
-    return torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)  # type: ignore[no-any-return]
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
+    else:
+        captured = torch_scores.captured_by(score, sinks, *operands[:2])
+        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+    return found
 
 
 def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:

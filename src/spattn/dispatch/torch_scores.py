@@ -107,7 +107,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     dsinks, found = None if sinks is None else rest.pop(), iter(rest)
     dcaptured = [next(found) if own else None for own in wanted]
     # PyTorch takes an empty list for one of tensors, which has a list of gradients.
-    of_numbers = [None if numbers else [] for numbers in ctx.numbers[:2]]
+    of_numbers: list[Any] = [None if numbers else [] for numbers in ctx.numbers[:2]]
     return dq, dk, dv, dsinks, dcaptured, *of_numbers, *[None] * 6
 
 

@@ -40,7 +40,7 @@ class Options(NamedTuple):
     scale: float
     backend: str
     precision: str | None
-    score: tuple[Any, ...] | None = None
+    score: tuple[str, tuple[float, ...], tuple[int, ...]] | None = None
     sinks: bool = False
     tables: int = 0
 

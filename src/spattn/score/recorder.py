@@ -74,7 +74,9 @@ class Recorded:
 class Recorder:
     """Append operations on symbols, numbers and elements of arrays to a graph."""
 
-    in_graph = False  # whether torch.compile traces the tracer; see compiled.py
+    in_graph = False  # whether torch.compile traces the tracer; compiled.py has that recorder, with these two methods
+    call: Any
+    array: Any
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self._build = SharedBuilder()

@@ -160,4 +160,4 @@ def _written(number: float) -> float | str:
 def _number(written: Any, dtype: str) -> float:
     if written == "nan":
         return math.nan  # the object that builders use: tuples compare elements by identity first
-    return float(written) if dtype == FLOAT and type(written) in (float, str) else written  # type: ignore[no-any-return]
+    return float(written) if dtype == FLOAT and type(written) in (float, str) else written
