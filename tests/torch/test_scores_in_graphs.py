@@ -94,7 +94,9 @@ def user_function(table):
             near + row[k - q + 30] * row[k] - table[-1, BUCKETS[q % 9]] + torch.div(k, TWO, rounding_mode="floor") * b
         )
 
-    return f.from_score_mod(score) | (lambda s, b, h, q, k: s + 0.01 * table.sum())
+    return f.from_score_mod(score) | (
+        lambda s, b, h, q, k: s + 0.01 * table.sum() * f.exp(-0.5) - f.maximum(table[0, 0], 0.25)
+    )
 
 
 def library(table):
@@ -252,6 +254,7 @@ print(all(map(torch.equal, found, torch.load(expected))))
 """
 
 
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # of the recorder
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_export(strict, python, tmp_path):
     """Of all lengths; its parameters are operands; another process runs it without the function."""
