@@ -143,6 +143,17 @@ def test_gradients_have_the_library_and_dtype_of_captured_arrays(backend, qkv):
     assert spattn.score.captured(score)[0] is half
 
 
+def test_arrays_without_axes_get_gradients(backend, qkv):
+    """By finite differences."""
+    q, k, v = map(torch.from_numpy, qkv)
+    cap = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+
+    def attend(cap):
+        return spattn.attention(q, k, v, WINDOW, score=lambda s, b, h, i, j: cap * torch.tanh(s / cap), backend=backend)
+
+    assert torch.autograd.gradcheck(attend, [cap], fast_mode=True)
+
+
 def test_captured_values_stay_those_of_the_forward_pass(backend, qkv):
     """NumPy arrays are copied, and PyTorch refuses tensors that have changed."""
     slopes, sinks = np.ones(4), torch.zeros(4, dtype=torch.float64, requires_grad=True)

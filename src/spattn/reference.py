@@ -378,4 +378,5 @@ def _add_captured(
         inside = np.ones(gradient.shape, bool)
         for index, size in zip(indices, table.shape, strict=True):
             inside &= (-size <= index) & (index < size)
-        np.add.at(table, tuple(x[inside] for x in indices), gradient[inside])
+        first = np.zeros(np.count_nonzero(inside), int)  # for tables without axes, which NumPy cannot index by arrays
+        np.add.at(table[None], (first, *(x[inside] for x in indices)), gradient[inside])

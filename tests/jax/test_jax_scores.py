@@ -50,7 +50,7 @@ def test_gradients(program):
         SCORES
         + """
 every = tuple(range(6))
-want = jax.grad(loss(dense), every)(*operands())
+want = jax.jit(jax.grad(loss(dense), every))(*operands())
 for transformed in (jax.jit, jax.checkpoint):
     found = jax.grad(transformed(loss(attend)), every)(*operands())
     for one, other in zip(found, want, strict=True):
@@ -59,31 +59,59 @@ for transformed in (jax.jit, jax.checkpoint):
     )
 
 
-def test_arrays_of_other_dtypes(program):
-    """Gradients have the dtype of the array."""
-    program(
-        SCORES
-        + """
-*others, slopes, sinks = operands()
-given = *others, slopes.astype(jnp.bfloat16), sinks.astype(jnp.float16)
-found = jax.grad(loss(attend), (4, 5))(*given)
-assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float16]
-"""
-    )
-
-
 def test_vmap(program):
-    """Over q, k and v; what would need another call for each entry is refused."""
+    """One call for q, k and v; a call for each entry where captured arrays, gradients or batch entries differ."""
     program(
         SCORES
         + """
 q, k, v, *captured = operands()
-found = jax.vmap(lambda q, k, v: attend(q[None], k[None], v[None], *captured)[0][0])(q, k, v)
-np.testing.assert_allclose(found, attend(*operands())[0], rtol=1e-5, atol=1e-5)
-with pytest.raises(ValueError, match="must not depend on the batch entry"):
-    jax.vmap(lambda s: attend(q, k, v, *captured[:2], s)[0])(jnp.zeros((3, HEADS)))
-with pytest.raises(ValueError, match="must not depend on the batch entry"):
-    jax.vmap(lambda q: spattn.jax.attention(q, k, v, score=lambda s, b, h, i, j: s * b))(q[None])
+table, slopes, sinks = captured
+one = lambda *operands: attend(*(x[None] for x in operands), *captured)
+found = jax.vmap(one)(q, k, v)
+for got, want in zip(found, attend(*operands()), strict=True):
+    np.testing.assert_allclose(got[:, 0], want, rtol=1e-5, atol=1e-5)
+tables, many = jnp.stack([table, -table, 2 * table]), jnp.stack([sinks, sinks + 1, 2 * sinks])
+found = jax.jit(jax.vmap(lambda table, sinks: attend(q, k, v, table, slopes, sinks)))(tables, many)
+for got, want in zip(found, zip(*(attend(q, k, v, x, slopes, y) for x, y in zip(tables, many))), strict=True):
+    np.testing.assert_array_equal(got, want)
+score = lambda s, b, h, i, j: s * (b + 1)
+found = jax.vmap(lambda q: spattn.jax.attention(q, k, v, score=score))(jnp.stack([q, 2 * q]))
+np.testing.assert_array_equal(found[1], spattn.jax.attention(2 * q, k, v, score=score))
+
+
+gradients = jax.jit(jax.grad(loss(attend), (0, 3, 4, 5)))
+# Per example, of shared arrays; then of an array for each.
+found = jax.vmap(lambda *x: gradients(*(y[None] for y in x), *captured))(q, k, v)
+want = [gradients(*(x[n : n + 1] for x in (q, k, v)), *captured) for n in range(2)]
+jax.tree.map(np.testing.assert_array_equal, found, tuple(map(jnp.stack, zip(*want))))
+found = jax.vmap(lambda x: gradients(q, k, v, x, slopes, sinks))(tables)
+want = [gradients(q, k, v, x, slopes, sinks) for x in tables]
+jax.tree.map(np.testing.assert_array_equal, found, tuple(map(jnp.stack, zip(*want))))
+"""
+    )
+
+
+def test_captured_values(program):
+    """Other dtypes, traced numbers without axes, closures of checkpoints; NumPy arrays are constants of the program."""
+    program(
+        SCORES
+        + """
+q, k, v, table, slopes, sinks = operands()
+found = jax.grad(loss(attend), (4, 5))(q, k, v, table, slopes.astype(jnp.bfloat16), sinks.astype(jnp.float16))
+assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float16]
+want = jax.jit(jax.grad(loss(dense), (3, 6)))(*operands(), jnp.float32(4))
+closure = lambda table, cap: jax.checkpoint(lambda q: loss(attend)(q, k, v, table, slopes, sinks, cap))(q)
+found = jax.jit(jax.grad(closure, (0, 1)))(table, jnp.float32(4))
+for one, other in zip(found, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4 * float(jnp.abs(other).max()))
+gains = np.ones(HEADS, np.float32)
+call = lambda q: spattn.jax.attention(q, k, v, score=lambda s, b, h, i, j: s * gains[h])
+jitted = jax.jit(call)
+first = jitted(q)
+gains *= 2
+np.testing.assert_array_equal(jitted(q), first)
+assert not np.array_equal(call(q), first)
+np.testing.assert_array_equal(jax.jit(lambda q: call(q))(q), call(q))
 """
     )
 

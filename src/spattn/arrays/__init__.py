@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 NUMPY = NumPy()
+_IN_GRAPH = ArrayNamespace()  # of tensors without values, while torch.compile traces the caller
+_IN_GRAPH.name = "torch"
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
 _kinds: dict[str, ArrayNamespace] = {}
 _plain: dict[type, ArrayNamespace] = {np.ndarray: NUMPY}  # dispatch by exact type
@@ -51,6 +53,8 @@ def add_plain(array: type, kind: ArrayNamespace) -> None:
 
 
 def _search(x: Any) -> ArrayNamespace | None:
+    if compiling():  # torch.compile cannot trace the imports
+        return _IN_GRAPH if isinstance(x, (sys.modules["torch"].Tensor, np.ndarray)) else None
     if isinstance(x, np.ndarray):
         return NUMPY
     for name, array in _CLASSES.items():

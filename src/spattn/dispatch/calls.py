@@ -83,7 +83,7 @@ def attention(
             # Copy a mask, which the caller may change before the backward pass.
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
-            backward = gradients or attention_backward if given is None else _backward_with_score
+            backward = gradients or attention_backward if given is None else backward_with_score
             record = functools.partial(record, functools.partial(backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
@@ -135,7 +135,7 @@ def attention_backward(
     return *found, *(() if score is None else (dtables,)), *(() if sinks is None else (dsinks,))
 
 
-def _backward_with_score(*arrays: Any, given: Given, wanted: tuple[bool, ...], **options: Any) -> tuple[Any, ...]:
+def backward_with_score(*arrays: Any, given: Given, wanted: tuple[bool, ...], **options: Any) -> tuple[Any, ...]:
     """Compute the gradients of a recorded call; return (dq, dk, dv, dtables, dsinks)."""
     given = given._replace(operands=given.operands._replace(wanted=wanted))
     found: tuple[Any, ...] = _backward(*arrays, given=given, **options)
@@ -304,7 +304,7 @@ def _attend_masked(
 
         def backward(*operands: Any, **options: Any) -> Any:
             of = functools.partial(
-                gradients if given is None else _backward_with_score, pattern=then.to_host(call.kv_len), **same
+                gradients if given is None else backward_with_score, pattern=then.to_host(call.kv_len), **same
             )
             return of(*operands, **options)
 

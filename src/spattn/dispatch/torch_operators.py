@@ -12,45 +12,43 @@ from typing import Any
 import torch
 
 from ..arrays import autocast, compiling, traced
-from ..arrays.operand import Operand, memory_order
 from ..arrays.torch_gradients import without_repeats
-from ..patterns import Full, KeyPadding, Mask, Pattern, from_json
+from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
-from . import calls
+from . import calls, torch_scores
 from .plans import as_pattern, check_mask
+from .torch_schemas import DEVICES, OPTIONS, empty_like, in_order_of, joined, library, over_a_batch, padding
 from .torch_text import text_of
 
 __all__ = ["attend", "attention", "attention_backward"]
 
 _FULL = '{"pattern":"full"}'
-_DEVICES = ("cpu", "cuda")
-_OPTIONS = "str pattern, Tensor? allowed, float? scale, str backend"
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator]
     "spattn::attention",
     mutates_args=(),
-    device_types=_DEVICES,
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, str? precision) -> (Tensor out, Tensor lse)",
+    device_types=DEVICES,
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, str? precision) -> (Tensor out, Tensor lse)",
 )
 def _forward(
     q: Any, k: Any, v: Any, pattern: str, allowed: Any, scale: float | None, backend: str, precision: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         out, lse = calls.attention(
-            q, k, v, _joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
+            q, k, v, joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
         )
-    return _in_order_of(q, out), lse
+    return in_order_of(q, out), lse
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator]
     "spattn::attention_backward",
     mutates_args=(),
-    device_types=_DEVICES,
+    device_types=DEVICES,
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, str? precision=None) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f"{OPTIONS}, str? precision=None) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
@@ -58,51 +56,20 @@ def _backward(
     named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits a default precision
     with torch.no_grad():
         gradients = calls.attention_backward(
-            without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
+            without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed), dlse=dlse, **named
         )
-    return tuple(_in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
-
-
-def _joined(text: str, allowed: torch.Tensor | None) -> Pattern:
-    """Return the intersection of the serialized pattern and the mask tensor."""
-    pattern = from_json(text)
-    if allowed is None:
-        return pattern
-    also = _padding(allowed) if allowed.ndim == 2 else Mask(allowed)
-    return also if isinstance(pattern, Full) else pattern & also
-
-
-def _padding(valid: torch.Tensor) -> KeyPadding:
-    """Return the pattern of a padding mask, boolean or additive."""
-    return KeyPadding.from_additive(valid) if valid.is_floating_point() else KeyPadding(valid)
-
-
-def _empty(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:
-    """Return an empty tensor whose axes have the memory order of `like`."""
-    order = memory_order(Operand(0, tuple(like.shape), like.stride()))
-    return torch.empty_permuted(shape, order, **{"dtype": like.dtype, "device": like.device} | options)
-
-
-def _in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return `x` with the strides of the fake kernel, which backends do not follow for unusual operand strides."""
-    wanted = _empty(like, tuple(x.shape), device="meta").stride()
-    if x.stride() == wanted:
-        return x
-    if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
-        return x.as_strided(x.shape, wanted)  # the stride of an axis of size 1 is arbitrary
-    # empty_like() does not preserve the strides of axes of size 1.
-    return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
+    return tuple(in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
 
 
 @_forward.register_fake  # type: ignore[untyped-decorator]
 def _(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return _empty(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
+    return empty_like(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
 
 
 @_backward.register_fake  # type: ignore[untyped-decorator]
 def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(_empty(x, tuple(x.shape)) for x in (q, k, v))
+    return tuple(empty_like(x, tuple(x.shape)) for x in (q, k, v))
 
 
 # -- autograd, autocast and vmap ---------------------------------------------------------------------------------------
@@ -125,9 +92,6 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-_library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
-
-
 def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Cast as ``scaled_dot_product_attention`` does; ``torch.library.register_autocast`` supports only one dtype."""
     cast = autocast(q, k, v)
@@ -135,36 +99,12 @@ def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor
         return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)
 
 
-for _device in _DEVICES:
-    _library.impl("attention", _under_autocast, f"Autocast{_device.upper()}")
+for _device in DEVICES:
+    library.impl("attention", _under_autocast, f"Autocast{_device.upper()}")
 
 
-def _over_a_batch(operator: Any, tensors: int) -> None:
-    """Register a vmap rule that folds the mapped axis into the batch axis; it rejects patterns with a batch axis."""
-
-    def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        pattern, allowed = arguments[tensors : tensors + 2]
-        per_head = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
-        if per_head or from_json(pattern).sizes()[0] != 1:
-            raise ValueError(
-                "pattern: must not differ between batch entries under torch.func.vmap, got "
-                f"{'a mask tensor with a batch axis' if per_head else from_json(pattern)}"
-            )
-        size = info.batch_size
-        given: list[Any] = [
-            x if x is None else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(arguments[:tensors], dims, strict=False)
-        ]
-        entries = given[-1].shape[1]
-        folded = [None if x is None else x.flatten(0, 1) for x in given]
-        results = operator(*folded, *arguments[tensors:])
-        return tuple(x.unflatten(0, (size, entries)) for x in results), (0,) * len(results)
-
-    operator.register_vmap(fold)
-
-
-_over_a_batch(_forward, 3)
-_over_a_batch(_backward, 7)
+over_a_batch(_forward, 3)
+over_a_batch(_backward, 7)
 
 
 # -- spattn.attention() under tracing ----------------------------------------------------------------------------------
@@ -188,17 +128,17 @@ def attention(
     `modified` may have score=, sinks=, dropout_p= and seed=.
     """
     check_options(backend, return_lse, precision, layout)
-    if modified:
-        options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-        return _with_score(_eager, q, k, v, pattern, scale=scale, **options, **modified)
+    options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
+    if modified.get("dropout_p"):
+        return _with_dropout(_eager, q, k, v, pattern, scale=scale, **options, **modified)
+    modified = _of_scores(modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
-        options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-        return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options)
+        return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
     _check_mask(allowed, pattern, *operands[:2])
-    out, lse = torch.ops.spattn.attention(*operands, text, allowed, scale, backend, precision)
+    out, lse = _operator(operands, text, allowed, (scale, backend, precision), **modified)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
 
@@ -220,18 +160,39 @@ def attention_backward(
 ) -> Any:
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
-    if modified:
-        options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-        return _with_score(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
+    options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
+    if modified.get("dropout_p"):
+        return _with_dropout(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
+    modified = _of_scores(modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
-        options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-        return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options)
+        return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
     _check_mask(allowed, pattern, *operands[2:4])
+    if modified:
+        dq, dk, dv, *more = torch_scores.gradients(*operands, text, allowed, scale, backend, precision, **modified)
+        return given.back(dq), given.back(dk), given.back(dv), *more
     gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
     return tuple([given.back(x) for x in gradients])
+
+
+def _of_scores(modified: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call has of score= and sinks=."""
+    return {name: modified[name] for name in ("score", "sinks") if modified.get(name) is not None}
+
+
+def _operator(
+    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], score: Any = None, sinks: Any = None
+) -> tuple[Any, Any]:
+    """Return out and lse of the operator of a call."""
+    found: tuple[Any, Any]
+    if score is None and sinks is None:
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
+    else:
+        captured = torch_scores.captured_by(score, sinks, *operands[:2])
+        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+    return found
 
 
 def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
@@ -283,12 +244,12 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_score(function: Any, *arguments: Any, **options: Any) -> Any:
+def _with_dropout(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
         raise TypeError(
-            "score, sinks, dropout_p: PyTorch graphs of one piece and torch.vmap do not support them yet; use "
-            "torch.compile without fullgraph=True, or call spattn.attention outside the graph"
+            "dropout_p: PyTorch graphs of one piece and torch.vmap do not support it yet; use torch.compile without "
+            "fullgraph=True, or call spattn.attention outside the graph"
         )
     return function(*arguments, **options)
 
@@ -316,16 +277,16 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
     `modified` may have ``score=``, ``sinks=`` and ``dropout_p=``. `text` is the serialized pattern, which lets
     torch.compile guard on the pattern's value and not on its identity.
     """
-    if modified:
-        return _with_score(_attend_padded, q, k, v, valid, pattern, **modified)
+    if "dropout_p" in modified:
+        return _with_dropout(_attend_padded, q, k, v, valid, pattern, **modified)
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
-        return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]
+        return _operator([q, k, v], text, valid, (None, "auto", None), **modified)[0]
     if valid is None:
-        return _eager(q, k, v, pattern)
-    return _without_text_or_tensors(_attend_padded, q, k, v, valid, pattern)
+        return _eager(q, k, v, pattern, **modified)
+    return _without_text_or_tensors(_attend_padded, q, k, v, valid, pattern, **modified)
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
     if "dropout_p" in modified:  # draw a seed from PyTorch's generator on the CPU, whose state checkpoints restore
         modified["seed"] = int(torch.randint(1 << 62, ()))
-    return _eager(q, k, v, pattern if valid is None else pattern & _padding(valid), **modified)
+    return _eager(q, k, v, pattern if valid is None else pattern & padding(valid), **modified)

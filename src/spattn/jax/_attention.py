@@ -19,6 +19,8 @@ from ..planning import Plan
 from ..request.call import Call, check_options
 from ..score.kept_traces import find_or_trace
 from ..score.recorder import Sizes
+from ..score.serialized import from_json as graph_of
+from ..score.serialized import serialize
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
 __all__ = ["attention"]
@@ -59,8 +61,8 @@ def attention(
     precision : {None, "tf32"}, optional
         As for :func:`spattn.attention`; applies to gradients too.
     score : callable, optional
-        Score function, as for :func:`spattn.attention`. The arrays that it captures may be traced and get gradients;
-        numbers are constants of the program.
+        Score function, as for :func:`spattn.attention`. The JAX arrays that it captures may be traced, and get
+        gradients. Numbers and NumPy arrays are constants of the program: ``jit`` does not see later changes.
     sinks : (heads_q,) array, optional
         As for :func:`spattn.attention`.
 
@@ -80,8 +82,7 @@ def attention(
     ValueError
         If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
         is not finite, or exceeds the float32 range and `q` is not float64; if, under :func:`jax.vmap`, the pattern
-        differs between batch entries, the score function depends on the batch entry or its arrays are mapped, or
-        gradients of its arrays are wanted.
+        differs between batch entries.
     jax.errors.JaxRuntimeError
         At run time, if the named backend cannot run on this machine or does not support the device, or if memory is
         exhausted. The message contains the type and the message of the original error.
@@ -89,7 +90,9 @@ def attention(
     Notes
     -----
     Supports ``jit``, ``grad``, ``value_and_grad``, ``vmap``, ``checkpoint`` and ``shard_map``. out and lse are
-    differentiable once, in reverse mode only. ``vmap`` broadcasts unmapped operands. Under ``shard_map``, each device
+    differentiable once, in reverse mode only. ``vmap`` broadcasts unmapped operands; it calls
+    the kernels once, except if captured arrays or sinks are mapped, if they get gradients, or if the score function
+    depends on the batch entry: then the entries run one after another. Under ``shard_map``, each device
     computes attention on its shard: batch and heads may be sharded, and the pattern applies to the shard. Without
     ``shard_map``, a partitioned program all-gathers q, k and v on each device, and gradients with respect to arrays on
     explicit mesh axes are not supported. Arrays are not copied, on the host or on a GPU; GPU calls use XLA's stream and
@@ -125,11 +128,10 @@ def _with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[O
             raise ValueError(f"sinks: expected floats of shape ({call.heads_q},), got {sinks.dtype} of {sinks.shape}")
         captured.append(sinks.astype(wide))
     if score is not None:
-        traced = find_or_trace(score, Sizes(*call.sizes))
-        tables = [jnp.asarray(x) for x in traced.tables]
+        text, floats, integers, given = serialize(find_or_trace(score, Sizes(*call.sizes)))
+        tables = [jnp.asarray(x) for x in given]
         captured += [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in tables]
-        program = (traced.graph.operations, traced.graph.results, traced.parameters)
-        options = options._replace(score=program, tables=len(tables))
+        options = options._replace(score=(text, tuple(floats), tuple(integers)), tables=len(tables))
     return options._replace(sinks=sinks is not None), tuple(captured)
 
 
@@ -163,10 +165,13 @@ def _attend(options: Options, *operands: Any) -> tuple[Any, Any]:
     Adding an empty sum changes no value, and XLA removes it. But each operand then varies over all mesh axes over which
     any operand varies, and JAX sums its gradient over the axes that were added.
     """
-    nothing = jax.lax.stop_gradient(_nothing(operands))
     own = len(operands) - options.captured
+    varying = any(
+        getattr(jax.typeof(x), "vma", ()) for x in operands
+    )  # else vmap would map all operands if it maps one
+    nothing = jax.lax.stop_gradient(_nothing(operands if varying else operands[:own]))
     arrays, captured = [x + nothing for x in operands[:own]], operands[own:]
-    if any(getattr(jax.typeof(x), "vma", ()) for x in operands):  # else vmap would map the captured arrays
+    if varying:
         captured = tuple(x + nothing.astype(x.dtype) for x in captured)
     out, lse = _differentiable(options, *arrays, *captured)
     return out, lse
@@ -203,7 +208,7 @@ _differentiable.defvjp(_remember, _gradients)
 
 
 def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
-    """Call an FFI target, with a vmap rule that folds the mapped axis into the batch.
+    """Call an FFI target, with a vmap rule: a call on a folded batch axis, or one call after another.
 
     `results` holds (shape, dtype, value if an operand is empty) of each result. Under vmap, the pattern must not differ
     between batch entries.
@@ -229,7 +234,8 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
             raise ValueError(
                 f"pattern: must not differ between batch entries under jax.vmap, got {from_json(options.pattern)}"
             )
-        _check_mapped(name, options, mapped[own:])
+        if _differs(name, options, mapped[own:]):
+            return _one_by_one(name, options, results, mapped, operands), (True,) * len(results)
         pairs = zip(operands[:own], mapped[:own], strict=True)
         given = (x if over else jnp.broadcast_to(x, (size, *x.shape)) for x, over in pairs)
         folded = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in given]
@@ -242,15 +248,26 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
     return made
 
 
-def _check_mapped(name: str, options: Options, mapped: list[bool]) -> None:
-    """Raise ValueError if a mapped call does not have the result of one call on all entries."""
-    names = () if options.score is None else [name for name, *_ in options.score[0]]
-    if any(mapped) or "b" in names:
-        raise ValueError("score, sinks: must not depend on the batch entry under jax.vmap")
-    if mapped and name == ATTENTION_BACKWARD:
-        raise ValueError("score, sinks: jax.vmap does not support the gradients of captured arrays")
+def _differs(name: str, options: Options, mapped: list[bool]) -> bool:
+    """Whether one call on all entries would mix captured arrays, or batch indices, of several entries."""
+    names = () if options.score is None else [step.name for step in graph_of(options.score[0]).operations]
+    # Gradients of captured arrays would be sums over the entries.
+    return any(mapped) or "b" in names or (bool(mapped) and name == ATTENTION_BACKWARD)
+
+
+def _one_by_one(
+    name: str, options: Options, results: tuple[Any, ...], mapped: list[bool], operands: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    def entry(own: tuple[Any, ...]) -> tuple[Any, ...]:
+        rest = iter(own)
+        return _call(
+            name, options, results, *(next(rest) if over else x for x, over in zip(operands, mapped, strict=True))
+        )
+
+    found: tuple[Any, ...] = jax.lax.map(entry, tuple(x for x, over in zip(operands, mapped, strict=True) if over))
+    return found
 
 
 def _nothing(arrays: tuple[Any, ...]) -> Any:
     """Return a zero that varies over all mesh axes over which any of the arrays varies."""
-    return functools.reduce(operator.add, (x[:0].sum(dtype=arrays[0].dtype) for x in arrays))
+    return functools.reduce(operator.add, (jnp.atleast_1d(x)[:0].sum(dtype=arrays[0].dtype) for x in arrays))

@@ -18,8 +18,7 @@ from .. import dispatch
 from ..arrays import add_plain
 from ..arrays.xla import Buffer, Xla
 from ..patterns import from_json
-from ..score.graph import Graph, Operation
-from ..score.tracing import Traced
+from ..score.serialized import restore
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
@@ -33,16 +32,15 @@ add_plain(Buffer, XLA)
 class Options(NamedTuple):
     """Static arguments of a call, stored in the program.
 
-    `score` is the graph of the score function, its results and its captured numbers; None is the identity. `sinks` says
-    whether there are sinks, and `tables` how many arrays the function captures: they are the last operands, in this
-    order.
+    `score` is the serialized score function, its floats and its integers; None is the identity. `sinks` says whether
+    there are sinks, and `tables` how many arrays the function captures: they are the last operands, in this order.
     """
 
     pattern: str
     scale: float
     backend: str
     precision: str | None
-    score: tuple[Any, ...] | None = None
+    score: tuple[str, tuple[float, ...], tuple[int, ...]] | None = None
     sinks: bool = False
     tables: int = 0
 
@@ -61,10 +59,6 @@ class Options(NamedTuple):
 def _options_of(text: str) -> tuple[Options, dict[str, Any]]:
     """Return the options, and the static arguments of the dispatch."""
     options = Options(*json.loads(text))
-    if options.score is not None:
-        operations, results, parameters = options.score
-        steps = tuple(Operation(name, tuple(operands), dtype, number) for name, operands, dtype, number in operations)
-        options = options._replace(score=(Graph(steps, tuple(results)), tuple(parameters)))
     same = {"scale": options.scale, "backend": options.backend, "precision": options.precision}
     return options, same | {"pattern": from_json(options.pattern)}
 
@@ -73,10 +67,7 @@ def _split(options: Options, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...]
     """Return the attention's own operands, and the score function and sinks as arguments of the dispatch."""
     own = len(operands) - options.captured
     sinks, tables = operands[own : own + options.sinks], operands[own + options.sinks :]
-    score = None
-    if options.score is not None:
-        graph, parameters = options.score
-        score = Traced(graph, parameters, tables)
+    score = None if options.score is None else restore(*options.score, tables)
     return operands[:own], {"score": score, "sinks": sinks[0] if sinks else None}
 
 

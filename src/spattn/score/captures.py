@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import namespace_of
+from ..arrays import compiling, namespace_of
 from .graph import FLOAT, INT
 from .recorder import CURRENT, Recorded, is_array, is_float, line
 from .symbol import Symbol
@@ -80,6 +80,8 @@ class CapturedArray:
         raise TypeError(f"score: a score function must not change arrays{line()}")
 
     def __getattr__(self, name: str) -> Any:
+        if name in CapturedArray.__slots__:  # torch.compile asks before it has set them
+            raise AttributeError(name)
         value = getattr(self._whole(), name)
         return _returns_seen(value) if callable(value) and not is_array(value) else _seen(value)
 
@@ -128,14 +130,17 @@ for _operation in "neg abs invert eq ne lt le gt ge".split():
 
 def look_up(array: Any, indices: tuple[Any, ...]) -> Any:
     """``array[indices]``, recorded if an index is a symbol, or if the result is an element that may have a gradient."""
-    symbolic = any(isinstance(x, Recorded) for x in indices)
+    symbol = next((x for x in indices if isinstance(x, Recorded)), None)
+    symbolic = symbol is not None
+    if not symbolic and compiling():
+        return array[indices]
     if not symbolic and not (
         CURRENT.get() and _lacks_gradients(array) and all(isinstance(x, _INTEGERS) for x in indices)
     ):
         return _seen(array[indices])
     if len(indices) < array.ndim and not any(x is None or x is ... or isinstance(x, slice) for x in indices):
         return CapturedArray(array, indices) if symbolic else _seen(array[indices])
-    recorder = CURRENT.get()
+    recorder = symbol.recorder if symbol is not None and symbol.recorder.in_graph else CURRENT.get()
     if recorder is None:
         raise TypeError("score: a score function must not store its arguments")
     return Symbol(recorder, recorder.look_up(array, indices))

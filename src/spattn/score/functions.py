@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from ..arrays import compiling
 from .captures import CapturedArray, look_up
 from .operations import FUNCTIONS
 from .recorder import Recorded, is_array
@@ -15,7 +17,16 @@ __all__ = ["clip", "exp", "log", "maximum", "minimum", "sigmoid", "sqrt", "take"
 def _apply(name: str, *operands: Any) -> Any:
     if any(isinstance(x, Recorded) for x in operands):
         return record(name, *operands)
+    torch = sys.modules.get("torch")
+    if torch is not None and (compiling() or any(isinstance(x, torch.Tensor) for x in operands)):
+        return getattr(torch, name)(*(_tensor(torch, x) for x in operands))
     return FUNCTIONS[name](*operands)
+
+
+def _tensor(torch: Any, x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x
+    return torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else torch.as_tensor(x)
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:

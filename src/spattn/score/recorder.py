@@ -12,16 +12,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import dtype_name, namespace_of
+from ..arrays import compiling, dtype_name, namespace_of
 from .graph import BOOL, FLOAT, INT, Graph
 from .shared_builder import SharedBuilder
 
-__all__ = ["CURRENT", "Constant", "Recorded", "Recorder", "Sizes", "is_array", "is_float", "line"]
+__all__ = [
+    "CURRENT",
+    "Constant",
+    "Recorded",
+    "Recorder",
+    "Sizes",
+    "constant",
+    "is_array",
+    "is_float",
+    "is_symbolic",
+    "kind_of",
+    "line",
+]
 
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "invert": "not"}
 _LN2 = math.log(2)
 _KINDS = {"f": FLOAT, "b": BOOL, "i": INT, "u": INT}
+_OF_SIZES = {"SymInt": INT, "SymFloat": FLOAT}
 _FOREIGN = {"numpy", "torch", "jax", "cupy", "spattn"}
 
 
@@ -44,6 +57,11 @@ class Constant(int):
     """An integer that becomes a constant of the graph, not a parameter, such as a size of an array."""
 
 
+def constant(value: int) -> int:
+    """An integer as a constant of the graph. torch.compile cannot make a Constant, nor need it: see compiled.py."""
+    return value if compiling() else Constant(value)
+
+
 class Recorded:
     """The result of an operation: `index` in the graph of `recorder`."""
 
@@ -55,6 +73,10 @@ class Recorded:
 
 class Recorder:
     """Append operations on symbols, numbers and elements of arrays to a graph."""
+
+    in_graph = False  # whether torch.compile traces the tracer; compiled.py has that recorder, with these two methods
+    call: Any
+    array: Any
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self._build = SharedBuilder()
@@ -82,12 +104,15 @@ class Recorder:
             return self._step("constant", int(value), INT)
         if isinstance(value, (int, np.integer)):
             return self._number(int(value), INT)
-        if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and _kind(value) == FLOAT):
+        if isinstance(value, (float, np.floating)) or (isinstance(value, np.generic) and kind_of(value) == FLOAT):
             return self._number(float(value), FLOAT)
         if is_array(value):
             if value.ndim == 0:
                 return self.look_up(value, ())
             raise TypeError(f"score: an array of shape {tuple(value.shape)} was used as a number; index it{line()}")
+        if is_symbolic(value):
+            self.parameters.append(value)
+            return self._step("parameter", len(self.parameters) - 1, _OF_SIZES[type(value).__name__])
         raise TypeError(f"score: unsupported operand of type {type(value).__name__}{line()}")
 
     def _number(self, value: float, dtype: str) -> int:
@@ -108,7 +133,7 @@ class Recorder:
 
     def look_up(self, table: Any, indices: Sequence[Any]) -> int:
         """An element of a captured array."""
-        dtype = _kind(table)
+        dtype = kind_of(table)
         if dtype is None:
             raise TypeError(f"score: expected arrays of floats, integers or bools, got {dtype_name(table)}{line()}")
         for index in indices:
@@ -222,7 +247,7 @@ def _small_power(value: Any) -> int | None:
     return int(value) if whole and abs(value) <= 8 else None
 
 
-def _kind(x: Any) -> str | None:
+def kind_of(x: Any) -> str | None:
     name = dtype_name(x)
     return FLOAT if name == "bfloat16" else _KINDS.get(np.dtype(name).kind)
 
@@ -232,13 +257,21 @@ def is_array(value: Any) -> bool:
     return not isinstance(value, (Recorded, np.generic)) and namespace_of(value) is not None
 
 
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a number that depends on the sizes of tensors in a graph of PyTorch."""
+    return type(value).__name__ in _OF_SIZES and type(value).__module__ == "torch"
+
+
 def is_float(array: Any) -> bool:
     """Whether an array may have a gradient."""
-    return _kind(array) == FLOAT
+    of_tensor = getattr(array, "is_floating_point", None)  # torch.compile can trace this
+    return kind_of(array) == FLOAT if of_tensor is None else bool(of_tensor())
 
 
 def line(error: TracebackType | None = None) -> str:
     """The line of the score function that is being executed, or that raised an error."""
+    if compiling():  # torch.compile names the line itself
+        return ""
     frames = _stack() if error is None else reversed(list(traceback.walk_tb(error)))
     for frame, number in frames:
         module = frame.f_globals.get("__name__", "")

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .recorder import Recorded, is_array, line
+from .recorder import Recorded, is_array, is_symbolic, line
 
-__all__ = ["Symbol", "record", "torch_call"]
+__all__ = ["Symbol", "check_unchanged", "record", "torch_call", "torch_name"]
 
 _SAME = (
     "exp log tanh sigmoid sqrt sign minimum maximum where square exp2 reciprocal rsqrt relu clip invert bitwise_and"
@@ -172,7 +172,7 @@ _OPERANDS = (Recorded, int, float, np.generic)
 
 def _operator(name: str, reverse: bool = False) -> Callable[[Symbol, Any], Any]:
     def method(self: Symbol, other: Any) -> Any:
-        if not (isinstance(other, _OPERANDS) or is_array(other)):
+        if not (isinstance(other, _OPERANDS) or is_array(other) or is_symbolic(other)):
             return NotImplemented
         operands = (other, self) if reverse else (self, other)
         return Symbol(self.recorder, self.recorder.apply(name, *operands))
@@ -230,9 +230,21 @@ for _name, _kind in {"float": "float", "int": "int", "long": "int", "bool": "boo
     setattr(Symbol, _name, _method(f"to_{_kind}"))
 
 
-def torch_call(function: Any, operands: Sequence[Any], options: dict[str, Any]) -> Symbol:
-    """The result of a function of torch."""
-    name = getattr(function, "__name__", str(function)).strip("_")
+def torch_name(function: Any) -> str:
+    """The name of a function of torch."""
+    return str(getattr(function, "__name__", function))
+
+
+def check_unchanged(name: str, options: dict[str, Any]) -> None:
+    """Raise TypeError for a function of torch that changes a tensor."""
+    in_place = name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__"))
+    if in_place or options.get("out") is not None:
+        raise TypeError(f"score: a score function must not change arrays{line()}")
+
+
+def torch_call(function: Any, operands: Sequence[Any], options: dict[str, Any], name: str | None = None) -> Symbol:
+    """The result of a function of torch; `name` is its :func:`torch_name`."""
+    name = (name or torch_name(function)).strip("_")
     reverse = name not in _NAMES and name.startswith("r")  # Tensor.__rsub__ and so on
     known = _NAMES.get(name.removeprefix("r") if reverse else name)
     if known is None:

@@ -15,7 +15,7 @@ from .captures import CapturedArray, look_up, visible
 from .graph import Graph
 from .recorder import CURRENT, Recorded, Recorder, Sizes, is_array, line
 from .shared_builder import ARGUMENTS
-from .symbol import Symbol, torch_call
+from .symbol import Symbol, check_unchanged, torch_call, torch_name
 
 __all__ = ["Traced", "call", "trace"]
 
@@ -70,6 +70,8 @@ def call(function: Callable[..., Any], score: Any, b: Any, h: Any, q: Any, k: An
     if not isinstance(score, Recorded):
         return function(score, b, h, q, k)
     recorder = score.recorder
+    if recorder.in_graph:
+        return recorder.call(function, score, b, h, q, k)
     try:
         result = visible(function, recorder.literals)(score, b, h, q, k)
     except IndexError as error:
@@ -126,13 +128,8 @@ def _tensor_lookups() -> Callable[[], Any]:
                 index = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
                 if any(isinstance(x, Recorded) for x in index):
                     return look_up(operands[0], index)
-            name, options = getattr(func, "__name__", ""), options or {}
-            if (
-                name == "__setitem__"
-                or (name.endswith("_") and not name.endswith("__"))
-                or options.get("out") is not None
-            ):
-                raise TypeError(f"score: a score function must not change arrays{line()}")
+            options = options or {}
+            check_unchanged(torch_name(func), options)
             if any(isinstance(x, Recorded) for x in (*operands, *options.values())):
                 return torch_call(func, operands, options)
             return func(*operands, **options)

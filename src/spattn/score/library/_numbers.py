@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from ...arrays import dtype_name
 from ..functions import take
-from ..recorder import Recorded, is_array
+from ..recorder import Recorded, is_array, is_float
 
-__all__ = ["check_size", "check_table", "number", "per_head", "rows", "sizes_of"]
+__all__ = ["check_size", "check_table", "constants", "number", "per_head", "rows", "sizes_of"]
 
 
 def check_table(name: str, table: Any, ndim: int | None = None) -> None:
     """Check that an argument is an array of floats with `ndim` axes."""
     if not is_array(table):
         raise TypeError(f"{name}: expected an array, got {type(table).__name__}")
-    kind = dtype_name(table)
-    if kind != "bfloat16" and np.dtype(kind).kind != "f":
-        raise TypeError(f"{name}: expected an array of floats, got {kind}")
+    if not is_float(table):
+        raise TypeError(f"{name}: expected an array of floats, got {dtype_name(table)}")
     if ndim is not None and table.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} axes, got shape {tuple(table.shape)}")
 
@@ -59,3 +59,10 @@ def rows(score: Any, q: Any) -> Any:
 def sizes_of(score: Any) -> Any:
     """The sizes of the call that traces the function, or None. A call that differs in a size read here traces again."""
     return score.recorder.sizes if isinstance(score, Recorded) else None
+
+
+def constants(score: Any, module: str, function: str, *numbers: int) -> Any:
+    """The array that a function of numbers gives, named so that torch.compile need not trace it."""
+    if isinstance(score, Recorded) and score.recorder.in_graph:
+        return score.recorder.array(module, function, *numbers)
+    return getattr(sys.modules[module], function)(*numbers)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..recorder import Constant
+from ..recorder import constant
 
 __all__ = ["check_sizes", "coordinates", "flat"]
 
@@ -27,8 +27,8 @@ def coordinates(position: Any, shape: Sequence[int]) -> list[Any]:
     """Coordinates of a position in a grid in row-major order."""
     found = []
     for n in reversed(shape[1:]):
-        found.append(position % Constant(n))
-        position = position // Constant(n)
+        found.append(position % constant(n))
+        position = position // constant(n)
     return [position, *reversed(found)]
 
 
@@ -36,5 +36,5 @@ def flat(indices: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Row-major index of coordinates."""
     found = indices[0]
     for index, size in zip(indices[1:], sizes[1:], strict=True):
-        found = found * Constant(size) + index
+        found = found * constant(size) + index
     return found

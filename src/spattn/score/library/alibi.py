@@ -10,7 +10,7 @@ import numpy as np
 
 from ..composition import ScoreFunction
 from ..functions import take
-from ._numbers import check_table, sizes_of
+from ._numbers import check_table, constants, sizes_of
 
 __all__ = ["alibi", "alibi_slopes"]
 
@@ -116,7 +116,7 @@ class alibi(ScoreFunction):
         if slopes is None:
             if sizes is None:
                 raise TypeError("score: alibi() needs the number of heads: use alibi(alibi_slopes(num_heads))")
-            slopes = _slopes(sizes.heads)
+            slopes = constants(score, __name__, "_slopes", sizes.heads)
         elif sizes is not None and slopes.shape[0] != sizes.heads:
             raise ValueError(f"alibi: expected {sizes.heads} slopes, got {slopes.shape[0]}")
         slope = take(slopes, h)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..composition import ScoreFunction
 from ..functions import take
-from ..recorder import Constant
+from ..recorder import constant
 from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates
 
@@ -80,4 +80,4 @@ class natten_rpb(ScoreFunction):
             ([q], [k]) if self.shape is None else (coordinates(q, self.shape), coordinates(k, self.shape))
         )
         axes = zip(of_query, of_key, self._each(self.kernel_size), self._each(self.dilation), strict=True)
-        return score + take(self.table, h, *((y - x) // Constant(d) + Constant(n - 1) for x, y, n, d in axes))
+        return score + take(self.table, h, *((y - x) // constant(d) + constant(n - 1) for x, y, n, d in axes))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..composition import ScoreFunction
 from ..functions import clip, take
-from ..recorder import Constant
+from ..recorder import constant
 from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates
 
@@ -66,5 +66,5 @@ class relative_bias(ScoreFunction):
         )
         indices = []
         for query, key, size in zip(of_query, of_key, self.table.shape[1:], strict=True):
-            indices.append(clip(key - query + Constant(size // 2), 0, Constant(size - 1)))
+            indices.append(clip(key - query + constant(size // 2), 0, constant(size - 1)))
         return score + take(self.table, h, *indices)

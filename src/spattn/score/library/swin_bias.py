@@ -8,7 +8,7 @@ from typing import Any
 
 from ..composition import ScoreFunction
 from ..functions import take
-from ..recorder import Constant
+from ..recorder import constant
 from ._numbers import check_size, check_table
 from ._positions import check_sizes, coordinates, flat
 
@@ -63,15 +63,15 @@ class swin_bias(ScoreFunction):
         window = check_sizes("window", self.window)
         if self.shape is not None:
             check_sizes("shape", self.shape, len(window))
-        entries = math.prod(2 * n - 1 for n in window)
+        entries = math.prod([2 * n - 1 for n in window])
         if self.table.shape[0] != entries:
             raise ValueError(f"table: expected shape ({entries}, heads_q), got {tuple(self.table.shape)}")
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         check_size("swin_bias", self.table, 1, score)
         if self.shape is None:
-            tokens = Constant(math.prod(self.window))
+            tokens = constant(math.prod(self.window))
             q, k = q % tokens, k % tokens
         of_query, of_key = (coordinates(x, self.shape or self.window) for x in (q, k))
-        indices = [x - y + Constant(n - 1) for x, y, n in zip(of_query, of_key, self.window, strict=True)]
+        indices = [x - y + constant(n - 1) for x, y, n in zip(of_query, of_key, self.window, strict=True)]
         return score + take(self.table, flat(indices, [2 * n - 1 for n in self.window]), h)

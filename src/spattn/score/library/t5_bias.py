@@ -11,8 +11,8 @@ import numpy as np
 
 from ..composition import ScoreFunction
 from ..functions import clip, take
-from ..recorder import Constant
-from ._numbers import check_size, check_table
+from ..recorder import constant
+from ._numbers import check_size, check_table, constants
 
 __all__ = ["t5_bias"]
 
@@ -93,11 +93,10 @@ class t5_bias(ScoreFunction):
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         check_size("t5_bias", self.table, 1, score)
-        count, farthest = self._count(), Constant(self.max_distance)
+        count, farthest = self._count(), constant(self.max_distance)
         distance = k - q if self.bidirectional else q - k
-        bucket = take(
-            _buckets(count, self.max_distance), clip(abs(distance) if self.bidirectional else distance, 0, farthest)
-        )
+        buckets = constants(score, __name__, "_buckets", count, self.max_distance)
+        bucket = take(buckets, clip(abs(distance) if self.bidirectional else distance, 0, farthest))
         if self.bidirectional:
-            bucket = bucket + (distance > 0) * Constant(count)
+            bucket = bucket + (distance > 0) * constant(count)
         return score + take(self.table, bucket, h)

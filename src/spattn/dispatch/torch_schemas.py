@@ -1,0 +1,100 @@
+"""What PyTorch's custom operators share: schemas, patterns with a mask tensor, strides of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..arrays.operand import Operand, memory_order
+from ..patterns import Full, KeyPadding, Mask, Pattern, from_json
+
+__all__ = ["DEVICES", "OPTIONS", "empty_like", "in_order_of", "joined", "library", "over_a_batch", "padding"]
+
+DEVICES = ("cpu", "cuda")
+OPTIONS = "str pattern, Tensor? allowed, float? scale, str backend"  # of schemas
+
+library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
+
+
+def joined(text: str, allowed: torch.Tensor | None) -> Pattern:
+    """Return the intersection of the serialized pattern and the mask tensor."""
+    pattern = from_json(text)
+    if allowed is None:
+        return pattern
+    also = padding(allowed) if allowed.ndim == 2 else Mask(allowed)
+    return also if isinstance(pattern, Full) else pattern & also
+
+
+def padding(valid: torch.Tensor) -> KeyPadding:
+    """Return the pattern of a padding mask, boolean or additive."""
+    return KeyPadding.from_additive(valid) if valid.is_floating_point() else KeyPadding(valid)
+
+
+def empty_like(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+    """Return an empty tensor whose axes have the memory order of `like`."""
+    order = memory_order(Operand(0, tuple(like.shape), like.stride()))
+    return torch.empty_permuted(shape, order, **{"dtype": like.dtype, "device": like.device} | options)
+
+
+def in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return `x` with the strides of the fake kernel, which backends do not follow for unusual operand strides."""
+    wanted = empty_like(like, tuple(x.shape), device="meta").stride()
+    if x.stride() == wanted:
+        return x
+    if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
+        return x.as_strided(x.shape, wanted)  # the stride of an axis of size 1 is arbitrary
+    # empty_like() does not preserve the strides of axes of size 1.
+    return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def over_a_batch(
+    operator: Any, tensors: int, pattern_at: int | None = None, alone: Callable[..., bool] | None = None
+) -> None:
+    """Register a vmap rule that folds the mapped axis into the batch axis; it rejects patterns with a batch axis.
+
+    Parameters
+    ----------
+    operator : custom operator
+    tensors : int
+        Number of arguments with a batch axis, the first ones.
+    pattern_at : int, optional
+        Index of the serialized pattern, which the mask tensor follows; by default, `tensors`.
+    alone : callable, optional
+        ``alone(dims, *arguments)`` returns whether each entry needs a call of its own.
+    """
+    at = tensors if pattern_at is None else pattern_at
+
+    def fold(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        pattern, allowed = arguments[at : at + 2]
+        differs = allowed is not None and (dims[at + 1] is not None or allowed.shape[0] != 1)
+        if differs or from_json(pattern).sizes()[0] != 1:
+            raise ValueError(
+                "pattern: must not differ between batch entries under torch.func.vmap, got "
+                f"{'a mask tensor with a batch axis' if differs else from_json(pattern)}"
+            )
+        size = info.batch_size
+        if alone is not None and alone(dims, *arguments):
+            found = zip(*(operator(*_entry(arguments, dims, n)) for n in range(size)), strict=True)
+            results = [torch.stack(x) for x in found]
+        else:
+            given: list[Any] = [
+                x if x is None else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+                for x, dim in zip(arguments[:tensors], dims, strict=False)
+            ]
+            entries = given[-1].shape[1]
+            folded = [None if x is None else x.flatten(0, 1) for x in given]
+            results = [x.unflatten(0, (size, entries)) for x in operator(*folded, *arguments[tensors:])]
+        like = list if str(operator._opoverload._schema.returns[0].type) == "List[Tensor]" else tuple
+        return like(results), like([0] * len(results))
+
+    operator.register_vmap(fold)
+
+
+def _entry(arguments: Any, dims: Any, at: int) -> list[Any]:
+    """Return the arguments of one entry of a mapped call."""
+    return [
+        _entry(x, dim, at) if isinstance(x, (list, tuple)) else x if dim is None else x.select(dim, at)
+        for x, dim in zip(arguments, dims, strict=True)
+    ]
