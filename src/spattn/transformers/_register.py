@@ -12,6 +12,7 @@ from ._attention import attend
 from ._configuration import checked, install
 from ._mask import pattern_mask
 from ._refusals import refusal
+from ._replacements import replace, set_implementation
 
 __all__ = ["register", "use"]
 
@@ -109,8 +110,9 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     if pattern is not None:
         config = model.config.get_text_config()
         text = checked(config, pattern)
-        model.set_attn_implementation(_NAME)
+        set_implementation(model, _NAME)
         config.spattn_pattern = text
     else:
-        model.set_attn_implementation(_NAME)
+        set_implementation(model, _NAME)
+    replace(model)
     return model
