@@ -127,6 +127,7 @@ _OWN = {
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "swin": {"patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4]},
     "wav2vec2-bert": {"feature_projection_input_dim": 16},
     "xmod": {"default_language": "en_XX"},
 }

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from .. import score
 from ..api.attention import attention
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
-from ..score import ScoreFunction, bias, compose, softcap
+from ..score import ScoreFunction
 from ._configuration import restriction
 from ._functions import both
 from ._mask import PatternMask, of_layer
+from ._t5 import BucketBias
 
 __all__ = ["attend", "refuse"]
 
@@ -50,9 +52,10 @@ def attend(
     """
     refuse(others)
     pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal)
-    biases = [_cropped(array, kv_len) for array in (position_bias, mask_bias) if array is not None]
+    functions: list[ScoreFunction] = [] if softcap is None else [score.softcap(softcap)]
+    functions += [_biased(array, kv_len) for array in (position_bias, mask_bias) if array is not None]
     if sinks is not None:  # softmax([scores, sink]) = softmax([scores - sink, 0])
-        biases.append(-sinks)
+        functions.append(score.bias(-sinks))
         s_aux = sinks.new_zeros(query.shape[1])
     out = attention(
         query,
@@ -60,7 +63,7 @@ def attend(
         value[:, :, :kv_len],
         pattern,
         scale=scaling,
-        score=_score(softcap, biases),
+        score=score.compose(*functions) if functions else None,
         sinks=s_aux,
         **_dropout(dropout),
     )
@@ -90,15 +93,11 @@ def _dropout(p: float) -> dict[str, Any]:
     return {}
 
 
-def _score(cap: float | None, biases: list[torch.Tensor]) -> ScoreFunction | None:
-    """Compose the score function of a layer: the cap applies before biases."""
-    functions = ([] if cap is None else [softcap(cap)]) + [bias(array) for array in biases]
-    return compose(*functions) if functions else None
-
-
-def _cropped(array: torch.Tensor, kv_len: int) -> torch.Tensor:
-    """Drop a bias's columns of unused cache entries."""
-    return array if array.shape[-1] == 1 else array[..., :kv_len]
+def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:
+    """Return the score function of a bias, without the columns of unused cache entries."""
+    if isinstance(array, BucketBias):
+        return array.score(kv_len)
+    return score.bias(array if array.shape[-1] == 1 else array[..., :kv_len])
 
 
 def _pattern(

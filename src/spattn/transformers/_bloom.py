@@ -24,7 +24,6 @@ class BloomAttention(modeling_bloom.BloomAttention):  # type: ignore[misc]
         layer_past: Any = None,
         use_cache: bool = False,
         output_attentions: bool = False,
-        **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Return the attention's output with the residual added; `alibi` is (batch * heads, 1, kv_len)."""
         if self.pretraining_tp > 1 and self.slow_but_exact:
