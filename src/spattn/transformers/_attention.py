@@ -87,8 +87,8 @@ def _dropout(p: float) -> dict[str, Any]:
     """
     if p:
         raise ValueError(
-            "dropout: attention dropout must be 0 (set it in the configuration, or call eval()) with "
-            f'attn_implementation="spattn", got {p}'
+            'dropout: must be 0 (set it in the configuration, or call eval()) with attn_implementation="spattn", got '
+            f"{p}"
         )
     return {}
 

@@ -15,6 +15,7 @@ from ..patterns.interop import from_mask_mod
 from ._configuration import restriction
 from ._functions import NoWindow, both, known_pattern, packed_positions
 from ._restriction import renumbered
+from ._without_data import WithoutData
 
 __all__ = ["PatternMask", "of_layer", "pattern_mask"]
 
@@ -23,7 +24,7 @@ _DETACH = _aten.detach.default
 _COPIES = {_aten.alias.default, _aten.clone.default, _DETACH, _aten._to_copy.default}
 
 
-class PatternMask(torch.Tensor):  # type: ignore[misc]
+class PatternMask(WithoutData):
     """A pattern as a tensor (batch, 1, q_len, kv_len) without data, which the model passes on like a mask.
 
     ``mask + bias`` and ``bias + mask`` add a bias to the scores of the allowed pairs, as they do with an additive mask.
@@ -57,7 +58,7 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
 
     def __add__(self, other: Any) -> PatternMask:
         if not isinstance(other, torch.Tensor) or isinstance(other, PatternMask) or not other.is_floating_point():
-            raise _computed_with("add")
+            raise self.computed_with("add")
         shape = torch.broadcast_shapes(self.shape, other.shape)
         if shape[2:] != self.shape[2:]:
             raise ValueError(f"attention_mask: a bias of shape {tuple(other.shape)} does not fit {tuple(self.shape)}")
@@ -68,36 +69,23 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
     __radd__ = __add__
 
     @classmethod
+    def computed_with(cls, operation: Any) -> TypeError:
+        return TypeError(
+            "attention_mask: this model computes with its mask, which is a pattern without data "
+            f'(operation {operation}); call spattn.transformers.use(model), or use attn_implementation="eager"'
+        )
+
+    @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         mask = args[0]
         # A copy that detaches would cut a learned bias from its gradient.
         learned = isinstance(mask, PatternMask) and mask.bias is not None and mask.bias.requires_grad
         if func not in _COPIES or options.get("dtype", mask.dtype) is not mask.dtype or (learned and func is _DETACH):
-            raise _computed_with(func)
+            raise cls.computed_with(func)
         device = options.get("device") or mask.device
         bias = None if mask.bias is None else mask.bias.to(device)
         return cls(mask.pattern, mask.kv_len, mask.shape, device, bias)
-
-
-def _computed_with(operation: Any) -> TypeError:
-    return TypeError(
-        "attention_mask: this model computes with its mask, which is a pattern without data "
-        f'(operation {operation}); use attn_implementation="eager"'
-    )
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def operator(mask: PatternMask, other: Any) -> Any:
-        raise _computed_with(name)
-
-    return operator
-
-
-# torch.Tensor's binary operators would replace our TypeError by a generic one; methods of a subclass take precedence.
-for _name in ("sub", "mul", "truediv", "and", "or", "xor"):
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(PatternMask, _method, _refused(_name))
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:

@@ -37,7 +37,7 @@ class MptAttention(modeling_mpt.MptAttention):  # type: ignore[misc]
         kv_len = key.shape[2]
         if position_bias is not None:
             if position_bias.shape[2] < kv_len:
-                raise ValueError(f"max_seq_len: expected at least {kv_len} for {kv_len} keys, got {self.max_seq_length}")
+                raise ValueError(f"max_seq_len: expected at least {kv_len} (keys), got {self.max_seq_length}")
             position_bias = position_bias[..., position_bias.shape[2] - kv_len :]
         out, _ = attend(
             self,

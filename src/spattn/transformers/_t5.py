@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..score import ScoreFunction, bias, t5_bias
+from ._without_data import WithoutData
 
 __all__ = ["BucketBias"]
 
@@ -20,11 +21,8 @@ _FAMILIES = {
 }
 
 
-class BucketBias(torch.Tensor):  # type: ignore[misc]
-    """A position bias (1, heads, q_len, kv_len) without data, which the model passes from layer to layer.
-
-    Operations on it raise TypeError: the result would have no data either.
-    """
+class BucketBias(WithoutData):
+    """A position bias (1, heads, q_len, kv_len) without data, which the model passes from layer to layer."""
 
     function: t5_bias
     """The bias of a call whose last query has the position of the last key."""
@@ -51,10 +49,10 @@ class BucketBias(torch.Tensor):  # type: ignore[misc]
         return self.function if self.last == kv_len - 1 else bias(self.compute()[..., :kv_len])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise TypeError(
+    def computed_with(cls, operation: Any) -> TypeError:
+        return TypeError(
             "position_bias: this model computes with its position bias, which is a table of buckets "
-            f'(operation {func}); use attn_implementation="eager"'
+            f'(operation {operation}); use attn_implementation="eager"'
         )
 
 
