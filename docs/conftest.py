@@ -9,6 +9,7 @@ from .recipes import check_example
 NEEDS = {
     "torch_tensors.rst": "torch",
     "torch_training.rst": "torch",
+    "bias_and_sinks.rst": "torch",
     "character_model.rst": "torch",
     "from_flex_attention.rst": "torch",
     "jax.rst": "jax",
