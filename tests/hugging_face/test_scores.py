@@ -11,7 +11,7 @@ hf = pytest.importorskip("transformers")
 from spattn.patterns import Causal, SlidingWindow  # noqa: E402
 from spattn.score import t5_bias  # noqa: E402
 from spattn.transformers import use  # noqa: E402
-from spattn.transformers._attention import attend  # noqa: E402
+from spattn.transformers._attention import _biased, _given, attend  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
 from spattn.transformers._t5 import BucketBias  # noqa: E402
 
@@ -201,6 +201,16 @@ def test_biases_in_a_mask(heads, masked):
     assert out.isnan().all()
 
 
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+def test_additive_masks_without_a_bias_are_patterns(value):
+    """Of which the kernels skip tiles."""
+    mask = torch.zeros(2, 1, 9, 9).masked_fill(~CAUSAL, value)
+    pattern, added = _given(mask)
+    assert added is None and (pattern.index_set(9, 9, batch=1).to_dense() == CAUSAL.numpy()).all()
+    pattern, added = _given(mask - CAUSAL.float())
+    assert added is not None and (pattern.index_set(9, 9, batch=1).to_dense() == CAUSAL.numpy()).all()
+
+
 def test_a_learned_bias_of_zero_has_a_gradient():
     q, k, v = tensors((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8))
     bias = torch.zeros(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
@@ -226,7 +236,7 @@ def test_buckets_stay_a_table():
     layer = model.decoder.block[0].layer[0].SelfAttention
     bias = layer.compute_bias(1, 32, past_seen_tokens=torch.tensor(6))
     assert isinstance(bias, BucketBias) and bias.shape == (1, 4, 1, 32)
-    function = bias.score(7)
+    function = _biased(bias, 7)
     assert isinstance(function, t5_bias) and function.table is layer.relative_attention_bias.weight
     assert not function.bidirectional and model.encoder.block[0].layer[0].SelfAttention.compute_bias(3, 3).function
     for use_of in (lambda: bias + 1, lambda: torch.zeros(1) + bias, lambda: bias.sum()):

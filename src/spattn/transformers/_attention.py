@@ -96,7 +96,9 @@ def _dropout(p: float) -> dict[str, Any]:
 def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:
     """Return the score function of a bias, without the columns of unused cache entries."""
     if isinstance(array, BucketBias):
-        return array.score(kv_len)
+        if array.last == kv_len - 1:
+            return array.function
+        array = array.compute()
     return score.bias(array if array.shape[-1] == 1 else array[..., :kv_len])
 
 

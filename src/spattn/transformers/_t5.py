@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..score import ScoreFunction, bias, t5_bias
+from ..score import t5_bias
 from ._without_data import WithoutData
 
 __all__ = ["BucketBias"]
@@ -43,10 +43,6 @@ class BucketBias(WithoutData):
 
     def __repr__(self) -> str:
         return f"BucketBias({self.function!r}, {tuple(self.shape)})"
-
-    def score(self, kv_len: int) -> ScoreFunction:
-        """Return the score function of a call with the first `kv_len` keys."""
-        return self.function if self.last == kv_len - 1 else bias(self.compute()[..., :kv_len])
 
     @classmethod
     def computed_with(cls, operation: Any) -> TypeError:
