@@ -242,6 +242,9 @@ def test_buckets_stay_a_table():
     for use_of in (lambda: bias + 1, lambda: torch.zeros(1) + bias, lambda: bias.sum()):
         with pytest.raises(TypeError, match="^position_bias: this model computes with its position bias"):
             use_of()
+    layer.relative_attention_bias.__class__ = type("Adapter", (torch.nn.Embedding,), {})
+    assert type(layer.compute_bias(1, 32, past_seen_tokens=6)) is torch.Tensor
+    layer.relative_attention_bias.__class__ = torch.nn.Embedding
     model.set_attn_implementation("eager")
     assert type(layer.compute_bias(1, 32, past_seen_tokens=6)) is torch.Tensor
 

@@ -64,10 +64,13 @@ class _Buckets:
         def array() -> torch.Tensor:
             return compute(query_length, key_length, device=device, past_seen_tokens=past)
 
-        if self.config._attn_implementation != "spattn":
+        embedding, farthest = self.relative_attention_bias, self.relative_attention_max_distance
+        # An adapter's module, or one that is loaded when it is called, has its values elsewhere.
+        plain = type(embedding) is torch.nn.Embedding and not embedding.weight.is_meta
+        if not plain or self.config._attn_implementation != "spattn":
             return array()
-        table, farthest = self.relative_attention_bias.weight, self.relative_attention_max_distance
-        return BucketBias(t5_bias(table, not self.is_decoder, farthest), query_length, key_length, past, array)
+        function = t5_bias(embedding.weight, not self.is_decoder, farthest)
+        return BucketBias(function, query_length, key_length, past, array)
 
 
 def __getattr__(name: str) -> Any:
