@@ -314,6 +314,10 @@ def test_a_subclass_of_a_replaced_module():
     attention.__class__ = type("OwnAttention", (type(attention),), {})
     with pytest.raises(ValueError, match="^model: BloomForCausalLM is not supported: its layer OwnAttention does not"):
         use(model)
+    for block in model.transformer.h:
+        block.self_attention = torch.nn.Identity()
+    with pytest.raises(ValueError, match="^model: BloomForCausalLM is not supported: none of its layers uses"):
+        use(model)
     assert model.config._attn_implementation == "eager"
 
 
