@@ -60,8 +60,8 @@ CASES = {
     "granite_swa": ({}, filled("sinks", -1e4)),
     "t5": ({}, filled("relative_attention_bias", 0.0)),
     "umt5": ({}, filled("relative_attention_bias", 0.0)),
-    "mpt": ({}, without_alibi),
-    "bloom": ({}, without_alibi),
+    "mpt": ({"attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.5}}, without_alibi),
+    "bloom": ({"n_head": 3, "hidden_size": 48}, without_alibi),
     "swin": ({}, filled("relative_position_bias", 0.0)),
     "beit": ({"use_shared_relative_position_bias": True}, filled("relative_position_bias", 0.0)),
     "granite": ({"attention_multiplier": 0.1}, unscaled),
@@ -182,6 +182,8 @@ def test_sinks_of_queries():
     inputs = q, k, v, sinks = tensors((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2, 4, 9, 1))
     out, _ = attend(torch.nn.Module(), q, k, v, None, scaling=0.3, sinks=sinks, is_causal=True)
     assert_same(out, dense(q, k, v, CAUSAL, sinks=sinks), inputs)
+    with pytest.raises(ValueError, match="^sinks: expected None, because s_aux has sinks, too"):
+        attend(torch.nn.Module(), q, k, v, None, sinks=sinks, s_aux=torch.zeros(4))
 
 
 @pytest.mark.parametrize("masked", [None, -torch.inf, "minimum"])
@@ -294,6 +296,19 @@ def test_a_pattern_in_replaced_modules():
         window, causal = (run(use(families.model(name), one), given) for one in (SlidingWindow(3, 0), Causal()))
         torch.testing.assert_close(window[:, :4], causal[:, :4], rtol=0, atol=1e-6)
         assert not torch.allclose(window[:, 5:], causal[:, 5:], rtol=0, atol=1e-5)
+
+
+def test_the_cache_of_mpt_before_its_renaming():
+    """Transformers called it past_key_values until 5.23."""
+    attention = use(families.model("mpt")).transformer.blocks[0].attn
+    (x,) = (x.detach().float() for x in tensors((1, 5, 32)))
+    results = []
+    for name in ("cache", "past_key_values"):
+        cache = hf.DynamicCache()
+        for part in (x[:, :4], x[:, 4:]):
+            out, _ = attention(part, None, **{name: cache})
+        results.append(out)
+    assert torch.equal(*results) and not torch.allclose(results[0], attention(x[:, 4:], None)[0])
 
 
 def test_replaced_modules_refuse_by_name():

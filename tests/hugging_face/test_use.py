@@ -10,10 +10,11 @@ hf = pytest.importorskip("transformers")
 from spattn.patterns import BlockLocal, Full, Sinks, SlidingWindow  # noqa: E402
 from spattn.patterns.interop import from_mask_mod  # noqa: E402
 from spattn.transformers import use  # noqa: E402
+from spattn.transformers._configuration import checked  # noqa: E402
 from spattn.transformers._functions import NoWindow  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
 
-from . import models  # noqa: E402
+from . import families, models  # noqa: E402
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 WINDOW, SINKS = SlidingWindow(3, 0), Sinks(2) | SlidingWindow(3, 0)
@@ -183,6 +184,13 @@ def test_no_layer_types():
         ValueError, match="^spattn_pattern: expected a pattern or a list of 2 patterns, because LlamaConfig has no"
     ):
         use(make("llama"), {"full_attention": WINDOW})
+
+
+def test_attention_over_layers():
+    """Inkling 2 attends to its layers by the same configuration, whose positions are not those of tokens."""
+    config = families.configuration("inkling2_text")
+    with pytest.raises(ValueError, match="^spattn_pattern: must be None for a model with attention over its layers"):
+        checked(config, WINDOW)
 
 
 def test_layers_that_do_not_know_their_number():

@@ -54,7 +54,10 @@ def attend(
     pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal)
     functions: list[ScoreFunction] = [] if softcap is None else [score.softcap(softcap)]
     functions += [_biased(array, kv_len) for array in (position_bias, mask_bias) if array is not None]
-    if sinks is not None:  # softmax([scores, sink]) = softmax([scores - sink, 0])
+    if sinks is not None:
+        if s_aux is not None:
+            raise ValueError("sinks: expected None, because s_aux has sinks, too")
+        # softmax([scores, sink]) = softmax([scores - sink, 0])
         functions.append(score.bias(-sinks))
         s_aux = sinks.new_zeros(query.shape[1])
     out = attention(
