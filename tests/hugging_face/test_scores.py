@@ -244,6 +244,7 @@ def test_buckets_stay_a_table():
     for use_of in (lambda: bias + 1, lambda: torch.zeros(1) + bias, lambda: bias.sum()):
         with pytest.raises(TypeError, match="^position_bias: this model computes with its position bias"):
             use_of()
+    assert _biased(layer.compute_bias(1, 32, past_seen_tokens=3), 7).array.shape == (1, 4, 1, 7)
     layer.relative_attention_bias.__class__ = type("Adapter", (torch.nn.Embedding,), {})
     assert type(layer.compute_bias(1, 32, past_seen_tokens=6)) is torch.Tensor
     layer.relative_attention_bias.__class__ = torch.nn.Embedding
@@ -299,7 +300,7 @@ def test_a_pattern_in_replaced_modules():
 
 
 def test_the_cache_of_mpt_before_its_renaming():
-    """Transformers called it past_key_values until 5.23."""
+    """Older versions of Transformers call it past_key_values."""
     attention = use(families.model("mpt")).transformer.blocks[0].attn
     (x,) = (x.detach().float() for x in tensors((1, 5, 32)))
     results = []

@@ -24,7 +24,7 @@ class MptAttention(modeling_mpt.MptAttention):  # type: ignore[misc]
         past_key_values: Any = None,
     ) -> tuple[torch.Tensor, None]:
         """Return the attention's output; `position_bias` is (heads, 1, max_seq_len), for the last keys of a cache."""
-        cache = past_key_values if cache is None else cache  # its name before Transformers 5.24
+        cache = past_key_values if cache is None else cache  # its name in older versions
         batch, q_len, _ = hidden_states.shape
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
