@@ -238,6 +238,9 @@ ALLOWED = {
         "SlidingWindow(8)": square(50, window(8, 8)),
         "spattn draw sliding_window --param left=8 -o window.png": square(64, window(8, 8)),
     },
+    "bias_and_sinks.rst": {
+        "SlidingWindow(15, 0)": square(64, window(15, 0)),
+    },
     "character_model.rst": {
         "Causal()": square(1024, causal),
         "strided(32)": square(1024, strided(32)),

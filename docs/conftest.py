@@ -10,6 +10,7 @@ NEEDS = {
     "dropout.rst": "torch",
     "torch_tensors.rst": "torch",
     "torch_training.rst": "torch",
+    "bias_and_sinks.rst": "torch",
     "character_model.rst": "torch",
     "from_flex_attention.rst": "torch",
     "jax.rst": "jax",

@@ -12,7 +12,7 @@ import spattn.transformers  # noqa: E402
 from spattn.transformers._attention import attend  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
 
-from . import models  # noqa: E402
+from . import families, models  # noqa: E402
 
 TOKENS = torch.arange(2, 12)[None]
 
@@ -29,20 +29,25 @@ def test_fault_43_registered_with_its_mask_function():
     assert ALL_MASK_ATTENTION_FUNCTIONS["spattn"] is pattern_mask
 
 
-def test_soft_capping():
-    """Of Gemma 2 as it is published."""
-    _, ours = models.pair(models.DECODERS["gemma2"])
-    for layer in ours.model.layers:
-        layer.self_attn.attn_logit_softcapping = 50.0
-    with pytest.raises(ValueError, match=r"^softcap: logit soft-capping is not supported .*\"spattn\", got 50.0$"):
-        ours(TOKENS)
-
-
 def test_dropout():
     _, ours = models.pair(models.DECODERS["llama"])
     for layer in ours.model.layers:
         layer.self_attn.attention_dropout = 0.1
     ours(TOKENS)
+    with pytest.raises(ValueError, match=r"^dropout: must be 0 .*, got 0.1$"):
+        ours.train()(TOKENS)
+
+
+@pytest.mark.parametrize("name, options", [("bloom", {"attention_dropout": 0.1}), ("mpt", {})])
+def test_dropout_in_replaced_modules(name, options):
+    """And weights, of which MPT's layers do not tell their attention."""
+    ours = spattn.transformers.use(families.model(name, **options))
+    for module in ours.modules():
+        if hasattr(module, "attn_dropout_p"):
+            module.attn_dropout_p = 0.1
+    ours(TOKENS)
+    with pytest.raises(ValueError, match=r"^output_attentions: attention weights are never materialized"):
+        ours(TOKENS, output_attentions=True)
     with pytest.raises(ValueError, match=r"^dropout: must be 0 .*, got 0.1$"):
         ours.train()(TOKENS)
 
@@ -60,16 +65,7 @@ def test_weights_of_images():
         ours(torch.zeros(1, 3, 32, 32), output_attentions=True)
 
 
-def test_biases_of_positions():
-    config = hf.T5Config(
-        vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
-    ours = hf.T5EncoderModel._from_config(config, attn_implementation="spattn").eval()
-    with pytest.raises(ValueError, match=r"^position_bias: position biases are not supported .*, got Tensor$"):
-        ours(TOKENS)
-
-
-@pytest.mark.parametrize("name", ["s_aux", "sinks", "head_mask", "indices", "block_indices", "cache", "cu_seq_lens_q"])
+@pytest.mark.parametrize("name", ["head_mask", "indices", "block_indices", "cache", "cu_seq_lens_q"])
 def test_other_arguments(name):
     call(**{name: None})
     with pytest.raises(ValueError, match=rf'^{name}: .* with attn_implementation="spattn", got Tensor$'):
@@ -84,8 +80,6 @@ def test_other_arguments(name):
             r"expected a tensor of shape \(batch, heads, q_len, kv_len\), got \(4, 4\)",
         ),
         ("causal", r"expected a tensor of shape \(batch, heads, q_len, kv_len\), got str"),
-        (torch.full((1, 1, 4, 4), -0.5), r"expected 0 \(attend\) and −inf or the dtype's minimum \(mask\)"),
-        (torch.full((1, 1, 4, 4), torch.nan), r"expected 0 \(attend\) and −inf or the dtype's minimum \(mask\)"),
         (pattern_mask(1, 4, 5), r"expected a mask for q_len=4 and kv_len=4, got \(4, 5\)"),
     ],
 )

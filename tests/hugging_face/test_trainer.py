@@ -14,7 +14,7 @@ from spattn.transformers import use  # noqa: E402
 from . import families  # noqa: E402
 
 PATTERN = Sinks(2) | SlidingWindow(5, 0)
-FAMILIES = ["llama", "mistral", "gemma3_text", "qwen3", "modernbert"]
+FAMILIES = ["llama", "mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen3", "modernbert"]
 
 
 def model_of(name):

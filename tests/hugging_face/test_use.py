@@ -10,10 +10,11 @@ hf = pytest.importorskip("transformers")
 from spattn.patterns import BlockLocal, Full, Sinks, SlidingWindow  # noqa: E402
 from spattn.patterns.interop import from_mask_mod  # noqa: E402
 from spattn.transformers import use  # noqa: E402
+from spattn.transformers._configuration import checked  # noqa: E402
 from spattn.transformers._functions import NoWindow  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
 
-from . import models  # noqa: E402
+from . import families, models  # noqa: E402
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 WINDOW, SINKS = SlidingWindow(3, 0), Sinks(2) | SlidingWindow(3, 0)
@@ -47,8 +48,10 @@ def test_use_sets_two_things_and_returns_the_model():
 @pytest.mark.parametrize(
     "model, words",
     [
-        (lambda: hf.BloomModel(hf.BloomConfig(vocab_size=9, hidden_size=32, n_layer=1, n_head=4)), "BloomModel"),
-        (lambda: hf.MptModel(hf.MptConfig(vocab_size=9, d_model=32, n_layers=1, n_heads=4)), "MptModel"),
+        (
+            lambda: hf.XLNetModel(hf.XLNetConfig(vocab_size=9, d_model=32, n_layer=1, n_head=4)),
+            "XLNetModel",
+        ),
         (
             lambda: hf.MambaModel(hf.MambaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1)),
             "MambaModel is not supported: none of its layers uses",
@@ -183,6 +186,13 @@ def test_no_layer_types():
         use(make("llama"), {"full_attention": WINDOW})
 
 
+def test_attention_over_layers():
+    """Inkling 2 attends to its layers by the same configuration, whose positions are not those of tokens."""
+    config = families.configuration("inkling2_text")
+    with pytest.raises(ValueError, match="^spattn_pattern: must be None for a model with attention over its layers"):
+        checked(config, WINDOW)
+
+
 def test_layers_that_do_not_know_their_number():
     config = hf.DistilBertConfig(vocab_size=99, dim=32, hidden_dim=48, n_layers=2, n_heads=4, attention_dropout=0.0)
     model = use(hf.DistilBertModel(config), [WINDOW, None])
@@ -246,18 +256,13 @@ def test_a_mask_with_a_window_of_no_keys_is_handed_on():
 # -- models that compute with their masks ------------------------------------------------------------------------------
 
 
-def test_a_bias_that_is_added_to_the_mask():
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = use(hf.BeitModel(hf.BeitConfig(**sizes, image_size=32, patch_size=8, use_relative_position_bias=True)))
-    with pytest.raises(TypeError, match=r"^attention_mask: this model computes with its mask, .* \(operation add\)"):
-        model(torch.zeros(1, 3, 32, 32))
-
-
 def test_operators_of_masks():
     mask, other = pattern_mask(1, 3, 3), torch.zeros(3, 3)
     for use_of in (
-        lambda: mask + other,
-        lambda: other + mask,
+        lambda: mask + 1,
+        lambda: mask + mask,
+        lambda: mask + other.bool(),
+        lambda: (other + mask).softmax(-1),
         lambda: 1 - mask,
         lambda: mask * 2,
         lambda: mask & other.bool(),

@@ -6,25 +6,23 @@ from typing import Any
 
 import torch
 
+from .. import score
 from ..api.attention import attention
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
+from ..score import ScoreFunction
 from ._configuration import restriction
 from ._functions import both
 from ._mask import PatternMask, of_layer
+from ._t5 import BucketBias
 
-__all__ = ["attend"]
+__all__ = ["attend", "refuse"]
 
 _BEYOND = {
-    "softcap": "logit soft-capping is not supported",
-    "s_aux": "learned sinks are not supported",
-    "sinks": "learned sinks are not supported",
-    "position_bias": "position biases are not supported",
     "head_mask": "head masks are not supported",
     "indices": "indexer-selected keys are not supported",
     "block_indices": "indexer-selected keys are not supported",
     "cache": "paged caches are not supported",
     "cu_seq_lens_q": "pass packed sequences as position_ids",
-    "dropout": "must be 0 (set it in the configuration, or call eval())",
     "output_attentions": "attention weights are never materialized",
 }
 """Error messages of unsupported arguments, which would change the result or request further results."""
@@ -40,18 +38,43 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
+    softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of q, k, v (batch, heads, tokens, head_dim); return (batch, tokens, heads, head_dim), None."""
-    _refuse({"dropout": dropout} | others)
-    pattern, kv_len = _pattern(module, query, key, attention_mask, is_causal), key.shape[2]
-    if isinstance(attention_mask, PatternMask):
-        kv_len = attention_mask.kv_len
-    out = attention(query, key[:, :, :kv_len], value[:, :, :kv_len], pattern, scale=scaling)
+    """Compute attention of q, k, v (batch, heads, tokens, head_dim); return (batch, tokens, heads, head_dim), None.
+
+    `softcap` caps the scaled scores, then `position_bias` and the biases in `attention_mask` are added, as in
+    Transformers' eager and FlexAttention functions. `s_aux` (heads,) and `sinks` (batch, heads, q_len, 1) are logits of
+    the softmax without a value.
+    """
+    refuse(others)
+    pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal)
+    functions: list[ScoreFunction] = [] if softcap is None else [score.softcap(softcap)]
+    functions += [_biased(array, kv_len) for array in (position_bias, mask_bias) if array is not None]
+    if sinks is not None:
+        if s_aux is not None:
+            raise ValueError("sinks: expected None, because s_aux has sinks, too")
+        # softmax([scores, sink]) = softmax([scores - sink, 0])
+        functions.append(score.bias(-sinks))
+        s_aux = sinks.new_zeros(query.shape[1])
+    out = attention(
+        query,
+        key[:, :, :kv_len],
+        value[:, :, :kv_len],
+        pattern,
+        scale=scaling,
+        score=score.compose(*functions) if functions else None,
+        sinks=s_aux,
+        **_dropout(dropout),
+    )
     return out.transpose(1, 2).contiguous(), None
 
 
-def _refuse(given: dict[str, Any]) -> None:
+def refuse(given: dict[str, Any]) -> None:
+    """Raise ValueError for arguments of an attention layer that would be ignored."""
     for name, expected in _BEYOND.items():
         value = given.get(name)
         plain = isinstance(value, (bool, int, float))
@@ -60,22 +83,49 @@ def _refuse(given: dict[str, Any]) -> None:
             raise ValueError(f'{name}: {expected} with attn_implementation="spattn", got {got}')
 
 
+def _dropout(p: float) -> dict[str, Any]:
+    """Return the keywords of attention dropout: the one place that changes when spattn.attention has them.
+
+    They will be ``{"dropout_p": p, "seed": ...}``, with a seed from torch's generator. Models pass 0 outside training.
+    """
+    if p:
+        raise ValueError(
+            'dropout: must be 0 (set it in the configuration, or call eval()) with attn_implementation="spattn", got '
+            f"{p}"
+        )
+    return {}
+
+
+def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:
+    """Return the score function of a bias, without the columns of unused cache entries."""
+    if isinstance(array, BucketBias):
+        if array.last == kv_len - 1:
+            return array.function
+        array = array.compute()
+    return score.bias(array if array.shape[-1] == 1 else array[..., :kv_len])
+
+
 def _pattern(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     attention_mask: torch.Tensor | None,
     is_causal: bool | None,
-) -> Pattern:
-    """Return the pattern of a layer, from a PatternMask, a 4-D mask tensor, or no mask."""
+) -> tuple[Pattern, int, torch.Tensor | None]:
+    """Return the pattern of a layer, its number of keys and its additive bias.
+
+    The mask is a PatternMask, a 4-D tensor or None.
+    """
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(attention_mask, PatternMask):
         if attention_mask.shape[2:] != (q_len, kv_len):
             got = tuple(attention_mask.shape[2:])
             raise ValueError(f"attention_mask: expected a mask for q_len={q_len} and kv_len={kv_len}, got {got}")
-        return attention_mask.of(module)
+        return attention_mask.of(module), attention_mask.kv_len, attention_mask.bias
+    own: Pattern
+    added = None
     if attention_mask is not None:
-        own = _given(attention_mask)
+        own, added = _given(attention_mask)
     # Layers without is_causal are causal, as in Transformers' sdpa_attention_forward.
     elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         own = Full()
@@ -83,19 +133,24 @@ def _pattern(
         own = Causal()
     else:
         raise ValueError(f"attention_mask is required when q_len ({q_len}) differs from kv_len ({kv_len})")
-    return both(own, of_layer(restriction(getattr(module, "config", None)), module))
+    return both(own, of_layer(restriction(getattr(module, "config", None)), module)), kv_len, added
 
 
-def _given(mask: torch.Tensor) -> Pattern:
-    """Return the pattern of a 4-D mask, boolean (True = attend) or additive."""
+def _given(mask: torch.Tensor) -> tuple[Pattern, torch.Tensor | None]:
+    """Return the pattern of a 4-D mask, boolean (True = attend) or additive, and the bias of an additive one.
+
+    −inf and the dtype's minimum mask a pair; other values, such as position biases, are added to scores.
+    """
     if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
         got = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask: expected a tensor of shape (batch, heads, q_len, kv_len), got {got}")
+    added = None
     if mask.is_floating_point():
-        if not ((mask == 0) | (mask <= torch.finfo(mask.dtype).min)).all():
-            raise ValueError(
-                "attention_mask: expected 0 (attend) and −inf or the dtype's minimum (mask); additive biases are not "
-                "supported"
-            )
-        mask = mask == 0
-    return KeyPadding(mask) if mask.shape[1:3] == (1, 1) else Mask(mask)
+        masked = mask <= torch.finfo(mask.dtype).min
+        # One transfer to the host. A learned bias is added even if it is zero: it has a gradient.
+        masks, biased = torch.stack([masked.any(), (~masked & (mask != 0)).any()]).tolist()
+        added = mask if biased or mask.requires_grad else None
+        if added is not None and not masks:
+            return Full(), added
+        mask = ~masked
+    return KeyPadding(mask) if mask.shape[1:3] == (1, 1) else Mask(mask), added

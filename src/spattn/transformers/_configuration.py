@@ -67,6 +67,8 @@ def checked(config: Any, given: Any) -> str:
 def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
     if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
         raise ValueError(f"spattn_pattern: must be None for a model with cross-attention, got {given!r}")
+    if hasattr(config, "n_layers_per_attn_res_block"):
+        raise ValueError(f"spattn_pattern: must be None for a model with attention over its layers, got {given!r}")
     if isinstance(given, Pattern):
         return given
     layers, types = config.num_hidden_layers, getattr(config, "layer_types", None)

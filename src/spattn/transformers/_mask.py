@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,36 @@ from ..patterns.interop import from_mask_mod
 from ._configuration import restriction
 from ._functions import NoWindow, both, known_pattern, packed_positions
 from ._restriction import renumbered
+from ._without_data import WithoutData
 
 __all__ = ["PatternMask", "of_layer", "pattern_mask"]
 
 _aten = torch.ops.aten
-_COPIES = {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten._to_copy.default}
+_DETACH = _aten.detach.default
+_COPIES = {_aten.alias.default, _aten.clone.default, _DETACH, _aten._to_copy.default}
 
 
-class PatternMask(torch.Tensor):  # type: ignore[misc]
-    """A pattern as a bool tensor (batch, 1, q_len, kv_len) without data, which the model passes on like a mask.
+class PatternMask(WithoutData):
+    """A pattern as a tensor (batch, 1, q_len, kv_len) without data, which the model passes on like a mask.
 
-    Operations other than copies raise TypeError: the result would no longer match the pattern.
+    ``mask + bias`` and ``bias + mask`` add a bias to the scores of the allowed pairs, as they do with an additive mask.
+    Operations other than these and copies raise TypeError: the result would no longer match the pattern.
     """
 
     pattern: Pattern | tuple[Pattern, ...] | NoWindow
     """One pattern for all layers or one per layer; or the error to raise if a layer uses this mask."""
     kv_len: int
     """Number of keys of the pattern; later keys are masked."""
+    bias: torch.Tensor | None
+    """Floats that broadcast to (batch, heads, q_len, kv_len); the dtype of the mask is theirs, or bool if None."""
 
     @staticmethod
-    def __new__(cls, pattern: Any, kv_len: int, shape: tuple[int, int, int, int], device: Any) -> PatternMask:
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        self.pattern, self.kv_len = pattern, kv_len
+    def __new__(
+        cls, pattern: Any, kv_len: int, shape: Sequence[int], device: Any, bias: torch.Tensor | None = None
+    ) -> PatternMask:
+        dtype = torch.bool if bias is None else bias.dtype
+        self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        self.pattern, self.kv_len, self.bias = pattern, kv_len, bias
         return self
 
     def __repr__(self) -> str:
@@ -48,33 +56,36 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
             raise self.pattern
         return of_layer(self.pattern, module)
 
+    def __add__(self, other: Any) -> PatternMask:
+        if not isinstance(other, torch.Tensor) or isinstance(other, PatternMask) or not other.is_floating_point():
+            raise self.computed_with("add")
+        shape = torch.broadcast_shapes(self.shape, other.shape)
+        if shape[2:] != self.shape[2:]:
+            raise ValueError(f"attention_mask: a bias of shape {tuple(other.shape)} does not fit {tuple(self.shape)}")
+        return PatternMask(
+            self.pattern, self.kv_len, shape, self.device, other if self.bias is None else self.bias + other
+        )
+
+    __radd__ = __add__
+
+    @classmethod
+    def computed_with(cls, operation: Any) -> TypeError:
+        return TypeError(
+            "attention_mask: this model computes with its mask, which is a pattern without data "
+            f'(operation {operation}); call spattn.transformers.use(model), or use attn_implementation="eager"'
+        )
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if func not in _COPIES or options.get("dtype", torch.bool) is not torch.bool:
-            raise _computed_with(func)
-        (mask,) = args
-        return cls(mask.pattern, mask.kv_len, tuple(mask.shape), options.get("device") or mask.device)
-
-
-def _computed_with(operation: Any) -> TypeError:
-    return TypeError(
-        "attention_mask: this model computes with its mask, which is a pattern without data "
-        f'(operation {operation}), e.g. to add a bias; use attn_implementation="eager"'
-    )
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def operator(mask: PatternMask, other: Any) -> Any:
-        raise _computed_with(name)
-
-    return operator
-
-
-# torch.Tensor's binary operators would replace our TypeError by a generic one; methods of a subclass take precedence.
-for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor"):
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(PatternMask, _method, _refused(_name))
+        mask = args[0]
+        # A copy that detaches would cut a learned bias from its gradient.
+        learned = isinstance(mask, PatternMask) and mask.bias is not None and mask.bias.requires_grad
+        if func not in _COPIES or options.get("dtype", mask.dtype) is not mask.dtype or (learned and func is _DETACH):
+            raise cls.computed_with(func)
+        device = options.get("device") or mask.device
+        bias = None if mask.bias is None else mask.bias.to(device)
+        return cls(mask.pattern, mask.kv_len, mask.shape, device, bias)
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:

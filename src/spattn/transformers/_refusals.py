@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ._replacements import replaced, settable
+
 __all__ = ["refusal"]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -19,9 +21,9 @@ def refusal(model: PreTrainedModel) -> str | None:
     """Return the reason why a model is not supported, from its classes and configuration, or None."""
     layers = {type(module): module for module in model.modules()}
     for cls in layers:
-        if issubclass(cls, PreTrainedModel) and not cls._can_set_attn_implementation():
+        if issubclass(cls, PreTrainedModel) and not settable(cls):
             return f"{cls.__name__} does not use Transformers' AttentionInterface"
-    asking = [cls for cls in layers if _names(cls, _INTERFACE)]
+    asking = [cls for cls in layers if _names(cls, _INTERFACE) or replaced(cls)]
     for cls in layers:
         if cls not in asking and "Attention" in cls.__name__ and _names(cls, "softmax"):
             return f"its layer {cls.__name__} does not use Transformers' AttentionInterface"
@@ -29,9 +31,6 @@ def refusal(model: PreTrainedModel) -> str | None:
         return "none of its layers uses Transformers' AttentionInterface"
     reached = {id(config) for config in _configurations(model)}
     for name, module in model.named_modules():
-        reason = _beyond(module)
-        if reason is not None:
-            return f"{reason} ({name})"
         if type(module) in asking and id(getattr(module, "config", model.config)) not in reached:
             return f"its layer {name} has a separate configuration, which set_attn_implementation() does not change"
     return None
@@ -44,17 +43,6 @@ def _configurations(model: PreTrainedModel) -> Iterator[Any]:
         config = found.pop()
         yield config
         found += [sub for name in config.sub_configs if (sub := getattr(config, name)) is not None]
-
-
-def _beyond(module: nn.Module) -> str | None:
-    """Return the unsupported score modification of a layer, or None."""
-    if getattr(module, "attn_logit_softcapping", None) is not None:
-        return f"its attention soft-caps logits at {module.attn_logit_softcapping}"
-    if isinstance(getattr(module, "sinks", None), nn.Parameter):
-        return "its attention has learned sinks"
-    if isinstance(getattr(module, "relative_attention_bias", None), nn.Module):
-        return "its attention adds a learned position bias"
-    return None
 
 
 def _names(cls: type[nn.Module], word: str) -> bool:

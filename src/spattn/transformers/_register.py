@@ -12,6 +12,7 @@ from ._attention import attend
 from ._configuration import checked, install
 from ._mask import pattern_mask
 from ._refusals import refusal
+from ._replacements import replace, set_implementation
 
 __all__ = ["register", "use"]
 
@@ -33,7 +34,10 @@ def register() -> None:
     Notes
     -----
     :func:`use` also checks that the model is supported. Without it, a model that does not use Transformers'
-    AttentionInterface stays dense, with a message in Transformers' log.
+    AttentionInterface stays dense, with a message in Transformers' log, or raises TypeError at its mask.
+
+    Soft-caps, learned sinks and position biases are computed in the kernels, with gradients: see
+    :mod:`spattn.score`. A 4-D mask of floats masks where it is −inf or the dtype's minimum, and is added elsewhere.
 
     Masks are patterns: no q_len × kv_len array is materialized. Mask functions other than the window, chunk and packing
     functions of Transformers are traced (:func:`spattn.patterns.interop.from_mask_mod`). Query rows with no allowed
@@ -41,11 +45,11 @@ def register() -> None:
     which synchronizes with the GPU once per forward pass and layer type; ``torch.compile`` breaks the graph there and
     at each attention call.
 
-    The forward pass of a model raises ValueError for unsupported features: attention dropout in training, logit
-    soft-capping, learned sinks, position biases, indexer-selected keys, paged caches, attention weights
-    (`output_attentions`), a 4-D mask with values other than 0 and −inf, an empty sliding window in use, a
+    The forward pass of a model raises ValueError for unsupported features: attention dropout in training,
+    indexer-selected keys, paged caches, attention weights (`output_attentions`), an empty sliding window in use, a
     ``config.spattn_pattern`` with layers or layer types that the configuration lacks, or a ``config.spattn_pattern`` in
-    a model with cross-attention. A model that computes with its mask, as BEiT does to add a bias, raises TypeError.
+    a model with cross-attention or attention over its layers. A model that computes with its mask, other than to add a
+    bias, raises TypeError.
 
     Examples
     --------
@@ -85,9 +89,15 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     TypeError
         If `model` is not a PreTrainedModel.
     ValueError
-        If the model does not use AttentionInterface (BLOOM, MPT, Longformer), soft-caps logits, or has learned sinks
-        or position biases; if `pattern` is not a pattern, is not serializable, or has layers or layer types that the
-        configuration lacks. The model is unchanged in that case.
+        If the model does not use AttentionInterface (Longformer, XLNet; BLOOM and MPT are supported); if `pattern` is
+        not a pattern, is not serializable, or has layers or layer types that the configuration lacks. The model is
+        unchanged in that case.
+
+    Notes
+    -----
+    In BLOOM, MPT, T5, mT5, UMT5 and Switch Transformers, the attention modules become instances of a subclass, in
+    place; their parameters, hooks and names stay. In the latter four, the position bias stays a table instead of an
+    array of heads × q_len × kv_len.
 
     Examples
     --------
@@ -109,8 +119,9 @@ def use(model: _Model, pattern: Any = None) -> _Model:
     if pattern is not None:
         config = model.config.get_text_config()
         text = checked(config, pattern)
-        model.set_attn_implementation(_NAME)
+        set_implementation(model, _NAME)
         config.spattn_pattern = text
     else:
-        model.set_attn_implementation(_NAME)
+        set_implementation(model, _NAME)
+    replace(model)
     return model
