@@ -84,16 +84,11 @@ def refuse(given: dict[str, Any]) -> None:
 
 
 def _dropout(p: float) -> dict[str, Any]:
-    """Return the keywords of attention dropout: the one place that changes when spattn.attention has them.
+    """Return the keywords of attention dropout; models pass 0 outside training.
 
-    They will be ``{"dropout_p": p, "seed": ...}``, with a seed from torch's generator. Models pass 0 outside training.
+    PyTorch's generator on the CPU draws the seed: checkpointing restores its state, and ``manual_seed`` sets it.
     """
-    if p:
-        raise ValueError(
-            'dropout: must be 0 (set it in the configuration, or call eval()) with attn_implementation="spattn", got '
-            f"{p}"
-        )
-    return {}
+    return {"dropout_p": p, "seed": int(torch.randint(1 << 62, ()))} if p else {}
 
 
 def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:

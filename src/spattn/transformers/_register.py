@@ -45,11 +45,12 @@ def register() -> None:
     which synchronizes with the GPU once per forward pass and layer type; ``torch.compile`` breaks the graph there and
     at each attention call.
 
-    The forward pass of a model raises ValueError for unsupported features: attention dropout in training,
-    indexer-selected keys, paged caches, attention weights (`output_attentions`), an empty sliding window in use, a
-    ``config.spattn_pattern`` with layers or layer types that the configuration lacks, or a ``config.spattn_pattern`` in
-    a model with cross-attention or attention over its layers. A model that computes with its mask, other than to add a
-    bias, raises TypeError.
+    In training, attention dropout draws a seed per call from PyTorch's generator on the CPU.
+
+    The forward pass of a model raises ValueError for unsupported features: indexer-selected keys, paged caches,
+    attention weights (`output_attentions`), an empty sliding window in use, a ``config.spattn_pattern`` with layers
+    or layer types that the configuration lacks, or a ``config.spattn_pattern`` in a model with cross-attention or
+    attention over its layers. A model that computes with its mask, other than to add a bias, raises TypeError.
 
     Examples
     --------
