@@ -64,7 +64,7 @@ def _checked_seed(seed: Any) -> int:
 
 
 def philox(seed: int, *counter: Any) -> tuple[np.ndarray, ...]:
-    """Return the four words of Philox4x32-10 with key `seed`.
+    """Return the four words of Philox4x32-10 with key `seed`, as ``philox.h`` and ``dropout_words.cu`` do.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 // Attention dropout in kernels: the pairs that a call's random words drop (request/dropout.py defines them).
 //
-// A row has two words and a key one; dropout_words.cu computes them before the kernels of a call. A pair's random number
-// takes one multiplication. Kernels drop weights after they have added them to the row's sum.
+// A row has two words and a key one; dropout_words.cu computes them before the kernels of a call. A pair's random
+// number takes one multiplication. Kernels drop weights after they have added them to the row's sum.
 #pragma once
 
 #include <stdint.h>

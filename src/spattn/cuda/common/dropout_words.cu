@@ -1,5 +1,5 @@
-// Formula    Philox4x32-10 of (position, query head, batch entry, 0 or 1), keyed by the seed: offset and odd multiplier of
-//            each query, word of each key (request/dropout.py).
+// Formula    Philox4x32-10 of (position, query head, batch entry, 0 or 1), keyed by the seed: offset and odd multiplier
+//            of each query, word of each key (request/dropout.py).
 // Grid       a thread per query or key of each head.
 // Target     compute capability 8.0 and later.
 // Test       tests/cuda/test_dropout.py      Bound  instructions: 10 rounds for 4 or 8 bytes.

@@ -23,8 +23,9 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Writes the results of an item, O divided by `divisor` and, with dropout, by 1 - p. Rows that are non-finite or chosen in `exact` take the float64
-// fallback. output(cell) returns the unnormalized row, `ld` values; the statistics of a cell are at `first` + cell.
+// Writes the results of an item, O divided by `divisor` and, with dropout, by 1 - p. Rows that are non-finite or chosen
+// in `exact` take the float64 fallback. output(cell) returns the unnormalized row, `ld` values; the statistics of a cell
+// are at `first` + cell.
 template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
                  const RowStatistics<T>& rows, int64_t ld, const Output& output, const FallbackRowBuffer& exact,

@@ -1,8 +1,8 @@
 // Dropout of softmax weights: which pairs of a tile are kept.
 //
 // A query has an offset and an odd multiplier, a key has a word: random numbers of its position, the head and the batch
-// entry, so the dropped pairs do not depend on tiles or threads. A pair is dropped if word * multiplier + offset, modulo
-// 2^32, is below a threshold. The forward drops weights after their sum, and divides by 1 - p in its epilogue.
+// entry, so the dropped pairs do not depend on tiles or threads. A pair is dropped if word * multiplier + offset,
+// modulo 2^32, is below a threshold. The forward drops weights after their sum, and divides by 1 - p in its epilogue.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"

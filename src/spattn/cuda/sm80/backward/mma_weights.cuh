@@ -27,8 +27,8 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   return kScored || masked;
 }
 
-// Replaces S by P after dropout, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or columns. Both
-// results are 0 for masked pairs, whatever the columns hold and the score function returns.
+// Replaces S by P after dropout, and D by dS. `own` and `columns` hold lse and delta of queries that are rows or
+// columns. Both results are 0 for masked pairs, whatever the columns hold and the score function returns.
 __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const float2 (&own)[kAtoms][2],
                                       const float2* columns, const Allowed& allowed, bool masked,
                                       const sm80::HeadScore<float>& score, const Shared& shared, int place) {
