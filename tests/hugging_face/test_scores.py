@@ -10,6 +10,7 @@ hf = pytest.importorskip("transformers")
 
 from spattn.patterns import Causal, SlidingWindow  # noqa: E402
 from spattn.score import t5_bias  # noqa: E402
+from spattn.testing import dropout_mask  # noqa: E402
 from spattn.transformers import use  # noqa: E402
 from spattn.transformers._attention import _biased, _given, attend  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
@@ -133,6 +134,45 @@ def test_checkpoints_that_detach_a_bias():
     with pytest.raises(TypeError, match=r"^attention_mask: .* \(operation aten.detach.default\)"):
         (pattern_mask(2, 3, 5) + table).detach()
     assert (pattern_mask(2, 3, 5) + table.detach()).detach().bias is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "t5", "bloom", "mpt"])
+def test_dropout_in_training(name, monkeypatch):
+    """Eager attention with the pairs that spattn drops: logits and all gradients, also in checkpoints."""
+    models = [sharp(name), use(sharp(name)), use(sharp(name))]
+    given = families.inputs(models[0])
+    for model in models:
+        for module in model.train().modules():
+            if "Attention" in type(module).__name__:
+                for field in ("attention_dropout", "dropout", "attn_dropout_p"):
+                    if isinstance(getattr(module, field, None), (int, float)):
+                        setattr(module, field, 0.25)
+                    elif field == "attention_dropout" and hasattr(module, field):
+                        module.attention_dropout.p = 0.25
+
+    def dropped(x, p=0.5, training=True, inplace=False):
+        if x.ndim != 4 or not p or not training:
+            return x
+        seed = int(torch.randint(1 << 62, ()))
+        return x * torch.from_numpy(dropout_mask(seed, p, *x.shape)) / (1 - p)
+
+    results = []
+    models[2].gradient_checkpointing_enable({"use_reentrant": False})
+    for model in models:
+        with monkeypatch.context() as patch:
+            if model is models[0]:
+                patch.setattr(torch.nn.functional, "dropout", dropped)
+            out = run(model, given)
+            (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).mean().backward()
+        results.append((out.detach(), {name: x.grad for name, x in model.named_parameters() if x.grad is not None}))
+    with torch.no_grad():
+        assert (run(models[1].eval(), given) - results[0][0]).abs().max() > 1e-3
+    for out, gradients in results[1:]:
+        torch.testing.assert_close(out, results[0][0], **CLOSE)
+        assert gradients.keys() == results[0][1].keys()
+        for parameter, want in results[0][1].items():
+            error = (gradients[parameter] - want).abs().max()
+            assert error <= 1e-4 * want.abs().max() + 1e-9, parameter
 
 
 # -- the attention function --------------------------------------------------------------------------------------------
