@@ -13,7 +13,7 @@ from spattn import cpu
 from spattn import patterns as p
 from spattn.dispatch.scores import read
 from spattn.request.call import Call
-from spattn.request.dropout import Dropout, philox, words
+from spattn.request.dropout import Dropout, words
 from spattn.request.score import ScoreOperands
 from spattn.schedule import compiler
 from spattn.testing import DTYPES, dense_mask, dropout_mask, inputs, random
@@ -31,20 +31,20 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_backend = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 
+def philox(seed, *counter):
+    """Philox4x32-10 in Python's integers."""
+    x, key = [c % 2**32 for c in counter], [seed % 2**32, seed >> 32]
+    for _ in range(10):
+        left, right = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+        x = [right >> 32 ^ x[1] ^ key[0], right % 2**32, left >> 32 ^ x[3] ^ key[1], left % 2**32]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return x
+
+
 def keeps(seed, share, b, h, q, k):
-    """The definition, for one pair of positions, in Python's integers."""
-
-    def generate(*counter):
-        x, key = [c % 2**32 for c in counter], [seed % 2**32, seed >> 32]
-        for _ in range(10):
-            left, right = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
-            x = [right >> 32 ^ x[1] ^ key[0], right % 2**32, left >> 32 ^ x[3] ^ key[1], left % 2**32]
-            key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
-        return x
-
-    offset, multiplier, *_ = generate(q, h, b, 0)
-    number = (generate(k, h, b, 1)[0] * (multiplier | 1) + offset) % 2**32
-    return number >= round(share * 2**32)
+    """The definition, for one pair of positions."""
+    offset, multiplier, *_ = philox(seed, q, h, b, 0)
+    return (philox(seed, k, h, b, 1)[0] * (multiplier | 1) + offset) % 2**32 >= round(share * 2**32)
 
 
 def test_known_answers():
@@ -66,14 +66,23 @@ def test_mask_is_the_definition(seed, q_len, kv_len):
         assert mask[b, h, i, k] == keeps(seed, 0.4, b, h, i + kv_len - q_len, k)
 
 
-def test_mask_of_long_sequences():
-    """The words of long sequences are computed in pieces."""
-    key = words(SEED, 1, 1, 20_000, "key")[0, 0]
-    assert key[[0, 8191, 8192, 19_999]].tolist() == [int(philox(SEED, x, 0, 0, 1)[0]) for x in (0, 8191, 8192, 19_999)]
-    assert np.array_equal(dropout_mask(3, 0.5, 1, 2, 1, 50), dropout_mask(3, 0.5, 1, 2, 50, 50)[:, :, -1:])
-    assert dropout_mask(3, 0.0, 1, 2, 5, 6).all() and dropout_mask(3, 2.0**-34, 1, 2, 5, 6).all()
+def test_words():
+    """In blocks of 64 positions; positions have 32 bits."""
+    for first in (0, -70, 2**32 - 5):
+        keys, queries = (words(SEED, 2, 3, 150, which, first) for which in ("key", "query"))
+        assert keys.dtype == queries.dtype == np.uint32 and queries.shape == (2, 2, 3, 150)
+        for b, h, i in np.ndindex(keys.shape):
+            assert keys[b, h, i] == philox(SEED, first + i, h, b, 1)[0]
+            offset, multiplier, *_ = philox(SEED, first + i, h, b, 0)
+            assert queries[:, b, h, i].tolist() == [offset, multiplier | 1]
+    assert words(SEED, 0, 3, 5, "key").size == words(SEED, 2, 3, 0, "query").size == 0
     with pytest.raises(ValueError, match="^which: expected 'query' or 'key', got 'row'"):
         words(SEED, 1, 1, 3, "row")
+
+
+def test_mask_of_few_queries():
+    assert np.array_equal(dropout_mask(3, 0.5, 1, 2, 1, 50), dropout_mask(3, 0.5, 1, 2, 50, 50)[:, :, -1:])
+    assert dropout_mask(3, 0.0, 1, 2, 5, 6).all() and dropout_mask(3, 2.0**-34, 1, 2, 5, 6).all()
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ def test_gradients_as_dense_attention(dtype, tile, modified):
     dlse = random((2, HEADS, Q_LEN), wide, seed=8)
     table, sinks = random((HEADS, 7, 5), wide, seed=7), np.array([0.5, -3, 2, 0], wide)
     score = (function(table), sinks) if modified else (None, None)
-    operands = read(*score, Dropout.of(SHARE, SEED), q, k, v, "cpu", "bhsd", backward=True).operands
+    operands = read(*score, SHARE, SEED, q, k, v, "cpu", "bhsd", backward=True).operands
     allowed = dense_mask(HOLLOW, 2, HEADS, Q_LEN, KV_LEN)
     kept = dropout_mask(SEED, SHARE, 2, HEADS, Q_LEN, KV_LEN)
     named = {"table": table, "sinks": sinks} if modified else {}

@@ -18,7 +18,6 @@ from .index_set import AffineRows
 from .patterns import Pattern
 from .planning import Plan
 from .request.call import Call
-from .request.dropout import kept, words
 from .request.score import ScoreOperands
 from .schedule import compiler
 from .score.evaluate import evaluate
@@ -321,13 +320,10 @@ def _factors_of(
     dropout = score.dropout
     if dropout is None:
         return lambda b, h, i, keys: 1
-    (batch, heads, q_len), kv_len = q.shape[:3], k.shape[2]
-    offset, multiplier = words(dropout.seed, batch, heads, q_len, "query", kv_len - q_len)
-    key = words(dropout.seed, batch, heads, kv_len, "key")
+    batch, heads, q_len = q.shape[:3]
+    words = dropout.words(batch, heads, q_len, k.shape[2])
     factor = np.asarray(2**32, dtype) / (2**32 - dropout.threshold)
-    return lambda b, h, i, keys: (
-        factor * kept(dropout, offset[b, h, i, None], multiplier[b, h, i, None], key[b[:, None], h[:, None], keys])
-    )
+    return lambda b, h, i, keys: factor * words.kept(b[:, None], h[:, None], i, keys)
 
 
 def _wanted(score: ScoreOperands) -> Iterator[tuple[np.ndarray, bool]]:

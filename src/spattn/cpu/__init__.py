@@ -18,7 +18,7 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.validated import Validated, moved, validated_for
 from ..request.call import Call, check_results
-from ..request.dropout import Dropout
+from ..request.dropout import DropoutWords
 from ..request.score import ScoreOperands
 from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
@@ -194,7 +194,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
             arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
-            modified = bound, _sinks_of(score), _dropout_of(score)
+            modified = bound, _sinks_of(score), _dropout_of(score, call, k.shape[2])
             if _core.forward(*arguments, None, *modified) and (instead := _nonfinite.without(v)):
                 _core.forward(*arguments, instead, *modified)
         return out, lse
@@ -228,7 +228,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         score: ScoreOperands | None = None,
     ) -> tuple[Any, ...]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
-        sinks = _sinks_of(score)
+        sinks, dropout = _sinks_of(score), _dropout_of(score, call, call.kv_len)
         dsinks = None if sinks is None else np.zeros((call.batch, call.heads_q))
 
         def compute(bound: _score.Bound | None, whole: bool = True) -> None:
@@ -240,7 +240,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
             )
             to = own_dq, own_dk, own_dv, scale, team_size(useful)
             arguments = prepared, split, dout, q, k, v, out, lse, dlse, *to
-            modified = sinks, dsinks if whole else None, _dropout_of(score)
+            modified = sinks, dsinks if whole else None, dropout
             if _core.backward(*arguments, None, bound, *modified) and (instead := _nonfinite.without(k)):
                 if bound:
                     _score.clear(bound)
@@ -264,8 +264,10 @@ def _sinks_of(score: ScoreOperands | None) -> np.ndarray | None:
     return None if score is None else score.sinks
 
 
-def _dropout_of(score: ScoreOperands | None) -> Dropout | None:
-    return None if score is None else score.dropout
+def _dropout_of(score: ScoreOperands | None, call: Call, kv_len: int) -> DropoutWords | None:
+    if score is None or score.dropout is None:
+        return None
+    return score.dropout.words(call.batch, call.heads_q, call.q_len, kv_len)
 
 
 def forward(

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..planning import Plan
 from ..request.call import Call
-from ..request.dropout import Dropout
+from ..request.dropout import DropoutWords
 from ..schedule.gradients import Units
 from ._score import Bound, Encoded
 
@@ -48,7 +48,7 @@ def forward(
     instead: tuple[np.ndarray, np.ndarray] | None = None,
     score: Bound | None = None,
     sinks: np.ndarray | None = None,
-    dropout: Dropout | None = None,
+    dropout: DropoutWords | None = None,
 ) -> bool: ...
 def backward(
     prepared: Prepared,
@@ -69,5 +69,5 @@ def backward(
     score: Bound | None = None,
     sinks: np.ndarray | None = None,
     dsinks: np.ndarray | None = None,
-    dropout: Dropout | None = None,
+    dropout: DropoutWords | None = None,
 ) -> bool: ...

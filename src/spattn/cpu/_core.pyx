@@ -134,8 +134,6 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
                                  char*) noexcept nogil
 
     ctypedef void (*HeadFunction)(const Call&, int64_t, int64_t, char*) noexcept nogil
-    ctypedef void (*PhiloxFunction)(uint64_t, uint32_t, uint32_t, uint32_t, uint32_t, int64_t, uint32_t*,
-                                    uint32_t*) noexcept nogil
 
     cdef struct KernelTable:
         const char* name
@@ -148,7 +146,6 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         MergeFunction merge_dq[4]
         AddFunction add_units[4]
         HeadFunction sink_gradient[4]
-        PhiloxFunction philox
 
     int usable_tables(const KernelTable** tables) noexcept
     double exact_sum(const int64_t* words) noexcept
@@ -373,23 +370,20 @@ cdef class Run(Prepared):
         return <const double*>cnp.PyArray_DATA(wide)
 
     cdef bind_dropout(self, dropout):
-        """Compute the words of a request.dropout.Dropout: words() there has the same results."""
-        cdef int64_t q_len = self.call.q_len, kv_len = self.call.kv_len, rows = self.all_heads * q_len, number
-        cdef uint32_t* offset = <uint32_t*>self.workspace((2 * rows + self.all_heads * kv_len) * sizeof(uint32_t))
-        cdef uint32_t* multiplier = offset + rows
-        cdef uint32_t* key = multiplier + rows
-        cdef uint32_t head, batch
-        cdef uint64_t seed = dropout.seed
-        self.dropout = DropoutWords(dropout.threshold, dropout.factor, offset, multiplier, key)
-        with nogil:
-            for number in range(self.all_heads):
-                batch, head = <uint32_t>(number // self.heads), <uint32_t>(number % self.heads)
-                self.table.philox(seed, <uint32_t>(kv_len - q_len), head, batch, 0, q_len, offset + number * q_len,
-                                  multiplier + number * q_len)
-                self.table.philox(seed, 0, head, batch, 1, kv_len, key + number * kv_len, NULL)
-            for number in range(rows):
-                multiplier[number] |= 1
-        self.call.dropout = &self.dropout
+        """Set the numbers of a DropoutWords. Raise ValueError unless their shapes and dtypes are those of the call."""
+        cdef Call* call = &self.call
+        cdef cnp.ndarray query = dropout.query, key = dropout.key
+        shape = self.all_heads // self.heads if self.heads else 0, self.heads
+        for name, array, expected in (("query", query, (2, *shape, call.q_len)), ("key", key, (*shape, call.kv_len))):
+            if array.shape != expected or array.dtype != np.uint32 or not array.flags.c_contiguous:
+                raise ValueError(f"dropout: expected contiguous uint32 numbers of shape {expected} for each {name}, "
+                                 f"got {array.dtype} of {array.shape}")
+        self.owners.append(dropout)
+        self.dropout.threshold, self.dropout.factor = dropout.threshold, dropout.factor
+        self.dropout.offset = <const uint32_t*>cnp.PyArray_DATA(query)
+        self.dropout.multiplier = self.dropout.offset + self.all_heads * call.q_len
+        self.dropout.key = <const uint32_t*>cnp.PyArray_DATA(key)
+        call.dropout = &self.dropout
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
         """Bind kv_len to the length of `k` if the plan is length-polymorphic; moved() in
@@ -767,7 +761,7 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
     A row may be non-finite only because a masked key is. After such a result, the caller repeats the call with
     `instead`, the result of :func:`._nonfinite.without` for `v`, unless that is None. If `prepared` has a score
     program, `score` is its _score.Bound. `sinks` is None or a (heads_q,) array of lse's dtype, `dropout` None or a
-    request.dropout.Dropout.
+    request.dropout.DropoutWords.
     """
     cdef Forward run = Forward.__new__(Forward)
     run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, dropout, threads)

@@ -18,7 +18,6 @@ from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
-from ..request.dropout import Dropout
 from ._efficiency import may_lose, warn_where_dense_wins
 from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
 
@@ -54,9 +53,8 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
-    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
-    plain = score is None and sinks is None and dropout is None
-    given = None if plain else _read(score, sinks, dropout, q, k, v, backend, layout)
+    plain = score is None and sinks is None and dropout_p == 0.0
+    given = None if plain else _read(score, sinks, dropout_p, seed, q, k, v, backend, layout)
     if given is not None:
         key = *key, given.key
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
@@ -121,10 +119,9 @@ def attention_backward(
         "precision": precision,
         "layout": layout,
     }
-    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
-    if score is None and sinks is None and dropout is None:
+    if score is None and sinks is None and dropout_p == 0.0:
         return _backward(*arrays, given=None, **options)
-    given = _read(score, sinks, dropout, q, k, v, backend, layout, backward=True)
+    given = _read(score, sinks, dropout_p, seed, q, k, v, backend, layout, backward=True)
     found = _backward(*arrays, given=given, **options)
     if found is NotImplemented:
         return found
@@ -180,8 +177,10 @@ def _backward(
     return _scores().gradients_of(given, found)
 
 
-def _read(score: Any, sinks: Any, dropout: Dropout | None, q: Any, *others: Any, **options: Any) -> Given | None:
-    return None if traced(q) else _scores().read(score, sinks, dropout, q, *others, **options)
+def _read(
+    score: Any, sinks: Any, dropout_p: float, seed: Any, q: Any, k: Any, v: Any, *others: Any, **options: Any
+) -> Given | None:
+    return None if traced(q) else _scores().read(score, sinks, dropout_p, seed, q, k, v, *others, **options)
 
 
 @functools.cache

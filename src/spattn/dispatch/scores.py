@@ -60,7 +60,8 @@ class Given(NamedTuple):
 def read(
     score: Any,
     sinks: Any,
-    dropout: Dropout | None,
+    dropout_p: float,
+    seed: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -75,7 +76,8 @@ def read(
     ----------
     score : callable, Traced or None
     sinks : array or None
-    dropout : Dropout or None
+    dropout_p, seed
+        As for :func:`spattn.attention`.
     q, k, v : array
         Operands of the call.
     backend, layout : str
@@ -92,6 +94,7 @@ def read(
     if kind is None:
         raise TypeError(f"q: expected a NumPy, PyTorch, CuPy or JAX array, got {type(q).__name__}")
     on_host = backend in ("cpu", "reference") or (backend == "auto" and kind.device(q) == "cpu")
+    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
     program: Program | None = None
     parameters: tuple[float, ...] = ()
     tables: tuple[Any, ...] = ()

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Dropout", "kept", "philox", "words"]
+from ._philox import philox
 
-_WORDS = 1 << 32  # number of values of a word
-_AT_ONCE = 1 << 13  # counters whose arrays fit the L1 and L2 caches
+__all__ = ["Dropout", "DropoutWords", "words"]
+
+_NUMBERS = 1 << 32  # values of a random number
+_STREAMS = {"query": 0, "key": 1}  # the last word of the generator's counter
 
 
 class Dropout(NamedTuple):
@@ -39,7 +41,7 @@ class Dropout(NamedTuple):
         threshold = round(math.ldexp(share, 32))
         if not threshold:
             return None
-        if threshold == _WORDS:
+        if threshold == _NUMBERS:
             raise ValueError(f"dropout_p: must not exceed 1 - 2**-32, got {share}")
         if seed is None:
             raise ValueError("seed: required if dropout_p > 0; pass another integer at each training step")
@@ -48,7 +50,12 @@ class Dropout(NamedTuple):
     @property
     def factor(self) -> float:
         """Factor of the weights that are kept, ``1 / (1 - p)``."""
-        return _WORDS / (_WORDS - self.threshold)
+        return _NUMBERS / (_NUMBERS - self.threshold)
+
+    def words(self, batch: int, heads: int, q_len: int, kv_len: int) -> DropoutWords:
+        """Return the random numbers of a call."""
+        query = words(self.seed, batch, heads, q_len, "query", kv_len - q_len)
+        return DropoutWords(self.threshold, self.factor, query, words(self.seed, batch, heads, kv_len, "key"))
 
 
 def _checked_seed(seed: Any) -> int:
@@ -63,37 +70,33 @@ def _checked_seed(seed: Any) -> int:
     return number
 
 
-def philox(seed: int, *counter: Any) -> tuple[np.ndarray, ...]:
-    """Return the four words of Philox4x32-10 with key `seed`, as ``philox.h`` and ``dropout_words.cu`` do.
+class DropoutWords(NamedTuple):
+    """The random numbers of the queries and keys of a call.
 
-    Parameters
+    Attributes
     ----------
-    seed : int
-        In [0, 2**64).
-    *counter : int or array of integers
-        Four words, which are broadcast and taken modulo 2**32.
-
-    Returns
-    -------
-    tuple of uint32 arrays
-
-    References
-    ----------
-    Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC 2011.
+    threshold : int
+        Of the :class:`Dropout`.
+    factor : float
+        Of the :class:`Dropout`.
+    query : (2, batch, heads_q, q_len) uint32 array
+        Offsets and odd multipliers.
+    key : (batch, heads_q, kv_len) uint32 array
     """
-    mask, shift = np.uint64(_WORDS - 1), np.uint64(32)
-    a, b, c, d = (x.astype(np.uint64) & mask for x in np.broadcast_arrays(*(np.asarray(x, np.int64) for x in counter)))
-    low, high = seed % _WORDS, seed // _WORDS
-    for _ in range(10):
-        left, right = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b = (right >> shift) ^ b ^ np.uint64(low), right & mask
-        c, d = (left >> shift) ^ d ^ np.uint64(high), left & mask
-        low, high = (low + 0x9E3779B9) % _WORDS, (high + 0xBB67AE85) % _WORDS
-    return tuple(x.astype(np.uint32) for x in (a, b, c, d))
+
+    threshold: int
+    factor: float
+    query: np.ndarray
+    key: np.ndarray
+
+    def kept(self, b: Any, h: Any, q: Any, k: Any) -> np.ndarray:
+        """Return whether pairs are kept, given broadcastable batch entries, query heads, rows of q, and keys."""
+        offset, multiplier = self.query[:, b, h, q]
+        return np.asarray(self.key[b, h, k] * multiplier + offset >= np.uint32(self.threshold))
 
 
 def words(seed: int, batch: int, heads: int, length: int, which: str, first: int = 0) -> np.ndarray:
-    """Return the random words of queries or keys, which do not depend on the share of dropped pairs.
+    """Return the random numbers of queries or keys, which do not depend on the share of dropped pairs.
 
     Parameters
     ----------
@@ -111,20 +114,12 @@ def words(seed: int, batch: int, heads: int, length: int, which: str, first: int
     (2, batch, heads, length) or (batch, heads, length) uint32 array
         Offsets and odd multipliers of queries; words of keys.
     """
-    if which not in ("query", "key"):
+    if which not in _STREAMS:
         raise ValueError(f"which: expected 'query' or 'key', got {which!r}")
     of_query = which == "query"
     found = np.empty((1 + of_query, batch, heads, length), np.uint32)
-    for b, h, start in np.ndindex(batch, heads, -(-length // _AT_ONCE)):
-        some = slice(start * _AT_ONCE, min(length, (start + 1) * _AT_ONCE))
-        position = np.arange(first + some.start, first + some.stop)
-        found[:, b, h, some] = philox(seed, position, h, b, int(not of_query))[: 1 + of_query]
+    philox(seed, first, _STREAMS[which], found)
     if not of_query:
         return found[0]
     found[1] |= 1
     return found
-
-
-def kept(dropout: Dropout, offset: Any, multiplier: Any, key: Any) -> np.ndarray:
-    """Return whether pairs are kept, from their :func:`words`, which are broadcast."""
-    return np.asarray(key * multiplier + offset >= np.uint32(dropout.threshold))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..request.dropout import Dropout, kept, words
+from ..request.dropout import Dropout
 
 __all__ = ["dropout_mask"]
 
@@ -36,6 +36,4 @@ def dropout_mask(seed: int, dropout_p: float, batch: int, heads: int, q_len: int
     dropout = Dropout.of(dropout_p, seed)
     if dropout is None:
         return np.ones((batch, heads, q_len, kv_len), bool)
-    offset, multiplier = words(seed, batch, heads, q_len, "query", kv_len - q_len)
-    key = words(seed, batch, heads, kv_len, "key")
-    return kept(dropout, offset[..., None], multiplier[..., None], key[:, :, None])
+    return dropout.words(batch, heads, q_len, kv_len).kept(*np.ogrid[:batch, :heads, :q_len, :kv_len])

@@ -180,11 +180,6 @@ using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const 
 // Computes the gradient of the sink of a query head over the rows of a batch entry.
 using HeadFunction = void (*)(const Call&, int64_t batch, int64_t head, char* scratch) noexcept;
 
-// Writes words 0 and 1 of Philox4x32-10 with the counters (first + i, head, batch, stream) for i < count; `word1` may be
-// null.
-using PhiloxFunction = void (*)(uint64_t seed, uint32_t first, uint32_t head, uint32_t batch, uint32_t stream,
-                                int64_t count, uint32_t* word0, uint32_t* word1) noexcept;
-
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
 struct KernelTable {
@@ -198,7 +193,6 @@ struct KernelTable {
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];
   HeadFunction sink_gradient[kDtypes];
-  PhiloxFunction philox;
 };
 
 namespace baseline { extern const KernelTable table; }

@@ -8,7 +8,6 @@
 #include "forward/plain.h"
 #include "kernels.h"
 #include "pairwise/backward.h"
-#include "softmax/philox.h"
 #if defined(SPATTN_AMX)
 #include "amx/backward.h"
 #include "amx/forward.h"
@@ -67,7 +66,6 @@ extern const KernelTable table = {
     {merge_dq<Float32>, merge_dq<Float64>, merge_dq<Float16>, merge_dq<Bfloat16>},
     {add_units<Float32>, add_units<Float64>, add_units<Float16>, add_units<Bfloat16>},
     {sink_gradient<Float32>, sink_gradient<Float64>, sink_gradient<Float16>, sink_gradient<Bfloat16>},
-    philox,
 };
 
 }  // namespace SPATTN_ISA
