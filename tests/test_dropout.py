@@ -183,7 +183,7 @@ def test_gradients_as_dense_attention(dtype, tile, modified):
     dlse = random((2, HEADS, Q_LEN), wide, seed=8)
     table, sinks = random((HEADS, 7, 5), wide, seed=7), np.array([0.5, -3, 2, 0], wide)
     score = (function(table), sinks) if modified else (None, None)
-    operands = read(*score, SHARE, SEED, q, k, v, "cpu", "bhsd", backward=True).operands
+    operands = read(*score, Dropout.of(SHARE, SEED), q, k, v, "cpu", "bhsd", backward=True).operands
     allowed = dense_mask(HOLLOW, 2, HEADS, Q_LEN, KV_LEN)
     kept = dropout_mask(SEED, SHARE, 2, HEADS, Q_LEN, KV_LEN)
     named = {"table": table, "sinks": sinks} if modified else {}

@@ -15,8 +15,8 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     It calls ``forward(q, k, v, scale)``, and later ``backward(dout, q, k, v, out, lse, dlse=, scale=)``. With a score
     function, sinks or dropout, the arguments are (…, scale, given, sinks, *tables): a
-    :class:`spattn.dispatch.scores.Given` and its captured arrays, of which tensors may get gradients. Then the calls
-    are ``forward(q, k, v, scale, given.operands)`` and ``backward(…, given=given, wanted=)``.
+    :class:`spattn.dispatch.scores.Given` and its captured arrays, of which tensors may get gradients. The calls are
+    then ``forward(q, k, v, scale, given.operands)`` and ``backward(…, given=given, wanted=)``.
     """
 
     @staticmethod

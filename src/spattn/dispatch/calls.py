@@ -177,10 +177,13 @@ def _backward(
     return _scores().gradients_of(given, found)
 
 
-def _read(
-    score: Any, sinks: Any, dropout_p: float, seed: Any, q: Any, k: Any, v: Any, *others: Any, **options: Any
-) -> Given | None:
-    return None if traced(q) else _scores().read(score, sinks, dropout_p, seed, q, k, v, *others, **options)
+def _read(score: Any, sinks: Any, dropout_p: float, seed: Any, q: Any, *others: Any, **options: Any) -> Given | None:
+    if traced(q):
+        return None
+    scores = _scores()
+    dropout = None if dropout_p == 0.0 else scores.Dropout.of(dropout_p, seed)
+    found: Given | None = scores.read(score, sinks, dropout, q, *others, **options)
+    return found
 
 
 @functools.cache

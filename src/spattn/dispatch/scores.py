@@ -17,7 +17,7 @@ from ..score.program import Program, program_of
 from ..score.recorder import Sizes
 from ..score.tracing import Traced
 
-__all__ = ["Given", "gradients_of", "read"]
+__all__ = ["Dropout", "Given", "gradients_of", "read"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WIDE = ("int64", "uint32", "uint64")
@@ -60,8 +60,7 @@ class Given(NamedTuple):
 def read(
     score: Any,
     sinks: Any,
-    dropout_p: float,
-    seed: Any,
+    dropout: Dropout | None,
     q: Any,
     k: Any,
     v: Any,
@@ -76,8 +75,7 @@ def read(
     ----------
     score : callable, Traced or None
     sinks : array or None
-    dropout_p, seed
-        As for :func:`spattn.attention`.
+    dropout : Dropout or None
     q, k, v : array
         Operands of the call.
     backend, layout : str
@@ -94,7 +92,6 @@ def read(
     if kind is None:
         raise TypeError(f"q: expected a NumPy, PyTorch, CuPy or JAX array, got {type(q).__name__}")
     on_host = backend in ("cpu", "reference") or (backend == "auto" and kind.device(q) == "cpu")
-    dropout = None if dropout_p == 0.0 else Dropout.of(dropout_p, seed)
     program: Program | None = None
     parameters: tuple[float, ...] = ()
     tables: tuple[Any, ...] = ()
