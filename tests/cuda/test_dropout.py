@@ -134,7 +134,7 @@ def test_gradients_as_dense_attention(family, dtype, precision, case, modified):
     dlse = random((2, HEADS, Q_LEN), wide, seed=8)
     table, sinks = random((HEADS, 7, 5), wide, seed=7), np.array([0.5, -3, 2, 0], wide)
     given = (function(table), sinks) if modified else (None, None)
-    operands = read(*given, SHARE, SEED, q, k, v, "cpu", "bhsd", backward=True).operands
+    operands = read(*given, Dropout.of(SHARE, SEED), q, k, v, "cpu", "bhsd", backward=True).operands
     allowed = dense_mask(CASES[case], 2, HEADS, Q_LEN, KV_LEN)
     kept = dropout_mask(SEED, SHARE, 2, HEADS, Q_LEN, KV_LEN)
     named = {"table": table, "sinks": sinks} if modified else {}

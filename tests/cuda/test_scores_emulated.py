@@ -27,7 +27,7 @@ from spattn.cuda.sm80.backward import captured
 from spattn.dispatch.scores import read
 from spattn.planning.contract.validated import validated
 from spattn.request.call import Call
-from spattn.request.dropout import words
+from spattn.request.dropout import Dropout, words
 from spattn.testing import assert_within_bound, dense_mask, dropout_mask, inputs, random
 
 from .. import test_dropout as of_dropout
@@ -244,7 +244,7 @@ def test_dropout(emulated, monkeypatch, dtype, precision, modified):
     q, k, v = inputs(BATCH, HEADS, HEADS_KV, q_len, kv_len, DIM, DIM, dtype=dtype)
     dout, dlse = random(q.shape, dtype, seed=99), random((BATCH, HEADS, q_len), wide, seed=98)
     table = random((HEADS, 7, 5), wide, seed=7)
-    given = (of_dropout.function(table) if modified else None, None, SHARE, SEED)
+    given = (of_dropout.function(table) if modified else None, None, Dropout.of(SHARE, SEED))
     score = read(*given, q, k, v, "cpu", "bhsd", backward=True).operands
     pattern, gpu = patterns.Stride(5) | patterns.SlidingWindow(9, 3) | patterns.GlobalTokens([0, 40]), GPU()
     call = Call.of(q, k, v, scale=SCALE, precision=precision)

@@ -56,7 +56,7 @@ def attention_backward(
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision}
     arrays = without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed)
     with torch.no_grad():
-        given = read(modified["score"], modified["sinks"], 0.0, None, q, k, v, backend, "bhsd", backward=True)
+        given = read(modified["score"], modified["sinks"], None, q, k, v, backend, "bhsd", backward=True)
         if given is None:  # the identity without sinks
             found = calls.attention_backward(*arrays, **options)
         else:
