@@ -2,7 +2,7 @@
 //            of each query, word of each key (request/dropout.py).
 // Grid       a thread per query or key of each head.
 // Target     compute capability 8.0 and later.
-// Test       tests/cuda/test_dropout.py      Bound  instructions: 10 rounds for 4 or 8 bytes.
+// Test       tests/cuda/test_dropout_kernels.py      Bound  instructions: 10 rounds for 4 or 8 bytes.
 // source: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC 2011.
 
 #include <cstdint>

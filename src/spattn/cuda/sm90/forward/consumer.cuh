@@ -198,7 +198,6 @@ struct Consumer {
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
     const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
-    const Assignment& assigned = shared.assigned[query.stage];
     float probe[2], inverse[2];
     probe_rows(o, probe);
     float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
@@ -211,18 +210,20 @@ struct Consumer {
     for (float& sum : sums) sum = quad_sum(sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = first + 8 * h + lane / 4;
-      float lse;
-      if (kSinks && assigned.work.slot < 0) {
-        lse = softmax.lse_with(h, sums[h], row_sink(p, assigned, row), inverse[h]);
-      } else {
-        inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
-        lse = softmax.lse(h, sums[h]);
+      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+      float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
+      if constexpr (kSinks) {
+        const Assignment& own = shared.assigned[query.stage];
+        if (own.work.slot < 0) {
+          const float sink = row_sink(p, own, first + 8 * h + lane / 4);
+          const float with_sink = softmax.lse_with(h, sums[h], sink, inverse[h]);
+          if (sums[2 + h] == 0.0f) lse = with_sink;
+        }
       }
-      if (sums[2 + h] != 0.0f) lse = kFailedRow;
-      inverse[h] *= kept_factor(problem_of(p, assigned));
-      if (lane % 4 == 0) shared.lse[query.stage][row] = lse;
+      if constexpr (Score::kDrops) inverse[h] *= kept_factor(problem_of(p, shared.assigned[query.stage]));
+      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
+    const Assignment& assigned = shared.assigned[query.stage];
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
