@@ -23,21 +23,10 @@ from spattn.testing import dense_mask, dropout_mask, inputs, random
 
 from ..test_dropout import SEED, SHARE, formula, function
 from .sm90.test_dynamic_masks import SELECTIONS, on_gpu
+from .test_sinks import each_kernel
 
 pytestmark = pytest.mark.gpu
 HEADS, HEADS_KV, Q_LEN, KV_LEN = 4, 2, 100, 136
-KERNELS = {  # (family, dtype, precision)
-    "wgmma float16": ("sm90", "float16", None),
-    "wgmma bfloat16": ("sm90", "bfloat16", None),
-    "mma float16": ("sm80", "float16", None),
-    "mma bfloat16": ("sm80", "bfloat16", None),
-    "three TF32 products": ("sm80", "float32", None),
-    "one TF32 product": ("sm80", "float32", "tf32"),
-    "FFMA": ("sm80", "float64", None),
-}
-each_kernel = pytest.mark.parametrize(
-    ("family", "dtype", "precision"), KERNELS.values(), ids=KERNELS, indirect=["family"]
-)
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 NINTH = np.broadcast_to(np.arange(Q_LEN)[:, None] % 9 == 0, (Q_LEN, KV_LEN))
 CASES = {

@@ -17,20 +17,10 @@ from spattn.score.serialized import serialize  # noqa: E402
 from spattn.score.tracing import trace  # noqa: E402
 from spattn.torch import SparseAttention  # noqa: E402
 
+from .test_graphs import fresh, graphs  # noqa: E402, F401
+
 WINDOW = p.SlidingWindow(5, 2)
 HEADS, Q_LEN, KV_LEN = 4, 18, 23
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """No graph of another test is found, or counted."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
-def graphs():
-    """How many graphs torch.compile has made."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def tensors(q_len=Q_LEN, kv_len=KV_LEN, batch=2, dtype="float64"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..arrays import autocast, compiling, traced
+from ..arrays import compiling, traced
 from ..arrays.torch_gradients import without_repeats
 from ..patterns import Pattern, from_json
 from ..planning import Plan
@@ -19,10 +19,20 @@ from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
 from . import calls, torch_scores
 from .plans import as_pattern, check_mask
-from .torch_schemas import DEVICES, OPTIONS, empty_like, in_order_of, joined, library, over_a_batch, padding
+from .torch_schemas import (
+    DEVICES,
+    OPTIONS,
+    cast_under_autocast,
+    empty_like,
+    empty_results,
+    in_order_of,
+    joined,
+    over_a_batch,
+    padding,
+)
 from .torch_text import text_of
 
-__all__ = ["attend", "attention", "attention_backward"]
+__all__ = ["attend", "attention", "attention_backward", "draw_seed"]
 
 _FULL = '{"pattern":"full"}'
 
@@ -61,10 +71,7 @@ def _backward(
     return tuple(in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
 
 
-@_forward.register_fake  # type: ignore[untyped-decorator]
-def _(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return empty_like(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
+_forward.register_fake(empty_results)
 
 
 @_backward.register_fake  # type: ignore[untyped-decorator]
@@ -92,17 +99,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cast as ``scaled_dot_product_attention`` does; ``torch.library.register_autocast`` supports only one dtype."""
-    cast = autocast(q, k, v)
-    with torch._C._DisableAutocast():
-        return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)
-
-
-for _device in DEVICES:
-    library.impl("attention", _under_autocast, f"Autocast{_device.upper()}")
-
-
+cast_under_autocast("attention")
 over_a_batch(_forward, 3)
 over_a_batch(_backward, 7)
 
@@ -129,7 +126,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-    if modified.get("dropout_p"):
+    if modified.get("dropout_p", 0.0) != 0.0:
         return _with_dropout(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     modified = _of_scores(modified)
     text, allowed = _described((q, k, v), pattern, scale)
@@ -161,7 +158,7 @@ def attention_backward(
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-    if modified.get("dropout_p"):
+    if modified.get("dropout_p", 0.0) != 0.0:
         return _with_dropout(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     modified = _of_scores(modified)
     text, allowed = _described((q, k, v), pattern, scale)
@@ -287,6 +284,11 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
-    if "dropout_p" in modified:  # draw a seed from PyTorch's generator on the CPU, whose state checkpoints restore
-        modified["seed"] = int(torch.randint(1 << 62, ()))
+    if "dropout_p" in modified:
+        modified["seed"] = draw_seed()
     return _eager(q, k, v, pattern if valid is None else pattern & padding(valid), **modified)
+
+
+def draw_seed() -> int:
+    """Draw a seed of dropout from PyTorch's generator on the CPU, whose state gradient checkpoints restore."""
+    return int(torch.randint(1 << 62, ()))

@@ -7,15 +7,26 @@ from typing import Any
 
 import torch
 
+from ..arrays import autocast
 from ..arrays.operand import Operand, memory_order
 from ..patterns import Full, KeyPadding, Mask, Pattern, from_json
 
-__all__ = ["DEVICES", "OPTIONS", "empty_like", "in_order_of", "joined", "library", "over_a_batch", "padding"]
+__all__ = [
+    "DEVICES",
+    "OPTIONS",
+    "cast_under_autocast",
+    "empty_like",
+    "empty_results",
+    "in_order_of",
+    "joined",
+    "over_a_batch",
+    "padding",
+]
 
 DEVICES = ("cpu", "cuda")
 OPTIONS = "str pattern, Tensor? allowed, float? scale, str backend"  # of schemas
 
-library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
+_library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
 
 
 def joined(text: str, allowed: torch.Tensor | None) -> Pattern:
@@ -38,6 +49,12 @@ def empty_like(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> to
     return torch.empty_permuted(shape, order, **{"dtype": like.dtype, "device": like.device} | options)
 
 
+def empty_results(q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return empty out and lse: the fake kernel of a forward."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_like(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
+
+
 def in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return `x` with the strides of the fake kernel, which backends do not follow for unusual operand strides."""
     wanted = empty_like(like, tuple(x.shape), device="meta").stride()
@@ -47,6 +64,22 @@ def in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return x.as_strided(x.shape, wanted)  # the stride of an axis of size 1 is arbitrary
     # empty_like() does not preserve the strides of axes of size 1.
     return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def cast_under_autocast(name: str) -> None:
+    """Register casts of q, k and v, as ``scaled_dot_product_attention`` has them, for the forward operator `name`.
+
+    Other operands keep their dtypes. ``torch.library.register_autocast`` supports only one dtype.
+    """
+    operator = getattr(torch.ops.spattn, name)
+
+    def call(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        cast = autocast(q, k, v)
+        with torch._C._DisableAutocast():
+            return operator(*(cast or (q, k, v)), *others)
+
+    for device in DEVICES:
+        _library.impl(name, call, f"Autocast{device.upper()}")
 
 
 def over_a_batch(

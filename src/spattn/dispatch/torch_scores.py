@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..arrays import autocast, dtype_name
+from ..arrays import dtype_name
 from ..arrays.torch_gradients import without_repeats
 from ..score.compiled import tensor_in_graph, trace_in_graph
 from ..score.recorder import Sizes
@@ -19,7 +19,16 @@ from ..score.serialized import from_json as graph_of
 from ..score.serialized import restore
 from . import calls
 from .scores import read
-from .torch_schemas import DEVICES, OPTIONS, empty_like, in_order_of, joined, library, over_a_batch
+from .torch_schemas import (
+    DEVICES,
+    OPTIONS,
+    cast_under_autocast,
+    empty_like,
+    empty_results,
+    in_order_of,
+    joined,
+    over_a_batch,
+)
 
 __all__ = ["attention", "attention_backward", "captured_by", "gradients"]
 
@@ -73,10 +82,7 @@ def _restored(sinks: Any, captured: Any, floats: Any, integers: Any, score: str 
     return {"score": function, "sinks": sinks}
 
 
-@attention.register_fake  # type: ignore[untyped-decorator]
-def _(q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return empty_like(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
+attention.register_fake(empty_results)
 
 
 @attention_backward.register_fake  # type: ignore[untyped-decorator]
@@ -114,15 +120,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 attention.register_autograd(_differentiate, setup_context=_remember)
 
 
-def _under_autocast(q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cast q, k and v alone: kernels read captured arrays in their dtype."""
-    cast = autocast(q, k, v)
-    with torch._C._DisableAutocast():
-        return torch.ops.spattn.scored_attention(*(cast or (q, k, v)), *others)
-
-
-for _device in DEVICES:
-    library.impl("scored_attention", _under_autocast, f"Autocast{_device.upper()}")
+cast_under_autocast("scored_attention")
 
 
 def _differs(dims: tuple[Any, ...], *arguments: Any, tensors: int) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from .. import score
 from ..api.attention import attention
+from ..dispatch.torch_operators import draw_seed
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
 from ..score import ScoreFunction
 from ._configuration import restriction
@@ -84,11 +85,8 @@ def refuse(given: dict[str, Any]) -> None:
 
 
 def _dropout(p: float) -> dict[str, Any]:
-    """Return the keywords of attention dropout; models pass 0 outside training.
-
-    PyTorch's generator on the CPU draws the seed: checkpointing restores its state, and ``manual_seed`` sets it.
-    """
-    return {"dropout_p": p, "seed": int(torch.randint(1 << 62, ()))} if p else {}
+    """Return the keywords of attention dropout; models pass 0 outside training."""
+    return {"dropout_p": p, "seed": draw_seed()} if p else {}
 
 
 def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:

@@ -36,24 +36,30 @@ struct Shared {
 using Scores = float[kAtoms][kKeys / 8][4];
 using Output = float[kAtoms][kDimV / 8][4];
 
+// Calls visit(x, query, key) for each pair of this thread: its score or weight x, and the rows of q and k.
+template <typename Visit>
+__device__ __forceinline__ void visit_pairs(Scores& s, const Shared& shared, const int* key_position, Visit visit) {
+  const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int number = 0; number < 2 * kAtoms; ++number) {
+    const int query = shared.query_position[first + number * 8];
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        visit(s[number / 2][n][number % 2 * 2 + i], query, key_position[n * 8 + threadIdx.x % 4 * 2 + i]);
+      }
+    }
+  }
+}
+
 // Turns products q · k into the softmax's input: applies the score function, then the mask.
 __device__ __forceinline__ void score_and_mask(Scores& s, const HeadScore<float>& score, const Params& params,
                                                const Shared& shared, const Step& step, const int* key_position,
                                                int first_row) {
   const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
   if constexpr (kScored) {
-#pragma unroll
-    for (int number = 0; number < 2 * kAtoms; ++number) {
-      const int query = shared.query_position[first + number * 8];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = s[number / 2][n][number % 2 * 2 + i];
-          x = score(x, query, key_position[n * 8 + threadIdx.x % 4 * 2 + i]);
-        }
-      }
-    }
+    visit_pairs(s, shared, key_position, [&](float& x, int query, int key) { x = score(x, query, key); });
   }
   if (step.mask < 0) return;
   const unsigned long long* words = step.words(params);
@@ -82,23 +88,6 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, Softmax<float> (&s
       for (int n = 0; n < kDimV / 8; ++n) {
         o[atom][n][2 * half] *= rescale;
         o[atom][n][2 * half + 1] *= rescale;
-      }
-    }
-  }
-}
-
-// Drops weights.
-__device__ __forceinline__ void drop(Scores& s, const HeadScore<float>& score, const Shared& shared,
-                                     const int* key_position) {
-  const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int number = 0; number < 2 * kAtoms; ++number) {
-    const int query = shared.query_position[first + number * 8];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        s[number / 2][n][number % 2 * 2 + i] *= score.kept(query, key_position[n * 8 + threadIdx.x % 4 * 2 + i]);
       }
     }
   }
@@ -236,7 +225,10 @@ __device__ __forceinline__ void attend(const Params& params) {
     now = next;
     next = steps.fetch();
     softmax(s, o, state, static_cast<float>(params.scale_log2));
-    if constexpr (Score::kDrops) drop(s, score, shared, shared.key_position[buffer]);
+    if constexpr (Score::kDrops) {
+      visit_pairs(s, shared, shared.key_position[buffer],
+                  [&](float& weight, int query, int key) { weight *= score.kept(query, key); });
+    }
     Products::multiply_weight_value(o, s, shared);
     copies_wait();
     if (now.exists()) Products::template landed<kKeys, kChunks>(shared.k);
