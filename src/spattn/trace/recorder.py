@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..score.recorder import line
 from .trace import PART, Constant, Ref, Step, Trace, mapped
 
 __all__ = ["trace"]
@@ -21,6 +23,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.lines: dict[int, str] = {}
         self.numbers = 0
         self._constants: dict[str, Constant] = {}
 
@@ -30,7 +33,8 @@ class _Recorder:
 
     def new(self, sample: Any) -> Ref:
         self.numbers += 1
-        return Ref(self.numbers - 1, str(getattr(sample, "dtype", "")).removeprefix("torch."))
+        dtype = str(getattr(sample, "dtype", "")).removeprefix("torch.")
+        return Ref(self.numbers - 1, dtype, tuple(getattr(sample, "shape", ())))
 
     def argument(self) -> Traced:
         sample = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -39,10 +43,20 @@ class _Recorder:
     def step(self, name: str, args: Any, options: Any, sample: Any) -> Any:
         """Record an operation; return a tracer for its result, or a list for several results."""
         result = self.new(sample)
+        if name == "aten.index.Tensor":
+            args = self._joined(*args)
         self.steps.append(Step(result, name, args, options))
+        self.lines[result.number] = line()
         if isinstance(sample, (tuple, list)):
             return [self.step(PART, (result, n), (), part) for n, part in enumerate(sample)]
         return Traced(self, result, sample)
+
+    def _joined(self, table: Any, indices: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the operands of a look-up; ``table[i][j]`` becomes ``table[i, j]``."""
+        made = next((x for x in self.steps if x.result == table), None)
+        if made is None or made.name != "aten.index.Tensor" or not all(map(_is_number, (*made.args[1], *indices))):
+            return table, indices
+        return made.args[0], (*made.args[1], *indices)
 
     def operand(self, x: Any) -> Any:
         """Return the recorded form of an operand: a Ref, a Constant or the value itself."""
@@ -104,6 +118,13 @@ class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+def _is_number(index: Any) -> bool:
+    """Return whether an index selects an element."""
+    if isinstance(index, Ref):
+        return not index.shape and index.dtype.startswith(("int", "uint"))
+    return isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
+
+
 def _leaves(operand: Any) -> Iterator[Any]:
     if isinstance(operand, (tuple, list)):
         for x in operand:
@@ -159,8 +180,9 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
         got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
         raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}")
     inputs, last = tuple(x.ref for x in given), recorder.operand(result)
-    whole = Trace(inputs, tuple(recorder.steps), last)
-    whole = Trace(inputs, whole.needs(last), last)
+    name = f"mask_mod {getattr(function, '__qualname__', type(function).__name__)!r}"
+    whole = Trace(inputs, tuple(recorder.steps), last, name, recorder.lines)
+    whole = replace(whole, steps=whole.needs(last))
     if isinstance(last, Ref):
         _try(whole, last)
     return whole

@@ -1,47 +1,154 @@
-"""Map PyTorch operations on integers and booleans to NumPy operators.
+"""Map PyTorch operations to NumPy operators, which the planner evaluates on whole tiles.
 
-A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. It uses only operators that the
-planner evaluates on whole tiles: sums, differences, minima, maxima, absolute values, comparisons, ``//`` and ``%`` by
-constants, ``& | ~``.
+A rule takes the operands of a step and returns a value that contains PyTorch's result, or NotImplemented. Values are
+the planner's symbols, NumPy scalars, and object arrays of these for tensors with a few elements per pair. NumPy's and
+PyTorch's integers, and their correctly rounded floats, are equal; the symbols of other functions of floats have wider
+intervals than the rounding errors of both.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
-from .trace import Constant, Ref, Step
+from .trace import PART, Constant, Ref, Step
 
-__all__ = ["by_rule"]
+__all__ = ["by_rule", "constant_value", "each_element"]
 
+_MOST_ELEMENTS = 256  # of a tensor for one pair; each element is a symbol
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8}  # supported integer dtypes
+_FLOATS = ("float32", "float64")
 
 
-def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
-    """Evaluate a step by its rule, or return NotImplemented if there is none; `value` resolves operands."""
-    name, dtype = step.name.split(".")[1], step.result.dtype
+def by_rule(step: Step, value: Callable[[Any], Any], read: Callable[[Constant, Any], Any]) -> Any:
+    """Evaluate a step by its rule, or return NotImplemented if there is none.
+
+    `value` resolves operands, NotImplemented for those without a value; ``read(constant, indices)`` looks elements up.
+    """
+    name = PART if step.name == PART else step.name.split(".")[1]
+    if name in _OF_SHAPES:
+        operands = [_resolved(x, value) for x in step.args]
+        return NotImplemented if _unknown(operands) else _OF_SHAPES[name](*operands, **dict(step.options))
+    if name == "index":
+        return _index(step, value, read)
+    if name in ("any", "all"):
+        return _reduced(step, value, np.logical_or if name == "any" else np.logical_and)
+    if name in ("sum", "dot", "linalg_vector_norm"):
+        return _summed(name, step, value)
+    return _elementwise(name, step, value)
+
+
+def constant_value(constant: Constant) -> Any:
+    """Return a constant as a scalar, or as an object array of Python and NumPy scalars; NotImplemented if it is long."""
+    array = constant.array
+    if not array.ndim:
+        return array[()]
+    return _array(array.shape, list(array.flat)) if array.size <= _MOST_ELEMENTS else NotImplemented
+
+
+def each_element(shape: tuple[int, ...], element: Callable[[tuple[int, ...]], Any]) -> Any:
+    """Return the value of a tensor from its elements; NotImplemented if it has many."""
+    if not shape:
+        return element(())
+    return _array(shape, [element(at) for at in np.ndindex(shape)]) if math.prod(shape) <= _MOST_ELEMENTS else NotImplemented
+
+
+def _resolved(operand: Any, value: Callable[[Any], Any]) -> Any:
+    """Resolve the references and constants in nested tuples."""
+    if isinstance(operand, tuple) and not isinstance(operand, Ref):
+        return tuple(_resolved(x, value) for x in operand)
+    return value(operand) if isinstance(operand, (Ref, Constant)) else operand
+
+
+def _array(shape: tuple[int, ...], values: list[Any]) -> np.ndarray:
+    """Return an object array; NumPy would ask each value for its elements."""
+    found = np.empty(len(values), object)
+    for number, value in enumerate(values):
+        found[number] = value
+    return found.reshape(shape)
+
+
+def _as_array(x: Any) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else _array((), [x])
+
+
+def _unknown(operands: Any) -> bool:
+    return any(_unknown(x) if isinstance(x, (tuple, list)) else x is NotImplemented for x in operands)
+
+
+def _each(rule: Callable[..., Any], *operands: Any) -> Any:
+    """Apply a rule to every element."""
+    if not any(isinstance(x, np.ndarray) for x in operands):
+        return rule(*operands)
+    found = np.frompyfunc(rule, len(operands), 1)(*map(_as_array, operands))
+    return NotImplemented if _unknown(_as_array(found).flat) else found
+
+
+# -- elementwise operations --------------------------------------------------------------------------------------------
+
+
+def _elementwise(name: str, step: Step, value: Callable[[Any], Any]) -> Any:
+    dtype, options = step.result.dtype, {key: x for key, x in step.options if key in ("alpha", "rounding_mode")}
     kinds = {_kind(x) for x in step.args if x is not None}
-    rule: Callable[..., Any] | None = None
-    if "bool" in kinds and kinds == {dtype} and name in _OF_TRUTH:
-        rule = _OF_TRUTH[name]
-    elif kinds <= {"bool", "integer"}:
-        rule = (_COMPARISONS if dtype == "bool" else _ARITHMETIC if dtype in _BITS else {}).get(name)
-    if rule is None or not _numbers_fit(step.args):
+    if "other" in kinds or not _numbers_fit(step.args):
         return NotImplemented
-    found = rule(*map(value, step.args), **{key: x for key, x in step.options if key in ("alpha", "rounding_mode")})
-    return found if found is NotImplemented or dtype in ("bool", "int64") else _wrapped(found, dtype)
+    if name == "where":
+        condition, *choices = (value(x) for x in step.args)
+        chosen = [_as(dtype, x) for x in choices]
+        return NotImplemented if _unknown((condition, *chosen)) else _each(_where, condition, *chosen)
+    operands = [value(x) if isinstance(x, (Ref, Constant)) else x for x in step.args]
+    if _unknown(operands):
+        return NotImplemented
+    if name.startswith("logical_"):
+        operands, kinds = [_as("bool", x) for x in operands], {"bool"}
+    common = _common(name, step)
+    if common in _FLOATS and name != "_to_copy":
+        exponent = operands[1:] if name == "pow" and not isinstance(step.args[1], (Ref, Constant)) else []
+        operands = [x if x is None else _as(common, x) for x in operands[: len(operands) - len(exponent)]] + exponent
+        rules = _COMPARISONS if dtype == "bool" else _OF_FLOATS
+    elif dtype == "bool" and kinds == {"bool"}:
+        rules = _OF_TRUTH
+    elif kinds <= {"bool", "integer"} or name == "_to_copy":
+        rules = _COMPARISONS if dtype == "bool" else _OF_INTEGERS if dtype in _BITS else {}
+    else:
+        return NotImplemented
+    if name == "_to_copy":
+        return _each(lambda x: _as(dtype, x), operands[0])
+    rule = rules.get(name)
+    if rule is None:
+        return NotImplemented
+    found = _each(functools.partial(rule, **options), *operands)
+    return found if found is NotImplemented or dtype not in _BITS else _each(lambda x: _wrapped(x, dtype), found)
 
 
 def _kind(operand: Any) -> str:
-    """Return 'bool', 'integer', or the name of an unsupported type."""
-    if isinstance(operand, Constant) and operand.array.ndim:
-        return "table"
+    """Return 'bool', 'integer', 'float' or 'other'."""
     if isinstance(operand, (Ref, Constant)):
         dtype = operand.dtype if isinstance(operand, Ref) else operand.array.dtype.name
-        return "integer" if dtype in _BITS else dtype
-    return {bool: "bool", int: "integer"}.get(type(operand), "number")
+        return "integer" if dtype in _BITS else "float" if dtype in _FLOATS else "bool" if dtype == "bool" else "other"
+    return {bool: "bool", int: "integer", float: "float"}.get(type(operand), "other")
+
+
+def _common(name: str, step: Step) -> str:
+    """Return the dtype in which PyTorch computes: the result's, except for comparisons."""
+    if step.result.dtype != "bool" or len(step.args) != 2:
+        return step.result.dtype
+    samples = [
+        torch.empty(
+            x.shape if isinstance(x, Ref) else x.array.shape,
+            dtype=getattr(torch, x.dtype if isinstance(x, Ref) else x.array.dtype.name),
+            device="meta",
+        )
+        if isinstance(x, (Ref, Constant))
+        else x
+        for x in step.args
+    ]
+    return str(torch.result_type(*samples)).removeprefix("torch.")
 
 
 def _numbers_fit(operands: tuple[Any, ...]) -> bool:
@@ -56,7 +163,30 @@ def _least(dtype: str) -> int:
 
 def _wrapped(value: Any, dtype: str) -> Any:
     """Wrap int64 values around to a dtype of fewer bits, as PyTorch does."""
+    if dtype == "int64" or value is NotImplemented:
+        return value
     return (value - _least(dtype)) % (1 << _BITS[dtype]) + _least(dtype)
+
+
+def _as(dtype: str, x: Any) -> Any:
+    """Convert a value as PyTorch converts it to `dtype`."""
+    if x is NotImplemented or isinstance(x, np.ndarray):
+        return x if x is NotImplemented else _each(functools.partial(_as, dtype), x)
+    own = np.result_type(x) if isinstance(x, (bool, int, float)) else x.dtype
+    if dtype == "bool":
+        return x if own == bool else np.not_equal(x, 0)
+    if dtype in _FLOATS:
+        kind = np.dtype(dtype)
+        return x if own == kind else x.astype(kind) if hasattr(x, "astype") else kind.type(x)
+    if own.kind == "f":
+        return x.astype(np.int64) if dtype == "int64" and hasattr(x, "astype") else NotImplemented
+    return _wrapped(x + 0, dtype) if dtype in _BITS else NotImplemented
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if all(getattr(x, "is_truth", isinstance(x, (bool, np.bool_))) for x in (a, b)):
+        return (condition & a) | (~condition & b)
+    return np.where(condition, a, b)
 
 
 def _add(a: Any, b: Any, alpha: int = 1) -> Any:
@@ -67,14 +197,23 @@ def _subtract(a: Any, b: Any, alpha: int = 1) -> Any:
     return a - b if alpha == 1 else NotImplemented
 
 
-def _divide(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _constant_divisor(operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of floor division or remainder, which supports only positive constant divisors."""
 
     def rule(a: Any, b: Any, rounding_mode: str = "floor") -> Any:
-        constant = isinstance(b, (int, np.integer)) and b > 0
-        return operation(a, int(b)) if constant and rounding_mode == "floor" else NotImplemented
+        if not isinstance(b, (int, np.integer)) or b <= 0:
+            return NotImplemented
+        if rounding_mode == "trunc":
+            return np.where(a >= 0, operation(a, int(b)), -operation(-a, int(b)))
+        return operation(a, int(b)) if rounding_mode == "floor" else NotImplemented
 
     return rule
+
+
+def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    """Return the rule of the division of floats."""
+    rounded = {None: lambda x: x, "trunc": np.trunc}.get(rounding_mode)
+    return NotImplemented if rounded is None else rounded(a / b)  # PyTorch's floor is not floor(a / b)
 
 
 def _clamp(a: Any, least: Any = None, most: Any = None) -> Any:
@@ -82,21 +221,55 @@ def _clamp(a: Any, least: Any = None, most: Any = None) -> Any:
     return a if most is None else np.minimum(a, most)
 
 
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+def _shift(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, by: operation(a, int(by)) if isinstance(by, (int, np.integer)) and by >= 0 else NotImplemented
+
+
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "sub": _subtract,
     "rsub": lambda a, b, alpha=1: _subtract(b, a, alpha),
+    "mul": np.multiply,
     "neg": np.negative,
     "abs": np.absolute,
-    "remainder": _divide(np.remainder),
-    "floor_divide": _divide(np.floor_divide),
-    "div": _divide(np.floor_divide),
     "minimum": np.minimum,
     "maximum": np.maximum,
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda a, most: _clamp(a, None, most),
-    "_to_copy": lambda a: a + 0,
+    "pow": np.power,
+    "sign": np.sign,
+}
+_OF_INTEGERS = _OF_NUMBERS | {
+    "remainder": _constant_divisor(np.remainder),
+    "floor_divide": _constant_divisor(np.floor_divide),
+    "div": _constant_divisor(np.floor_divide),
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+    "bitwise_not": np.invert,
+    "bitwise_left_shift": _shift(np.left_shift),
+    "bitwise_right_shift": _shift(np.right_shift),
+}
+_OF_INTEGERS["__lshift__"], _OF_INTEGERS["__rshift__"] = _shift(np.left_shift), _shift(np.right_shift)
+_OF_FLOATS = _OF_NUMBERS | {
+    "div": _quotient,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "reciprocal": lambda a: 1 / a,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "tanh": np.tanh,
+    "atan": np.arctan,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
 }
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -105,9 +278,8 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
-    "_to_copy": lambda a: np.not_equal(a, 0),
 }
-_OF_TRUTH: dict[str, Callable[..., Any]] = {
+_OF_TRUTH: dict[str, Callable[..., Any]] = _COMPARISONS | {
     "bitwise_and": np.bitwise_and,
     "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.not_equal,
@@ -116,5 +288,94 @@ _OF_TRUTH: dict[str, Callable[..., Any]] = {
     "logical_or": np.bitwise_or,
     "logical_xor": np.not_equal,
     "logical_not": np.invert,
-    "where": lambda where, a, b: (where & a) | (~where & b),
+    "add": np.bitwise_or,
+    "mul": np.bitwise_and,
+    "maximum": np.bitwise_or,
+    "minimum": np.bitwise_and,
+}
+
+
+# -- look-ups, reductions and shapes -----------------------------------------------------------------------------------
+
+
+def _index(step: Step, value: Callable[[Any], Any], read: Callable[[Constant, Any], Any]) -> Any:
+    """Look an element of a captured tensor up."""
+    table, indices = step.args[0], step.args[1]
+    if not isinstance(table, Constant) or None in indices or len(indices) != table.array.ndim or step.result.shape:
+        return NotImplemented
+    operands = [value(x) for x in indices]
+    return NotImplemented if _unknown(operands) else read(table, operands)
+
+
+def _axes(shape: tuple[int, ...], dims: Any) -> tuple[int, ...]:
+    if dims is None or dims == ():
+        return tuple(range(len(shape)))
+    return tuple(dim % len(shape) for dim in (dims if isinstance(dims, tuple) else (dims,)))
+
+
+def _folded(operation: Callable[[list[Any]], Any], x: np.ndarray, dims: Any = None, keep: bool = False) -> Any:
+    """Reduce an object array along some axes."""
+    axes = _axes(x.shape, dims)
+    others = [axis for axis in range(x.ndim) if axis not in axes]
+    rows = x.transpose(*others, *axes).reshape(*(x.shape[axis] for axis in others), -1)
+    found = _array(rows.shape[:-1], [operation(list(rows[at])) for at in np.ndindex(rows.shape[:-1])])
+    if keep:
+        found = found.reshape([1 if axis in axes else n for axis, n in enumerate(x.shape)])
+    return NotImplemented if _unknown(found.flat) else found if found.ndim else found[()]
+
+
+def _reduced(step: Step, value: Callable[[Any], Any], operation: np.ufunc) -> Any:
+    """Return whether any or all elements are true."""
+    x, *options = step.args
+    found = _as("bool", value(x))
+    if not isinstance(found, np.ndarray):
+        return found
+    return _folded(functools.partial(functools.reduce, operation), found, *options) if found.size else NotImplemented
+
+
+def _summed(name: str, step: Step, value: Callable[[Any], Any]) -> Any:
+    """Add elements, products or squares; floats in any order, as PyTorch may."""
+    dtype, tensors = step.result.dtype, [x for x in step.args if isinstance(x, (Ref, Constant))]
+    operands = [value(x) for x in tensors]
+    if _unknown(operands) or step.options or "other" in map(_kind, tensors) or dtype not in ("int64", *_FLOATS):
+        return NotImplemented
+    x, *others = (_as(dtype, operand) for operand in operands)
+    if not isinstance(x, np.ndarray) or not x.size:
+        return NotImplemented
+    options = list(step.args[len(tensors) :])
+    if name == "dot":
+        x = _each(np.multiply, x, others[0])
+    if name == "linalg_vector_norm":
+        if (options.pop(0) if options else 2) != 2:
+            return NotImplemented
+        x = _each(np.multiply, x, x)
+    add: Callable[[list[Any]], Any] = functools.partial(functools.reduce, np.add)
+    found = _folded(add if dtype == "int64" else _sum_of_floats, x, *options)
+    return _each(np.sqrt, found) if name == "linalg_vector_norm" else found
+
+
+def _sum_of_floats(terms: list[Any]) -> Any:
+    summed = next((x.summed for x in terms if hasattr(x, "summed")), None)
+    return NotImplemented if summed is None else summed(terms)
+
+
+def _item(x: np.ndarray, index: Any) -> Any:
+    found = x[index]
+    return found[()] if isinstance(found, np.ndarray) and not found.ndim else found
+
+
+def _slice(x: np.ndarray, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> np.ndarray:
+    return np.moveaxis(np.moveaxis(x, dim, 0)[start:stop:step], 0, dim)
+
+
+_OF_SHAPES: dict[str, Callable[..., Any]] = {
+    "stack": lambda tensors, dim=0: np.stack([_as_array(x) for x in tensors], axis=dim),
+    "select": lambda x, dim, index: _item(np.moveaxis(x, dim, 0), index),
+    "slice": _slice,
+    "unbind": lambda x, dim=0: np.moveaxis(x, dim, 0),
+    "unsqueeze": lambda x, dim: np.expand_dims(_as_array(x), dim),
+    "alias": lambda x: x,
+    "clone": lambda x, **options: x,
+    "detach": lambda x: x,
+    PART: _item,
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from .._util.cached import cached_property
 from .._util.frozen import frozen
 from ..arrays.torch import Torch
 
-__all__ = ["PART", "Constant", "Ref", "Step", "Trace", "mapped"]
+__all__ = ["PART", "Constant", "Ref", "Step", "Trace", "mapped", "refs"]
 
 TORCH = Torch()
 PART = "part"  # pseudo-operation: select one result of an operation that has several
@@ -30,6 +30,7 @@ class Ref(NamedTuple):
 
     number: int
     dtype: str
+    shape: tuple[int, ...] = ()  # of the value for one pair
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,8 +60,12 @@ class Constant:
     def __hash__(self) -> int:
         return hash(self._digest)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Constant, (self.array,)  # without the tensor, a second copy
+
+    @cached_property
     def tensor(self) -> torch.Tensor:
-        """Return the constant as a new tensor."""
+        """The constant as a tensor. No step of a trace writes to it."""
         return TORCH.from_numpy(self.array.copy())
 
 
@@ -80,6 +85,10 @@ class Trace:
     arguments: tuple[Ref, ...]
     steps: tuple[Step, ...]
     result: Ref | Constant
+    name: str = field(default="mask_mod", compare=False, repr=False)
+    """The function, for messages."""
+    lines: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
+    """The source line of each step, by the number of its result, for messages."""
 
     @cached_property
     def depends(self) -> dict[int, frozenset[int]]:
@@ -88,6 +97,11 @@ class Trace:
         for step in self.steps:
             found[step.result.number] = frozenset().union(*(found[ref.number] for ref in refs(step[2:])))
         return found
+
+    @cached_property
+    def made(self) -> dict[int, Step]:
+        """Map the number of each result to its step."""
+        return {step.result.number: step for step in self.steps}
 
     @property
     def used(self) -> frozenset[int]:
@@ -103,23 +117,37 @@ class Trace:
                 numbers |= {ref.number for ref in refs(step[2:])}
         return tuple(reversed(steps))
 
+    def part(self, result: Ref | Constant) -> Trace:
+        """Return the trace of another result."""
+        return replace(self, steps=self.needs(result), result=result)
+
     def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
-        """Evaluate `wanted` elementwise over `arguments`, arrays of one shape by argument number."""
-        shape = next(iter(arguments.values())).shape
+        """Evaluate `wanted` for arrays that broadcast, by argument number.
+
+        The result has the arrays' common shape, followed by the shape of `wanted`. Operations on some of the arrays
+        alone are not repeated along the axes of the others.
+        """
+        shape = np.broadcast_shapes(*(x.shape for x in arguments.values()))
         if 0 in shape:
-            return np.empty(shape, wanted.dtype)  # torch.vmap refuses an empty batch
+            return np.empty(shape + wanted.shape, wanted.dtype)  # torch.vmap refuses an empty batch
         steps = self.needs(wanted)
-        given = (torch.tensor(x.ravel(), dtype=torch.int64, device="cpu") for x in arguments.values())
 
         def run(*scalars: torch.Tensor) -> torch.Tensor:
             return _replay(steps, dict(zip(arguments, scalars, strict=True)))[wanted.number]
 
+        padded = [x.reshape((1,) * (len(shape) - x.ndim) + x.shape) for x in arguments.values()]
+        function: Callable[..., torch.Tensor] = run
+        for axis in reversed(range(len(shape))):
+            along = tuple(0 if x.shape[axis] > 1 else None for x in padded)
+            if any(at is not None for at in along):
+                function = torch.vmap(function, along)
+        given = (torch.tensor(x.reshape([n for n in x.shape if n > 1]), dtype=torch.int64, device="cpu") for x in padded)
         try:
             with torch.no_grad():
-                found = torch.vmap(run)(*given)
+                found = function(*given)
         except IndexError as error:
             raise ValueError(f"mask_mod: index out of range: {error}") from error
-        return TORCH.to_host(found).reshape(shape)
+        return TORCH.to_host(found).reshape(shape + wanted.shape)
 
     def fix(self, number: int, value: int) -> Trace:
         """Bind an argument to a value, and fold the steps that depend on no other argument."""
@@ -142,7 +170,7 @@ class Trace:
             step._replace(args=mapped(settle, step.args), options=mapped(settle, step.options)) for step in steps
         )
         left = tuple(ref for ref in self.arguments if ref.number != number)
-        return Trace(left, tuple(settled), settle(self.result))
+        return replace(self, arguments=left, steps=tuple(settled), result=settle(self.result))
 
 
 def mapped(function: Callable[[Any], Any], operand: Any) -> Any:
@@ -167,7 +195,7 @@ def _replay(steps: tuple[Step, ...], values: dict[int, Any]) -> dict[int, Any]:
     def value(operand: Any) -> Any:
         if isinstance(operand, Ref):
             return values[operand.number]
-        return operand.tensor() if isinstance(operand, Constant) else operand
+        return operand.tensor if isinstance(operand, Constant) else operand
 
     for step in steps:
         options = {name: mapped(value, option) for name, option in step.options}

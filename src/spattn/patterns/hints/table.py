@@ -1,8 +1,9 @@
-"""Boolean lookup tables by query and key, dense or sparse."""
+"""Lookup tables by query and key: boolean ones, dense or sparse, and numbers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from ..._util.cached import cached_property
 from ..base.content import ByContent, frozen_array
 
-__all__ = ["BlockTable", "ListedCells", "SortedCells"]
+__all__ = ["BlockTable", "ListedCells", "NumberTable", "SortedCells"]
 
 _FALLBACK_CELLS = 1 << 24  # larger tables have integral images of coarse cells
 _COARSE = 64
@@ -27,6 +28,10 @@ class BlockTable(ByContent):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", frozen_array("cells", self.cells, bool, (2,)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.cells.shape
 
     def contains(self, a: Any, b: Any) -> Any:
         """Return ``cells[a, b]``; False out of range. Accepts the planner's symbolic positions."""
@@ -202,4 +207,46 @@ class ListedCells(SortedCells):
             code = ((self._row >> levels[0]) * width + (self._column >> levels[1])) % _MOST_BITS
             np.bitwise_or.at(bits, code >> 3, (1 << (code & 7)).astype(np.uint8))
             self._made[levels] = bits
+        return self._made[levels]
+
+
+class NumberTable:
+    """A table of numbers or booleans with one or two axes, and the least and the greatest value of any box.
+
+    For each box, at most four boxes whose sides are powers of two cover it; tables of their extremes are made at first
+    use.
+    """
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+        self.shape = values.shape
+        self._made = {(0,) * values.ndim: (values, values)}
+
+    def bounds(self, lows: Sequence[np.ndarray], highs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the greatest value in each inclusive box; all indices must be in the table."""
+        lows, highs = (np.broadcast_arrays(*ends) for ends in (lows, highs))
+        level = [np.frexp(high - low + 1)[1] - 1 for low, high in zip(lows, highs, strict=True)]
+        code = functools.reduce(lambda a, b: 64 * a + b, level)
+        least, greatest = (np.empty(code.shape, self.values.dtype) for _ in range(2))
+        for one in np.unique(code):
+            some = np.nonzero(code == one)[0]
+            levels = tuple(int(own[some[0]]) for own in level)
+            starts = [
+                (low[some], high[some] + 1 - (1 << own)) for low, high, own in zip(lows, highs, levels, strict=True)
+            ]
+            of_boxes = self._extremes(levels)
+            corners = list(itertools.product(*starts))
+            least[some] = functools.reduce(np.minimum, (of_boxes[0][corner] for corner in corners))
+            greatest[some] = functools.reduce(np.maximum, (of_boxes[1][corner] for corner in corners))
+        return least, greatest
+
+    def _extremes(self, levels: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the extremes of the boxes of ``2**level`` elements along each axis, by their first element."""
+        if levels not in self._made:
+            axis = int(np.argmax(levels))
+            halves = self._extremes((*levels[:axis], levels[axis] - 1, *levels[axis + 1 :]))
+            half = 1 << (levels[axis] - 1)
+            first, second = (slice(None),) * axis + (slice(None, -half),), (slice(None),) * axis + (slice(half, None),)
+            least, greatest = halves
+            self._made[levels] = np.minimum(least[first], least[second]), np.maximum(greatest[first], greatest[second])
         return self._made[levels]

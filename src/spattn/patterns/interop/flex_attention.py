@@ -3,88 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..._util.imports import whole_imports
-from ..._util.index_checks import LONGEST
 from ...errors import BackendUnavailableError
 from ..base.check import integer
-from ..base.content import ByContent, on_host
+from ..base.content import on_host
 from ..base.pattern import Pattern
-from ..base.predicate import apply
 from ..listed.masks import BlockLayout
 from ..sequence.queries_at import QueriesAt
-
-if TYPE_CHECKING:
-    from ...trace.trace import Ref, Trace
+from .mask_mod import BATCH, HEAD, MaskMod
 
 __all__ = ["from_block_mask", "from_mask_mod"]
-
-_BATCH, _HEAD, _QUERY, _KEY = range(4)  # arguments of a mask_mod
-_PAIR = np.int64(LONGEST + 1)  # encodes a pair as row * _PAIR + key
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MaskMod(ByContent, Pattern):
-    """A traced mask_mod over query rows; `batch` and `heads` are its :meth:`sizes`."""
-
-    trace: Trace
-    batch: int
-    heads: int
-
-    def sizes(self) -> tuple[int, int]:
-        return self.batch, self.heads
-
-    def at(self, batch: int, head: int) -> Pattern:
-        one = self.trace
-        for argument, number, of in ((_BATCH, batch, self.batch), (_HEAD, head, self.heads)):
-            name = "batch" if argument == _BATCH else "head"
-            one = one.fix(argument, integer(name, number, 0, of - 1 if of else None) if of != 1 else 0)
-        return self if one is self.trace else replace(self, trace=one, batch=1, heads=1)
-
-    def allows(self, q: Any, k: Any) -> Any:
-        with whole_imports:
-            from ...trace.rules import by_rule
-            from ...trace.trace import Constant, Ref
-
-        trace, known = self.trace, {_QUERY: q, _KEY: k}
-        if not trace.used <= {_QUERY, _KEY}:
-            raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
-
-        def value(operand: Any) -> Any:
-            if not isinstance(operand, Ref):
-                return operand.array[()] if isinstance(operand, Constant) else operand
-            if operand.number not in known:
-                known[operand.number] = self._look_up(operand, q, k)
-            return known[operand.number]
-
-        for step in trace.steps:
-            if trace.depends[step.result.number] == {_QUERY, _KEY}:
-                found = by_rule(step, value)
-                if found is not NotImplemented:
-                    known[step.result.number] = found
-        return value(trace.result)
-
-    def _look_up(self, wanted: Ref, q: Any, k: Any) -> Any:
-        """Evaluate an operand with PyTorch: per query or key if it depends on only one of them, else per pair."""
-        sides = self.trace.depends[wanted.number]
-
-        def found(positions: np.ndarray) -> np.ndarray:
-            arguments = (np.asarray(positions),) if len(sides) == 1 else np.divmod(positions, _PAIR)
-            values = self.trace.evaluate(wanted, dict(zip(sorted(sides), arguments, strict=True)))
-            return values.astype(np.int64) if values.dtype.kind in "iu" else values
-
-        return apply(found, q if sides == {_QUERY} else k if sides == {_KEY} else q * _PAIR + k)
-
-    def __repr__(self) -> str:
-        return f"MaskMod(<{len(self.trace.steps)} operations>)"
-
-    def _description(self) -> dict[str, Any]:
-        raise TypeError("to_json(): expected a pattern of parameters, got a mask_mod, which is a function")
-
 
 def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> Pattern:
     """Create a pattern from a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)``.
@@ -140,7 +72,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
            [0, 0, 1, 0],
            [0, 0, 1, 1]])
     """
-    return QueriesAt(_traced(mask_mod, batch, heads), 0)
+    return _traced(mask_mod, batch, heads)
 
 
 def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int | None = None) -> MaskMod:
@@ -153,7 +85,7 @@ def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int |
     except ModuleNotFoundError as error:
         raise BackendUnavailableError("mask_mod: requires PyTorch; pip install torch") from error
     found = trace(mask_mod, 4)
-    own = (0 if argument in found.used else 1 for argument in (_BATCH, _HEAD))
+    own = (0 if argument in found.used else 1 for argument in (BATCH, HEAD))
     return MaskMod(found, *(n or size for n, size in zip(given, own, strict=True)))
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from .cells import Cells
-from .excerpts import looked_up
+from .excerpts import looked_up, read
+from .fractions import summed
 from .functions import FUNCTIONS, converted
 from .rules import rule_of
 from .symbols import Rules, TilePairs, combine
 
 __all__ = ["TilePairs", "combine", "tile_pairs"]
 
-_RULES = Rules(rule_of, FUNCTIONS, converted, looked_up)
+_RULES = Rules(rule_of, FUNCTIONS, converted, looked_up, read, summed)
 
 
 def tile_pairs(query: Cells, key: Cells, query_box: np.ndarray, key_box: np.ndarray, *, with_keys: bool) -> TilePairs:

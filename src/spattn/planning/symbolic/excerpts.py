@@ -1,18 +1,20 @@
-"""Block-table lookups at indices that depend on query and key."""
+"""Lookups in tables at indices that depend on query and key."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cells import Cells
+from .cells import MOST, Cells
+from .fractions import between
 from .symbols import OneSide, Pair, Symbolic, TilePairs, as_pair, boolean, combine
 
 if TYPE_CHECKING:
-    from ...patterns.hints.table import BlockTable
+    from ...patterns.hints.table import BlockTable, NumberTable
 
-__all__ = ["looked_up"]
+__all__ = ["looked_up", "read"]
 
 
 def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
@@ -22,6 +24,26 @@ def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
     x, y = as_pair(pairs, a), as_pair(pairs, b)
     lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
     return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
+
+
+def read(pairs: TilePairs, table: BlockTable | NumberTable, indices: Sequence[Any]) -> Symbolic:
+    """Return elements of a table, unknown where an index may be out of range."""
+    sides = [as_pair(pairs, x) for x in indices]
+    shape, inside = table.shape, np.ones(len(pairs.query_box), bool)
+    for side, length in zip(sides, shape, strict=True):
+        inside &= (side.lo >= 0) & (side.hi < length)
+    if hasattr(table, "contains"):
+        found = looked_up(pairs, table, *indices)
+        key = combine(found.key, inside.astype(np.int64)) if pairs.with_keys else None
+        return boolean(pairs, found.lo & inside, found.hi | ~inside, key)
+    lows, highs = (
+        [np.clip(end, 0, length - 1) for end, length in zip(ends, shape, strict=True)]
+        for ends in zip(*((side.lo, side.hi) for side in sides), strict=True)
+    )
+    lo, hi = table.bounds(lows, highs)
+    if lo.dtype.kind in "iu":
+        lo, hi = np.where(inside, lo, -MOST), np.where(inside, hi, MOST)
+    return between(pairs, lo, hi, inside & np.isfinite(lo) & np.isfinite(hi), tuple(indices))
 
 
 def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from .cells import MOST
 from .symbols import NoRule, OneSide, Pair, Symbolic, TilePairs, Unfollowed, boolean, cell_key, combine, within_range
 
-__all__ = ["FRACTIONS", "between", "interval"]
+__all__ = ["FRACTIONS", "between", "interval", "summed"]
 
 Interval = tuple[Any, Any]  # (lo, hi), scalars or (pairs,) arrays in the operand's dtype
 Rule = Callable[..., Pair]
@@ -53,6 +53,18 @@ def between(pairs: TilePairs, lo: Any, hi: Any, known: Any, operands: tuple[Any,
         return Pair(pairs, *whole, 1, key, lo.dtype)
     least, most = np.where(known, lo, -np.inf), np.where(known, hi, np.inf)
     return Pair(pairs, least.astype(float), most.astype(float), 1, key, lo.dtype)
+
+
+def summed(pairs: TilePairs, terms: Sequence[Any]) -> Pair:
+    """Add floats of one dtype in any order, with any rounding of the partial sums."""
+    ends = [interval(pairs, x) for x in terms]
+    dtype = np.result_type(*(x.dtype for x in terms))
+    with np.errstate(all="ignore"):
+        lo, hi = (functools.reduce(np.add, (np.asarray(end, float) for end in side)) for side in zip(*ends, strict=True))
+        sizes = (np.maximum(*np.abs(np.array(np.broadcast_arrays(*own), float))) for own in ends)
+        error = 2 * len(terms) * float(np.finfo(dtype).eps) * functools.reduce(np.add, sizes)
+        lo, hi = (lo - error).astype(dtype), (hi + error).astype(dtype)
+    return between(pairs, lo, hi, _finite(lo, hi), tuple(terms))
 
 
 def _finite(*values: Any) -> Any:

@@ -15,7 +15,7 @@ that cannot be called with symbols is undecided everywhere. Other conjuncts, suc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -45,6 +45,8 @@ class Rules(NamedTuple):
     of_function: Mapping[Callable[..., Any], Callable[..., Any]]
     converted: Callable[..., Any]
     looked_up: Callable[..., Any]
+    read: Callable[..., Any]
+    summed: Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,8 @@ class TilePairs:
     rules: Rules
     unfollowed: list[str] = field(default_factory=list)
     """Messages about operations without a rule that the predicate used."""
+    source: list[str] = field(default_factory=list)
+    """The line of the predicate that is being evaluated, for these messages, if known."""
 
     def evaluate(self, pattern: Pattern) -> Pair:
         """Evaluate the predicate on these pairs; raise TypeError if it does not return booleans."""
@@ -124,6 +128,20 @@ class Symbolic(NDArrayOperatorsMixin):
         """Look up a BlockTable at indices that depend on query and key."""
         found: Symbolic = self.pairs.rules.looked_up(self.pairs, table, a, b)
         return found
+
+    def read(self, table: Any, indices: Sequence[Any]) -> Symbolic:
+        """Look up a BlockTable or NumberTable at `indices`; elements out of range are unknown."""
+        found: Symbolic = self.pairs.rules.read(self.pairs, table, indices)
+        return found
+
+    def summed(self, terms: Sequence[Any]) -> Symbolic:
+        """Return the sum of floats in any order."""
+        found: Symbolic = self.pairs.rules.summed(self.pairs, terms)
+        return found
+
+    def unknown(self, operands: Sequence[Any], dtype: np.dtype, reason: str) -> Pair | Unfollowed:
+        """Return a value of which only the operands are known."""
+        return _unknown(self.pairs, operands, dtype, reason)
 
     @property
     def is_truth(self) -> bool:
@@ -289,13 +307,18 @@ def undecided(pairs: TilePairs, key: np.ndarray | None) -> Pair:
 
 
 def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], reason: NoRule) -> Pair | Unfollowed:
-    """Return the result of a ufunc without a rule; its key is equal for tile pairs on which all operands are equal."""
-    pairs.unfollowed.append(str(reason))
+    """Return the result of a ufunc without a rule."""
+    with np.errstate(all="ignore"):
+        dtype = ufunc(*(np.ones(1, x.dtype) if isinstance(x, Symbolic) else x for x in operands)).dtype
+    return _unknown(pairs, operands, dtype, str(reason))
+
+
+def _unknown(pairs: TilePairs, operands: Sequence[Any], dtype: np.dtype, reason: str) -> Pair | Unfollowed:
+    """Return a value without a rule; its key is equal for tile pairs on which all operands are equal."""
+    pairs.unfollowed.append(reason + "".join(pairs.source))
     key = None
     if pairs.with_keys:
         key = functools.reduce(combine, (cell_key(x) for x in operands if isinstance(x, Symbolic)))
-    with np.errstate(all="ignore"):
-        dtype = ufunc(*(np.ones(1, x.dtype) if isinstance(x, Symbolic) else x for x in operands)).dtype
     return undecided(pairs, key) if dtype == _BOOL else Unfollowed(pairs, key, dtype)
 
 

@@ -1,0 +1,319 @@
+"""Patterns of traced mask functions of FlexAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
+from ..._util.index_checks import q_offset
+from ..base.check import integer
+from ..base.class_registry import OPERATORS
+from ..base.content import ByContent
+from ..base.pattern import Ordered, Part, Pattern, whole_part
+from ..base.predicate import apply
+from ..hints.table import BlockTable, NumberTable
+from ..listed.clusters import Clusters
+from ..sequence.basic import Causal
+from ..sequence.queries_at import QueriesAt
+
+if TYPE_CHECKING:
+    from ...trace.trace import Constant, Ref, Step, Trace
+
+__all__ = ["BATCH", "HEAD", "MaskMod"]
+
+BATCH, HEAD, QUERY, KEY = range(4)  # arguments of a mask_mod
+_SIDES = {QUERY, KEY}
+_OPERATORS = {"bitwise_and": "&", "logical_and": "&", "mul": "&", "bitwise_or": "|", "logical_or": "|", "add": "|"}
+_MOST_NUMBERS = 1 << 20  # larger tables of numbers with two axes have no minima and maxima
+_MIXED = 2  # labels lie in any order if they change more than so many times for each class
+_BLOCK = 64  # queries or keys whose labels are compared as a whole
+_LISTING = 16  # listing a pair costs as much as evaluating so many cells of tiles
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MaskMod(ByContent, Pattern):
+    """A traced mask_mod over query rows; `batch` and `heads` are its :meth:`sizes`."""
+
+    trace: Trace
+    batch: int
+    heads: int
+
+    def sizes(self) -> tuple[int, int]:
+        return self.batch, self.heads
+
+    def at(self, batch: int, head: int) -> Pattern:
+        one = self.trace
+        for argument, number, of in ((BATCH, batch, self.batch), (HEAD, head, self.heads)):
+            name = "batch" if argument == BATCH else "head"
+            one = one.fix(argument, integer(name, number, 0, of - 1 if of else None) if of != 1 else 0)
+        return self if one is self.trace else replace(self, trace=one, batch=1, heads=1)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if not self.trace.used <= _SIDES:
+            raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
+        return _composed(self.trace, q_len, kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError("MaskMod: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]  # per instance
+        return any(_is_equality(self.trace, step) for step in _conjuncts(self.trace, self.trace.result))
+
+    def __repr__(self) -> str:
+        return f"MaskMod({self.trace.name}, <{len(self.trace.steps)} operations>)"
+
+    def _description(self) -> dict[str, Any]:
+        raise TypeError("to_json(): expected a pattern of parameters, got a mask_mod, which is a function")
+
+
+@dataclass(frozen=True, repr=False)
+class _Rows(Pattern):
+    """A boolean of a trace for bound lengths; `first` is the position of row 0."""
+
+    trace: Trace
+    first: int
+    tables: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        with whole_imports:
+            from ...trace.trace import Ref
+
+        result = self.trace.result
+        if not isinstance(result, Ref):
+            return result.array[()]
+        if hasattr(q, "map"):
+            return self._on_tiles(q - self.first, k)
+        return self.trace.evaluate(result, {QUERY: np.asarray(q - self.first), KEY: np.asarray(k)})
+
+    def _on_tiles(self, q: Any, k: Any) -> Any:
+        """Evaluate the trace for the planner's symbolic positions."""
+        with whole_imports:
+            from ...trace.rules import by_rule
+            from ...trace.trace import refs
+
+        trace, value = self.trace, _Values(self.trace, q, k)
+        made = {step.result.number: step for step in trace.steps}
+
+        def operands_of(step: Step) -> list[Any]:
+            """Return the known values on which a step depends."""
+            found: list[Any] = []
+            for x in refs(step[2:]):
+                own = value(x)
+                if own is not NotImplemented:
+                    found += own.flat if isinstance(own, np.ndarray) else [own]
+                elif x.number in made:
+                    found += operands_of(made[x.number])
+            return found
+
+        for step in trace.steps:
+            if not _is_two_sided(trace, step.result):
+                continue
+            q.pairs.source[:] = [trace.lines.get(step.result.number, "")]
+            try:
+                found = by_rule(step, value, self._read)
+            except (TypeError, OverflowError):  # operands outside the planner's rules
+                found = NotImplemented
+            if found is NotImplemented and step.result.dtype and not step.result.shape:
+                dtype = np.dtype(np.int64 if step.result.dtype.startswith(("int", "uint")) else step.result.dtype)
+                found = q.unknown(operands_of(step), dtype, f"{step.name} in an expression of query and key")
+            value.known[step.result.number] = found
+        return value(trace.result)
+
+    def _read(self, constant: Constant, indices: Sequence[Any]) -> Any:
+        """Look elements of a captured tensor up; symbolic indices may be negative, as in PyTorch."""
+        fixed = tuple(slice(None) if hasattr(x, "read") else int(x) for x in indices)
+        symbols = [x for x in indices if hasattr(x, "read")]
+        key = constant, str(fixed)
+        if key not in self.tables:
+            self.tables[key] = _table_of(constant.array[fixed])
+        table = self.tables[key]
+        if table is not None and len(symbols) == 1:
+            symbols = [symbols[0] + table.shape[0] // 2]
+        return NotImplemented if table is None else symbols[0].read(table, symbols)
+
+
+def _table_of(array: np.ndarray) -> BlockTable | NumberTable | None:
+    """Return the table with the extremes of boxes of an array; with one axis twice in a row, for negative indices."""
+    if array.dtype.kind not in "biuf" or array.dtype == np.uint64 or not array.size or array.ndim > 2:
+        return None
+    if array.dtype.kind in "iu":
+        array = array.astype(np.int64)
+    if array.ndim == 1:
+        return NumberTable(np.concatenate([array, array]))
+    if array.dtype == bool:
+        return BlockTable(array)
+    return NumberTable(array) if array.size <= _MOST_NUMBERS else None
+
+
+class _Values:
+    """The values of a trace's operands for symbolic positions; NotImplemented for those without a value."""
+
+    def __init__(self, trace: Trace, q: Any, k: Any):
+        self.trace, self.known = trace, {QUERY: q, KEY: k}
+
+    def __call__(self, operand: Any) -> Any:
+        with whole_imports:
+            from ...trace.rules import constant_value
+            from ...trace.trace import Ref
+
+        if not isinstance(operand, Ref):
+            return constant_value(operand)
+        if operand.number not in self.known:
+            two_sided = _is_two_sided(self.trace, operand)
+            self.known[operand.number] = NotImplemented if two_sided else self._look_up(operand)
+        return self.known[operand.number]
+
+    def _look_up(self, wanted: Ref) -> Any:
+        """Evaluate an operand that depends on the query or on the key alone with PyTorch."""
+        with whole_imports:
+            from ...trace.rules import each_element
+
+        (side,) = self.trace.depends[wanted.number]
+
+        def element(at: tuple[int, ...]) -> Any:
+            def found(positions: np.ndarray) -> np.ndarray:
+                values = self.trace.evaluate(wanted, {side: np.asarray(positions)})[(..., *at)]
+                return values.astype(np.int64) if values.dtype.kind in "iu" else values
+
+            return apply(found, self.known[side])
+
+        return each_element(wanted.shape, element)
+
+
+def _is_two_sided(trace: Trace, x: Any) -> bool:
+    return trace.depends[x.number] >= _SIDES
+
+
+# -- equal labels ------------------------------------------------------------------------------------------------------
+
+
+def _joined(trace: Trace, step: Step | None) -> str | None:
+    """Return the operator by which a step joins two booleans of pairs, or None."""
+    if step is None or step.result.dtype != "bool" or step.result.shape or len(step.args) != 2:
+        return None
+    if not all(getattr(x, "dtype", "") == "bool" and not x.shape for x in step.args):
+        return None
+    return _OPERATORS.get(step.name.split(".")[1])
+
+
+def _conjuncts(trace: Trace, x: Any) -> list[Step]:
+    """Return the steps whose results the trace joins by ``&``."""
+    step = trace.made.get(getattr(x, "number", -1))
+    if step is None:
+        return []
+    if _joined(trace, step) != "&":
+        return [step]
+    return [own for operand in step.args for own in _conjuncts(trace, operand)]
+
+
+def _is_equality(trace: Trace, step: Step | None) -> bool:
+    """Return whether a step compares a number of the query with a number of the key."""
+    if step is None or step.name != "aten.eq.Tensor" or step.result.shape or step.options:
+        return False
+    sides = [trace.depends.get(getattr(x, "number", -1), frozenset()) & _SIDES for x in step.args]
+    return {QUERY} in sides and {KEY} in sides
+
+
+def _is_causal(step: Step | None) -> bool:
+    """Return whether a step compares the row with the key as :class:`Causal` does."""
+    numbers = None if step is None else [getattr(x, "number", -1) for x in step.args if not isinstance(x, tuple)]
+    return step is not None and (step.name, numbers) in (("aten.ge.Tensor", [QUERY, KEY]), ("aten.le.Tensor", [KEY, QUERY]))
+
+
+@dataclass(frozen=True)
+class _Equal(Pattern):
+    """Pairs with equal labels: bound :class:`Clusters`, which list their pairs only if that is cheap."""
+
+    clusters: Any
+    listed: bool
+    _has_order = True
+
+    @property
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # per instance
+        return self.listed
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self.clusters.allows(q, k)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return whole_part(self, q_len, kv_len) if self.listed else super().parts(q_len, kv_len)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        found: tuple[np.ndarray, np.ndarray] = self.clusters._pairs(q, kv_len)
+        return found
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        found: Ordered | None = self.clusters._in_order(also)
+        return found
+
+
+def _composed(trace: Trace, q_len: int, kv_len: int) -> Pattern:
+    """Return the bound pattern of a trace, a composition if it compares labels that lie in any order."""
+    found = _with_labels(trace, q_len, kv_len)
+    return _whole(trace, q_len, kv_len) if found is None else found
+
+
+def _whole(trace: Trace, q_len: int, kv_len: int) -> Pattern:
+    if _is_causal(trace.made.get(getattr(trace.result, "number", -1))):
+        return QueriesAt(Causal(), 0).bind(q_len, kv_len)
+    return _Rows(trace, q_offset(q_len, kv_len))
+
+
+def _with_labels(trace: Trace, q_len: int, kv_len: int, alone: bool = True) -> Pattern | None:
+    """Return the composition, or None if the trace compares no unordered labels.
+
+    `alone` is False inside a union, where no permutation of the tokens suits all operands.
+    """
+    step = trace.made.get(getattr(trace.result, "number", -1))
+    if step is None:
+        return None
+    if _is_equality(trace, step):
+        return _equal(trace, step, q_len, kv_len, alone)
+    operator = _joined(trace, step)
+    if operator is None:
+        return None
+    operands = [trace.part(x) for x in step.args]
+    found = [_with_labels(x, q_len, kv_len, alone and operator == "&") for x in operands]
+    if all(own is None for own in found):
+        return None
+    each = (_whole(x, q_len, kv_len) if own is None else own for own, x in zip(found, operands, strict=True))
+    composed: Pattern = OPERATORS[operator].of(*each)
+    return composed
+
+
+def _equal(trace: Trace, step: Step, q_len: int, kv_len: int, alone: bool) -> Pattern | None:
+    """Return the pattern of an equality, or None if the labels are sorted or tiles of them alike."""
+    sides: dict[int, np.ndarray] = {}
+    for x in step.args:
+        (side,) = trace.depends[x.number]
+        try:
+            sides[side] = trace.evaluate(x, {side: np.arange((q_len, kv_len)[side == KEY])})
+        except ValueError:  # an index out of range; planning raises it if the pair is needed
+            return None
+    queries, keys = sides[QUERY], sides[KEY]
+    if not (queries.dtype.kind in "biu" and keys.dtype.kind in "biu") or not any(map(_is_mixed, (queries, keys))):
+        return None
+    joint = np.unique(np.concatenate([queries, keys]), return_inverse=True)[1]
+    queries, keys = joint[:q_len], joint[q_len:]
+    pairs = int(np.bincount(queries, minlength=joint.max() + 1) @ np.bincount(keys, minlength=joint.max() + 1))
+    listed = _LISTING * pairs < _BLOCK**2 * _distinct_blocks(queries) * _distinct_blocks(keys)
+    if not alone and not listed:
+        return None
+    return _Equal(Clusters(keys, queries).bind(q_len, kv_len), listed)
+
+
+def _is_mixed(labels: np.ndarray) -> bool:
+    """Return whether labels change far more often than there are labels."""
+    changes = int(np.count_nonzero(labels[1:] != labels[:-1]))
+    return changes >= _MIXED * len(np.unique(labels)) if changes else False
+
+
+def _distinct_blocks(labels: np.ndarray) -> int:
+    """Count the blocks of labels that differ, which the planner evaluates separately."""
+    return len(np.unique(labels[: len(labels) // _BLOCK * _BLOCK].reshape(-1, _BLOCK), axis=0))
