@@ -122,7 +122,7 @@ def test_what_is_made_of_a_moved_plan_counts(monkeypatch):
     made = validated(spattn.plan_for(STREAMING, q, k, v, backend="cpu"))
     own = made.derived_bytes + made.views.nbytes + _cache._OBJECT_BYTES
     assert made.kv_len == 899 and made.derived_bytes and spattn.plan_cache_info().bytes == before + own
-    monkeypatch.setattr(_cache, "_MAX_BYTES", spattn.plan_cache_info().bytes - 1)
+    monkeypatch.setattr(_cache, "MAX_BYTES", spattn.plan_cache_info().bytes - 1)
     spattn.plan(p.Causal(), 10)
     assert spattn.plan_cache_info().plans == 1, "the plan that moves went, with all that was made of it"
 

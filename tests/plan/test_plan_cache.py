@@ -58,7 +58,7 @@ def test_the_plan_used_longest_ago_goes_first(monkeypatch):
 
 
 def test_bytes_are_bounded(monkeypatch):
-    monkeypatch.setattr(_cache, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(_cache, "MAX_BYTES", 1 << 20)
     for mask in masks(12, 400):  # 160,000 bytes each, and as much for the plan
         spattn.plan(mask, 400)
         assert spattn.plan_cache_info().bytes <= 1 << 20
@@ -67,7 +67,7 @@ def test_bytes_are_bounded(monkeypatch):
 
 def test_a_plan_larger_than_all_may_be_is_not_kept(monkeypatch):
     kept = spattn.plan(p.Causal(), 100)
-    monkeypatch.setattr(_cache, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(_cache, "MAX_BYTES", 100_000)
     for mask in masks(1, 400):
         assert spattn.plan(mask, 400) is not spattn.plan(mask, 400)
     assert spattn.plan(p.Causal(), 100) is kept
@@ -79,7 +79,7 @@ def test_what_backends_make_of_a_plan_counts(monkeypatch):
     before = spattn.plan_cache_info().bytes
     out, lse = cpu.forward(q, k, v, plan, 0.1)
     assert spattn.plan_cache_info().bytes >= before + plan.work.nbytes
-    monkeypatch.setattr(_cache, "_MAX_BYTES", spattn.plan_cache_info().bytes)
+    monkeypatch.setattr(_cache, "MAX_BYTES", spattn.plan_cache_info().bytes)
     cpu.backward(out, q, k, v, out, lse, plan, 0.1)
     assert spattn.plan_cache_info().plans == 0, "its units made it too large"
 

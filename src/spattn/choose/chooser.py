@@ -6,9 +6,10 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from .._util.limits import memory
 from ..patterns import Pattern
 from ..planning import Plan
-from ..planning.contract.cache import kept_with_plan
+from ..planning.contract.cache import MAX_BYTES, kept_with_plan
 from ..request.call import Call
 from ..schedule import compiler
 
@@ -72,8 +73,9 @@ class Tried:
         self.ms = functools.cache(lambda how: machine.cost_ms(self.plans[how], sizes))
 
     def add(self, how: How) -> None:
-        """Plan the pattern with these options too, unless the plan exceeds the memory limit."""
-        if (made := planned(self.first, self.sizes, how, tiled_for=self.how.workers)) is not None:
+        """Plan the pattern with these options too, unless the plan would be too large for the plan cache."""
+        most = min(memory(), MAX_BYTES)  # every call would plan a larger one again
+        if (made := planned(self.first, self.sizes, how, tiled_for=self.how.workers, max_bytes=most)) is not None:
             self.plans[how] = made
 
     def best(self) -> How:

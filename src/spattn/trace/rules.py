@@ -1,9 +1,9 @@
-"""Map PyTorch operations to NumPy operators, which the planner evaluates on whole tiles.
+"""Map PyTorch operations to NumPy operators, which the planner evaluates on whole tiles, or on cells.
 
-A rule takes the operands of a step and returns a value that contains PyTorch's result, or NotImplemented. Values are
-the planner's symbols, NumPy scalars, and object arrays of these for tensors with a few elements per pair. NumPy's and
-PyTorch's integers, and their correctly rounded floats, are equal; the symbols of other functions of floats have wider
-intervals than the rounding errors of both.
+A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. Values are NumPy arrays, the
+planner's symbols, and object arrays of these for tensors with a few elements per pair. NumPy's and PyTorch's integers,
+and their correctly rounded floats, are equal. Other functions of floats are PyTorch's for arrays; for symbols, their
+intervals are wider than the rounding errors of both libraries. Floats of one pair are added in order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ def _array(shape: tuple[int, ...], values: list[Any]) -> np.ndarray:
 
 
 def _as_array(x: Any) -> np.ndarray:
-    return x if isinstance(x, np.ndarray) else _array((), [x])
+    return x if _is_tensor(x) else _array((), [x])
+
+
+def _is_tensor(x: Any) -> bool:
+    """Return whether a value has several elements for each pair."""
+    return isinstance(x, np.ndarray) and x.dtype == object
 
 
 def _unknown(operands: Any) -> bool:
@@ -83,7 +88,7 @@ def _unknown(operands: Any) -> bool:
 
 def _each(rule: Callable[..., Any], *operands: Any) -> Any:
     """Apply a rule to every element."""
-    if not any(isinstance(x, np.ndarray) for x in operands):
+    if not any(map(_is_tensor, operands)):
         return rule(*operands)
     found = np.frompyfunc(rule, len(operands), 1)(*map(_as_array, operands))
     return NotImplemented if _unknown(_as_array(found).flat) else found
@@ -170,7 +175,7 @@ def _wrapped(value: Any, dtype: str) -> Any:
 
 def _as(dtype: str, x: Any) -> Any:
     """Convert a value as PyTorch converts it to `dtype`."""
-    if x is NotImplemented or isinstance(x, np.ndarray):
+    if x is NotImplemented or _is_tensor(x):
         return x if x is NotImplemented else _each(functools.partial(_as, dtype), x)
     own = np.result_type(x) if isinstance(x, (bool, int, float)) else x.dtype
     if dtype == "bool":
@@ -221,6 +226,21 @@ def _clamp(a: Any, least: Any = None, most: Any = None) -> Any:
     return a if most is None else np.minimum(a, most)
 
 
+def _by_torch(name: str, ufunc: Callable[..., Any], a: Any, *more: Any) -> Any:
+    """Apply a function of floats that the libraries round differently: PyTorch's to arrays, NumPy's to symbols."""
+    if not isinstance(a, (np.ndarray, np.generic)):
+        return ufunc(a, *more)
+    with torch.no_grad():
+        found: np.ndarray = getattr(torch, name)(torch.from_numpy(np.array(a)), *more).numpy()
+    return found
+
+
+def _power(a: Any, exponent: Any) -> Any:
+    if isinstance(a, np.ndarray) and isinstance(exponent, (int, float)):
+        return a * a if exponent == 2 else _by_torch("pow", np.power, a, exponent)
+    return np.power(a, exponent) if hasattr(a, "pairs") or hasattr(exponent, "pairs") else NotImplemented
+
+
 def _shift(operation: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, by: operation(a, int(by)) if isinstance(by, (int, np.integer)) and by >= 0 else NotImplemented
 
@@ -237,10 +257,10 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda a, most: _clamp(a, None, most),
-    "pow": np.power,
-    "sign": np.sign,
 }
 _OF_INTEGERS = _OF_NUMBERS | {
+    "pow": np.power,
+    "sign": np.sign,
     "remainder": _constant_divisor(np.remainder),
     "floor_divide": _constant_divisor(np.floor_divide),
     "div": _constant_divisor(np.floor_divide),
@@ -254,22 +274,20 @@ _OF_INTEGERS = _OF_NUMBERS | {
 _OF_INTEGERS["__lshift__"], _OF_INTEGERS["__rshift__"] = _shift(np.left_shift), _shift(np.right_shift)
 _OF_FLOATS = _OF_NUMBERS | {
     "div": _quotient,
+    "pow": _power,
     "sqrt": np.sqrt,
-    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "rsqrt": lambda a: _by_torch("rsqrt", lambda x: 1 / np.sqrt(x), a),
     "reciprocal": lambda a: 1 / a,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "log1p": np.log1p,
-    "tanh": np.tanh,
-    "atan": np.arctan,
+    "sign": lambda a: _by_torch("sign", np.sign, a),
+    "atan": lambda a: _by_torch("atan", np.arctan, a),
     "floor": np.floor,
     "ceil": np.ceil,
     "trunc": np.trunc,
     "round": np.rint,
+}
+_OF_FLOATS |= {
+    name: functools.partial(_by_torch, name, getattr(np, name))
+    for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh")
 }
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -328,7 +346,7 @@ def _reduced(step: Step, value: Callable[[Any], Any], operation: np.ufunc) -> An
     """Return whether any or all elements are true."""
     x, *options = step.args
     found = _as("bool", value(x))
-    if not isinstance(found, np.ndarray):
+    if not _is_tensor(found):
         return found
     return _folded(functools.partial(functools.reduce, operation), found, *options) if found.size else NotImplemented
 
@@ -340,7 +358,7 @@ def _summed(name: str, step: Step, value: Callable[[Any], Any]) -> Any:
     if _unknown(operands) or step.options or "other" in map(_kind, tensors) or dtype not in ("int64", *_FLOATS):
         return NotImplemented
     x, *others = (_as(dtype, operand) for operand in operands)
-    if not isinstance(x, np.ndarray) or not x.size:
+    if not _is_tensor(x) or not x.size:
         return NotImplemented
     options = list(step.args[len(tensors) :])
     if name == "dot":
@@ -356,12 +374,12 @@ def _summed(name: str, step: Step, value: Callable[[Any], Any]) -> Any:
 
 def _sum_of_floats(terms: list[Any]) -> Any:
     summed = next((x.summed for x in terms if hasattr(x, "summed")), None)
-    return NotImplemented if summed is None else summed(terms)
+    return functools.reduce(np.add, terms) if summed is None else summed(terms)
 
 
 def _item(x: np.ndarray, index: Any) -> Any:
     found = x[index]
-    return found[()] if isinstance(found, np.ndarray) and not found.ndim else found
+    return found[()] if _is_tensor(found) and not found.ndim else found
 
 
 def _slice(x: np.ndarray, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> np.ndarray:

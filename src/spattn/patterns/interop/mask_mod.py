@@ -18,7 +18,7 @@ from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import apply
 from ..hints.table import BlockTable, NumberTable
 from ..listed.clusters import Clusters
-from ..sequence.basic import Causal
+from ..sequence.basic import Causal, Stride
 from ..sequence.queries_at import QueriesAt
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ __all__ = ["BATCH", "HEAD", "MaskMod"]
 BATCH, HEAD, QUERY, KEY = range(4)  # arguments of a mask_mod
 _SIDES = {QUERY, KEY}
 _OPERATORS = {"bitwise_and": "&", "logical_and": "&", "mul": "&", "bitwise_or": "|", "logical_or": "|", "add": "|"}
+_OF_DIFFERENCES = {f"aten.{name}.Tensor" for name in ("sub", "eq", "ne", "lt", "le", "gt", "ge")}
+_VIEWED = 32  # views of every n-th token are used if they have at least so many tokens
 _MOST_NUMBERS = 1 << 20  # larger tables of numbers with two axes have no minima and maxima
 _MIXED = 2  # labels lie in any order if they change more than so many times for each class
 _BLOCK = 64  # queries or keys whose labels are compared as a whole
@@ -74,11 +76,17 @@ class MaskMod(ByContent, Pattern):
 
 @dataclass(frozen=True, repr=False)
 class _Rows(Pattern):
-    """A boolean of a trace for bound lengths; `first` is the position of row 0."""
+    """A boolean of a trace for bound lengths."""
 
     trace: Trace
-    first: int
+    q_len: int
+    kv_len: int
     tables: dict[Any, Any] = field(default_factory=dict, compare=False)
+    """Look-up tables of captured tensors, and the values of operands for all rows or all keys."""
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
+        return _is_of_distance(self.trace)
 
     def allows(self, q: Any, k: Any) -> Any:
         with whole_imports:
@@ -87,9 +95,45 @@ class _Rows(Pattern):
         result = self.trace.result
         if not isinstance(result, Ref):
             return result.array[()]
+        first = q_offset(self.q_len, self.kv_len)
         if hasattr(q, "map"):
-            return self._on_tiles(q - self.first, k)
-        return self.trace.evaluate(result, {QUERY: np.asarray(q - self.first), KEY: np.asarray(k)})
+            return self._on_tiles(q - first, k)
+        return self._on_cells(np.asarray(q) - first, np.asarray(k))
+
+    def _element(self, wanted: Ref, side: int, at: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
+        """Evaluate an element of an operand of one side; once for all its positions, if none is out of range."""
+        positions, length = np.asarray(positions), (self.q_len, self.kv_len)[side == KEY]
+        inside = positions.size and positions.min() >= 0 and positions.max() < length
+        if inside and wanted.number not in self.tables:
+            try:
+                self.tables[wanted.number] = self._evaluated(wanted, side, np.arange(length))
+            except ValueError:  # an index out of range, maybe at another position
+                inside = False
+        if not inside:
+            return self._evaluated(wanted, side, positions)[at]
+        return self.tables[wanted.number][at].take(positions)
+
+    def _evaluated(self, wanted: Ref, side: int, positions: np.ndarray) -> np.ndarray:
+        """Evaluate an operand of one side with PyTorch; its own axes come first."""
+        found = self.trace.evaluate(wanted, {side: positions})
+        found = found.astype(np.int64) if found.dtype.kind in "iu" else found
+        axes = range(positions.ndim, found.ndim)
+        return np.ascontiguousarray(np.moveaxis(found, axes, range(len(axes))))
+
+    def _on_cells(self, q: np.ndarray, k: np.ndarray) -> Any:
+        """Evaluate the trace for positions that broadcast; by PyTorch alone if a step has no rule."""
+        with whole_imports:
+            from ...trace.rules import by_rule
+
+        trace, value = self.trace, _Values(self, q, k)
+        with np.errstate(all="ignore"):
+            for step in trace.steps:
+                if _is_two_sided(trace, step.result):
+                    found = by_rule(step, value, _element)
+                    if found is NotImplemented:
+                        return trace.evaluate(trace.result, {QUERY: q, KEY: k})
+                    value.known[step.result.number] = found
+        return value(trace.result)
 
     def _on_tiles(self, q: Any, k: Any) -> Any:
         """Evaluate the trace for the planner's symbolic positions."""
@@ -97,7 +141,7 @@ class _Rows(Pattern):
             from ...trace.rules import by_rule
             from ...trace.trace import refs
 
-        trace, value = self.trace, _Values(self.trace, q, k)
+        trace, value = self.trace, _Values(self, q, k)
         made = {step.result.number: step for step in trace.steps}
 
         def operands_of(step: Step) -> list[Any]:
@@ -138,6 +182,21 @@ class _Rows(Pattern):
         return NotImplemented if table is None else symbols[0].read(table, symbols)
 
 
+def _element(constant: Constant, indices: Sequence[Any]) -> np.ndarray:
+    """Look elements of a captured tensor up; indices may be negative."""
+    array, code = constant.array, np.int64(0)
+    for axis, (index, length) in enumerate(zip(indices, array.shape, strict=True)):
+        least, most = np.min(index, initial=0), np.max(index, initial=-1)
+        if least < -length or most >= length:
+            wrong = least if least < -length else most
+            raise ValueError(
+                f"mask_mod: index out of range: index {wrong} is out of bounds for dimension {axis} with size {length}"
+            )
+        code = code * length + (np.where(index < 0, index + length, index) if least < 0 else index)
+    values = array.reshape(-1).take(code)
+    return values.astype(np.int64) if values.dtype.kind in "iu" else values
+
+
 def _table_of(array: np.ndarray) -> BlockTable | NumberTable | None:
     """Return the table with the extremes of boxes of an array; with one axis twice in a row, for negative indices."""
     if array.dtype.kind not in "biuf" or array.dtype == np.uint64 or not array.size or array.ndim > 2:
@@ -152,10 +211,10 @@ def _table_of(array: np.ndarray) -> BlockTable | NumberTable | None:
 
 
 class _Values:
-    """The values of a trace's operands for symbolic positions; NotImplemented for those without a value."""
+    """The values of a trace's operands for arrays or symbols of positions; NotImplemented for those without a value."""
 
-    def __init__(self, trace: Trace, q: Any, k: Any):
-        self.trace, self.known = trace, {QUERY: q, KEY: k}
+    def __init__(self, rows: _Rows, q: Any, k: Any):
+        self.rows, self.known = rows, {QUERY: q, KEY: k}
 
     def __call__(self, operand: Any) -> Any:
         with whole_imports:
@@ -165,7 +224,7 @@ class _Values:
         if not isinstance(operand, Ref):
             return constant_value(operand)
         if operand.number not in self.known:
-            two_sided = _is_two_sided(self.trace, operand)
+            two_sided = _is_two_sided(self.rows.trace, operand)
             self.known[operand.number] = NotImplemented if two_sided else self._look_up(operand)
         return self.known[operand.number]
 
@@ -174,23 +233,17 @@ class _Values:
         with whole_imports:
             from ...trace.rules import each_element
 
-        (side,) = self.trace.depends[wanted.number]
-
-        def element(at: tuple[int, ...]) -> Any:
-            def found(positions: np.ndarray) -> np.ndarray:
-                values = self.trace.evaluate(wanted, {side: np.asarray(positions)})[(..., *at)]
-                return values.astype(np.int64) if values.dtype.kind in "iu" else values
-
-            return apply(found, self.known[side])
-
-        return each_element(wanted.shape, element)
+        (side,) = self.rows.trace.depends[wanted.number]
+        return each_element(
+            wanted.shape, lambda at: apply(lambda x: self.rows._element(wanted, side, at, x), self.known[side])
+        )
 
 
 def _is_two_sided(trace: Trace, x: Any) -> bool:
     return trace.depends[x.number] >= _SIDES
 
 
-# -- equal labels ------------------------------------------------------------------------------------------------------
+# -- labels and strides ------------------------------------------------------------------------------------------------------
 
 
 def _joined(trace: Trace, step: Step | None) -> str | None:
@@ -262,11 +315,11 @@ def _composed(trace: Trace, q_len: int, kv_len: int) -> Pattern:
 def _whole(trace: Trace, q_len: int, kv_len: int) -> Pattern:
     if _is_causal(trace.made.get(getattr(trace.result, "number", -1))):
         return QueriesAt(Causal(), 0).bind(q_len, kv_len)
-    return _Rows(trace, q_offset(q_len, kv_len))
+    return _Rows(trace, q_len, kv_len)
 
 
 def _with_labels(trace: Trace, q_len: int, kv_len: int, alone: bool = True) -> Pattern | None:
-    """Return the composition, or None if the trace compares no unordered labels.
+    """Return the composition, or None if the trace has no strides and unordered labels.
 
     `alone` is False inside a union, where no permutation of the tokens suits all operands.
     """
@@ -277,14 +330,60 @@ def _with_labels(trace: Trace, q_len: int, kv_len: int, alone: bool = True) -> P
         return _equal(trace, step, q_len, kv_len, alone)
     operator = _joined(trace, step)
     if operator is None:
-        return None
+        return _of_distance(trace, q_len, kv_len) if _is_of_distance(trace) else None
     operands = [trace.part(x) for x in step.args]
     found = [_with_labels(x, q_len, kv_len, alone and operator == "&") for x in operands]
     if all(own is None for own in found):
         return None
-    each = (_whole(x, q_len, kv_len) if own is None else own for own, x in zip(found, operands, strict=True))
+    each = [_whole(x, q_len, kv_len) if own is None else own for own, x in zip(found, operands, strict=True)]
+    if operator == "|" and not all(own.translation_invariant for own in each):
+        each.sort(key=lambda own: not isinstance(own, Stride))  # all views of a stride share what they exclude
     composed: Pattern = OPERATORS[operator].of(*each)
     return composed
+
+
+def _is_of_distance(trace: Trace) -> bool:
+    """Return whether the result is known to depend on the difference of row and key alone."""
+    with whole_imports:
+        from ...trace.trace import refs
+
+    known: set[int] = set()
+    for step in trace.steps:
+        numbers = {x.number for x in refs(step[2:])}
+        if (numbers == _SIDES and step.name in _OF_DIFFERENCES and not step.options) or (numbers and numbers <= known):
+            known.add(step.result.number)
+    return getattr(trace.result, "number", -1) in known
+
+
+def _of_distance(trace: Trace, q_len: int, kv_len: int) -> Pattern | None:
+    """Return the Stride of a comparison that depends on the difference of row and key, or None if it is no stride."""
+    if not any(step.name.startswith("aten.remainder") for step in trace.steps) or not min(q_len, kv_len):
+        return None
+    apart = np.arange(1 - kv_len, q_len)
+    allowed = trace.evaluate(trace.result, {QUERY: np.maximum(apart, 0), KEY: np.maximum(-apart, 0)})
+    at = apart[allowed]
+    stride = int(at[1] - at[0]) if len(at) > 1 else 0
+    if not _is_viewed(stride, kv_len) or not np.array_equal(allowed, apart % stride == at[0] % stride):
+        return None
+    return Stride(stride, int(at[0] + q_offset(q_len, kv_len)) % stride)
+
+
+def _is_viewed(stride: int, kv_len: int) -> bool:
+    """Return whether views of every `stride`-th token fill tiles well."""
+    return stride > 1 and _VIEWED * stride <= kv_len
+
+
+def _periodic(queries: np.ndarray, keys: np.ndarray) -> Pattern | None:
+    """Return the Stride of labels that repeat, or None."""
+    stride = 1 + int(np.argmax(keys[1:] == keys[0])) if len(keys) > 1 else 0
+    one = keys[:stride]
+    if not _is_viewed(stride, len(keys)) or len(np.unique(one)) < stride or queries[0] not in one:
+        return None
+    ahead = int(np.argmax(one == queries[0]))
+    for labels, first in ((keys, 0), (queries, ahead)):
+        if not np.array_equal(labels, one[(np.arange(len(labels)) + first) % stride]):
+            return None
+    return Stride(stride, (q_offset(len(queries), len(keys)) - ahead) % stride)
 
 
 def _equal(trace: Trace, step: Step, q_len: int, kv_len: int, alone: bool) -> Pattern | None:
@@ -297,7 +396,12 @@ def _equal(trace: Trace, step: Step, q_len: int, kv_len: int, alone: bool) -> Pa
         except ValueError:  # an index out of range; planning raises it if the pair is needed
             return None
     queries, keys = sides[QUERY], sides[KEY]
-    if not (queries.dtype.kind in "biu" and keys.dtype.kind in "biu") or not any(map(_is_mixed, (queries, keys))):
+    if not (queries.dtype.kind in "biu" and keys.dtype.kind in "biu") or not min(q_len, kv_len):
+        return None
+    periodic = _periodic(queries, keys)
+    if periodic is not None:
+        return periodic
+    if not any(map(_is_mixed, (queries, keys))):
         return None
     joint = np.unique(np.concatenate([queries, keys]), return_inverse=True)[1]
     queries, keys = joint[:q_len], joint[q_len:]

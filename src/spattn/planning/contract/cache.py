@@ -22,6 +22,7 @@ from .types import Plan
 from .validated import MAX_CALLS, Validated, moved_plan, validated
 
 __all__ = [
+    "MAX_BYTES",
     "PlanCacheInfo",
     "clear_plan_cache",
     "find",
@@ -36,7 +37,7 @@ __all__ = [
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_MAX_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
 _MAX_MOVED = 64  # cached lengths per length-polymorphic plan
 _OBJECT_BYTES = 8192  # estimate for a plan, its validated copy and its key, without pattern and array data
@@ -124,7 +125,7 @@ def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
     """Cache a plan unless it is larger than the cache; return an earlier plan with this key if there is one."""
     _counts["misses"] += 1
     kept = Kept(plan, validated(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
-    if kept.nbytes > _MAX_BYTES:
+    if kept.nbytes > MAX_BYTES:
         return plan
     kept = _plans.setdefault(key if kept.validated.least is None else _at_any_length(key), kept)
     _forget()
@@ -189,13 +190,13 @@ def _forget() -> None:
     """Evict least recently used plans until the cache is within its limits."""
     plans = _plans.copy()
     total, left = sum(kept.nbytes for kept in plans.values()), len(plans)
-    if total <= _MAX_BYTES and left <= _MAX_PLANS:
+    if total <= MAX_BYTES and left <= _MAX_PLANS:
         return
     for key, kept in sorted(plans.items(), key=lambda item: item[1].used):
         _plans.pop(key, None)
         _forget_calls(kept)
         total, left = total - kept.nbytes, left - 1
-        if total <= _MAX_BYTES and left <= _MAX_PLANS:
+        if total <= MAX_BYTES and left <= _MAX_PLANS:
             return
 
 
@@ -218,7 +219,7 @@ def plan_cache_info() -> PlanCacheInfo:
     (2, 1, 1, 256)
     """
     kept = _plans.copy().values()
-    return PlanCacheInfo(**_counts, plans=len(kept), bytes=sum(one.nbytes for one in kept), max_bytes=_MAX_BYTES)
+    return PlanCacheInfo(**_counts, plans=len(kept), bytes=sum(one.nbytes for one in kept), max_bytes=MAX_BYTES)
 
 
 def clear_plan_cache() -> None:

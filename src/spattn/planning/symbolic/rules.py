@@ -17,7 +17,8 @@ import numpy as np
 from .bits import bitwise, shifted
 from .cells import MOST
 from .fractions import FRACTIONS
-from .residues import residue_key
+from .labels import match_key, may_meet
+from .residues import fewest, residue_key
 from .symbols import (
     NoRule,
     OneSide,
@@ -60,6 +61,20 @@ def _compare(decide: Callable[[Pair], tuple[np.ndarray, np.ndarray]]) -> Rule:
         return boolean(pairs, always, never_not, difference.key)
 
     return rule
+
+
+def _equality(pairs: TilePairs, a: Any, b: Any) -> Pair:
+    difference = _subtract(pairs, a, b)
+    always, possible = _equal(difference)
+    key = difference.key
+    if isinstance(a, OneSide) and isinstance(b, OneSide):
+        possible = possible & (always | may_meet(pairs, a, b, possible & ~always))
+        key = fewest(key, match_key(pairs, a, b))
+    return boolean(pairs, always, possible, key)
+
+
+def _inequality(pairs: TilePairs, a: Any, b: Any) -> Pair:
+    return _not(pairs, _equality(pairs, a, b))
 
 
 def _equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -184,8 +199,8 @@ _COMPARISONS: dict[np.ufunc, Rule] = {
     np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
     np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
     np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
-    np.equal: _compare(_equal),
-    np.not_equal: _compare(_not_equal),
+    np.equal: _equality,
+    np.not_equal: _inequality,
 }
 
 _ARITHMETIC: dict[np.ufunc, Rule] = {

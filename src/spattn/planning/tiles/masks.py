@@ -14,7 +14,7 @@ __all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
-_TILES_AT_ONCE = 128  # tiles in a chunk of boolean arrays
+_CELLS_AT_ONCE = 1 << 18  # cells of the tiles in a chunk of boolean arrays
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
@@ -62,8 +62,9 @@ class Masks:
         numbers = np.zeros(len(padding), np.int32)
         # Tiles without padding come first: a padded tile reuses a bitmask that agrees in its real queries.
         order = np.argsort(padding > 0, kind="stable") if len(real) > 1 else np.arange(len(padding))
-        for start in range(0, len(order), _TILES_AT_ONCE):
-            some = order[start : start + _TILES_AT_ONCE]
+        at_once = max(1, _CELLS_AT_ONCE // math.prod(self.tile))
+        for start in range(0, len(order), at_once):
+            some = order[start : start + at_once]
             own, queries = masks(some), real[padding[some]]
             whole = ((own == ~np.uint64(0)).all(axis=2) | ~queries).all(axis=1)
             partial = ~whole & (own.any(axis=2) & queries).any(axis=1)
