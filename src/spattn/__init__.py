@@ -7,7 +7,7 @@ from ._util.imports import whole_imports
 from .api.attention import attention, attention_backward
 from .api.plans import Tiling, plan, plan_for
 from .backends import available_backends
-from .errors import BackendUnavailableError, EfficiencyWarning
+from .errors import BackendUnavailableError, EfficiencyWarning, PlanningWarning
 from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "EfficiencyWarning",
     "Plan",
     "PlanCacheInfo",
+    "PlanningWarning",
     "Tiling",
     "__version__",
     "attention",

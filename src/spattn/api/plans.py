@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,21 +112,14 @@ def plan(
     (64, 64)
     """
     with whole_imports:
-        from ..schedule import compiler  # imported late, as backends are, to keep `import spattn` fast
+        from ..schedule import compiler, slow  # imported late, as backends are, to keep `import spattn` fast
 
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: expected a spattn.Tiling, got {tiling!r}")
-    return compiler.plan(
-        as_pattern(pattern, (None, heads, None, None)),
-        q_len,
-        kv_len,
-        batch=batch,
-        heads=heads,
-        tile=tiling.tile,
-        box=tiling.box,
-        workers=tiling.workers,
-        max_bytes=max_bytes,
-    )
+    given = as_pattern(pattern, (None, heads, None, None))
+    own = {"tile": tiling.tile, "box": tiling.box, "workers": tiling.workers}
+    make = functools.partial(compiler.plan, given, q_len, kv_len, batch=batch, heads=heads, max_bytes=max_bytes, **own)
+    return slow.warned(given, make)
 
 
 def plan_for(

@@ -12,6 +12,7 @@ from ..planning import Plan
 from ..planning.contract.cache import MAX_BYTES, kept_with_plan
 from ..request.call import Call
 from ..schedule import compiler
+from ..schedule.slow import warned
 
 __all__ = ["How", "Machine", "Sizes", "Tried", "best", "cheapest", "planned", "predicted_ms"]
 
@@ -105,6 +106,16 @@ def cheapest(
     pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, how: How, machine: Machine, max_bytes: int | None = None
 ) -> Plan:
     """Return the plan with the lowest predicted time that `max_bytes` allows, with options `how` or a candidate's."""
+    return warned(
+        pattern,
+        lambda: _cheapest(pattern, q_len, kv_len, sizes, how, machine, max_bytes),
+        lambda plan: machine.cost_ms(plan, sizes),
+    )
+
+
+def _cheapest(
+    pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, how: How, machine: Machine, max_bytes: int | None
+) -> Plan:
     batch, heads = sizes.batch, sizes.heads_q
     limits: dict[str, Any] = {"max_bytes": max_bytes, "tile_by_tile": machine.expands}
     scattered = compiler.are_scattered(pattern, q_len, kv_len, batch, heads, how.tile)

@@ -28,6 +28,7 @@ from ..planning.contract.cache import find, keep
 from ..planning.contract.types import AXES, LARGEST_SIDE, TILE
 from ..planning.contract.validated import mark_validated, validated
 from ..request.call import Call
+from .slow import warned
 
 __all__ = ["are_scattered", "plan", "plan_for"]
 
@@ -125,7 +126,7 @@ def plan_for(
 ) -> Plan:
     """Return the plan of a call, with the backend's tile, workers and other `options` of :func:`plan`."""
     sizes: dict[str, Any] = {"batch": call.batch, "heads": call.heads_q, "tile": tile, "workers": workers}
-    return plan(pattern, call.q_len, call.kv_len, max_bytes=max_bytes, **sizes, **options)
+    return warned(pattern, lambda: plan(pattern, call.q_len, call.kv_len, max_bytes=max_bytes, **sizes, **options))
 
 
 def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:

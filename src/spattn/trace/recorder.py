@@ -180,17 +180,22 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
         got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
         raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}")
     inputs, last = tuple(x.ref for x in given), recorder.operand(result)
-    name = f"mask_mod {getattr(function, '__qualname__', type(function).__name__)!r}"
-    whole = Trace(inputs, tuple(recorder.steps), last, name, recorder.lines)
+    whole = Trace(inputs, tuple(recorder.steps), last, _name(function), recorder.lines)
     whole = replace(whole, steps=whole.needs(last))
     if isinstance(last, Ref):
         _try(whole, last)
     return whole
 
 
+def _name(function: Callable[..., Any]) -> str:
+    """Return the name and the first line of a function, for messages."""
+    code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", type(function).__name__)
+    return f"mask_mod {name}" + ("" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})")
+
+
 def _try(whole: Trace, result: Ref) -> None:
     """Raise TypeError if torch.vmap cannot vectorize the trace over pairs."""
     try:
-        whole.evaluate(result, {ref.number: np.zeros(1, np.int64) for ref in whole.arguments})
+        whole.evaluate(result, {ref.number: np.zeros(2, np.int64) for ref in whole.arguments})
     except RuntimeError as error:
         raise TypeError(f"mask_mod: expected operations that torch.vmap supports, got {error}") from error

@@ -109,21 +109,21 @@ class Pairs:
     def cover(self, pattern: Pattern, runs: Runs) -> np.ndarray:
         """Mark the pairs of `pattern`, which has these `runs`, as covered; return (row, key) of its missing pairs."""
         found = 0
-        for some, here in self._allowed(pattern):
+        for some, here in self.evaluated(pattern):
             found += int(np.count_nonzero(here))
             self.covered[some] += here
         return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
 
     def uncover(self, pattern: Pattern) -> bool:
         """Undo cover() if other patterns cover all pairs of `pattern`; return whether they do."""
-        if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
+        if any((self.covered[some] == here)[here].any() for some, here in self.evaluated(pattern)):
             return False
-        for some, here in self._allowed(pattern):
+        for some, here in self.evaluated(pattern):
             self.covered[some] -= here
         return True
 
-    def _allowed(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
-        """Evaluate a pattern on the pairs, in chunks of rows."""
+    def evaluated(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (slice of the pairs, values of a bound pattern) of chunks of rows."""
         for rows, some in self._strips():
             q = np.repeat(self.q[rows], np.diff(self.indptr[rows.start : rows.stop + 1]))
             yield some, np.broadcast_to(allowed(pattern, q, self.keys[some].astype(np.int64)), q.shape)

@@ -89,13 +89,20 @@ class BlockTable(ByContent):
             some = _integral(self.cells)
             every = np.multiply.outer(*(np.arange(n, dtype=np.int32) for n in some.shape))
             return some, np.subtract(every, some, out=every)
-        return _integral(_coarsened(self.cells)), _integral(_coarsened(~self.cells))
+        some, missing = _coarsened(self.cells)
+        return _integral(some), _integral(missing)
 
 
-def _coarsened(cells: np.ndarray) -> np.ndarray:
-    """Return True where a 64 × 64 block has a set cell."""
-    by_row = np.logical_or.reduceat(cells, np.arange(0, cells.shape[0], _COARSE), axis=0)
-    return np.logical_or.reduceat(by_row, np.arange(0, cells.shape[1], _COARSE), axis=1)
+def _coarsened(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where a 64 × 64 block has a set cell, and where it has an unset one."""
+    rows, columns = cells.shape
+    words, starts = -(-columns // _COARSE), np.arange(0, rows, _COARSE)
+    bits = np.zeros((rows, 8 * words), np.uint8)
+    bits[:, : -(-columns // 8)] = np.packbits(cells, axis=1, bitorder="little")
+    whole = np.packbits(np.arange(_COARSE * words) < columns, bitorder="little").view(np.uint64)
+    packed = bits.view(np.uint64)
+    some, every = (ufunc.reduceat(packed, starts, axis=0) for ufunc in (np.bitwise_or, np.bitwise_and))
+    return some != 0, every != whole
 
 
 def _integral(cells: np.ndarray) -> np.ndarray:

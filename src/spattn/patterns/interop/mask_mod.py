@@ -18,6 +18,7 @@ from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import apply
 from ..hints.table import BlockTable, NumberTable
 from ..listed.clusters import Clusters
+from ..listed.masks import Mask
 from ..sequence.basic import Causal, Stride
 from ..sequence.queries_at import QueriesAt
 
@@ -68,7 +69,7 @@ class MaskMod(ByContent, Pattern):
         return any(_is_equality(self.trace, step) for step in _conjuncts(self.trace, self.trace.result))
 
     def __repr__(self) -> str:
-        return f"MaskMod({self.trace.name}, <{len(self.trace.steps)} operations>)"
+        return f"<{self.trace.name}>"
 
     def _description(self) -> dict[str, Any]:
         raise TypeError("to_json(): expected a pattern of parameters, got a mask_mod, which is a function")
@@ -180,6 +181,10 @@ class _Rows(Pattern):
         if table is not None and len(symbols) == 1:
             symbols = [symbols[0] + table.shape[0] // 2]
         return NotImplemented if table is None else symbols[0].read(table, symbols)
+
+
+    def __repr__(self) -> str:
+        return f"<{self.trace.name}>"
 
 
 def _element(constant: Constant, indices: Sequence[Any]) -> np.ndarray:
@@ -319,13 +324,16 @@ def _whole(trace: Trace, q_len: int, kv_len: int) -> Pattern:
 
 
 def _with_labels(trace: Trace, q_len: int, kv_len: int, alone: bool = True) -> Pattern | None:
-    """Return the composition, or None if the trace has no strides and unordered labels.
+    """Return the composition, or None if the trace has no masks, strides and unordered labels.
 
     `alone` is False inside a union, where no permutation of the tokens suits all operands.
     """
     step = trace.made.get(getattr(trace.result, "number", -1))
     if step is None:
         return None
+    mask = _mask_of(step, q_len, kv_len)
+    if mask is not None:
+        return Mask(mask).bind(q_len, kv_len)
     if _is_equality(trace, step):
         return _equal(trace, step, q_len, kv_len, alone)
     operator = _joined(trace, step)
@@ -340,6 +348,20 @@ def _with_labels(trace: Trace, q_len: int, kv_len: int, alone: bool = True) -> P
         each.sort(key=lambda own: not isinstance(own, Stride))  # all views of a stride share what they exclude
     composed: Pattern = OPERATORS[operator].of(*each)
     return composed
+
+
+def _mask_of(step: Step, q_len: int, kv_len: int) -> np.ndarray | None:
+    """Return the mask that a step reads at (row, key), or None."""
+    if step.name != "aten.index.Tensor" or step.result.dtype != "bool" or len(step.args[1]) < 2:
+        return None
+    *fixed, query, key = step.args[1]
+    table = getattr(step.args[0], "array", None)
+    if table is None or [getattr(x, "number", -1) for x in (query, key)] != [QUERY, KEY]:
+        return None
+    if table.ndim != len(step.args[1]) or not all(hasattr(x, "array") and not x.array.ndim for x in fixed):
+        return None
+    mask: np.ndarray = table[tuple(int(x.array) for x in fixed)]
+    return mask[:q_len, :kv_len] if mask.shape[0] >= q_len and mask.shape[1] >= kv_len else None
 
 
 def _is_of_distance(trace: Trace) -> bool:

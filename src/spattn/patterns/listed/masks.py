@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
 from ..base.class_registry import register
-from ..base.content import ArrayPattern, dynamic, on_device
-from ..base.pattern import Pattern
+from ..base.content import ArrayPattern, Bound, dynamic, on_device
+from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import row_or_last
 from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
@@ -41,13 +42,40 @@ class Mask(ArrayPattern):
 
     mask: np.ndarray
 
+    _has_order = True
+
     def __post_init__(self) -> None:
         self._freeze(bool, "mask")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"mask": self.mask}
+
+    def at(self, batch: int, head: int) -> Pattern:
+        found = super().at(batch, head)
+        return self if found is self else self._entries.setdefault((batch, head), found)
+
+    @cached_property
+    def _entries(self) -> dict[tuple[int, int], Pattern]:
+        """The masks of batch entries and heads, kept with what was found in them."""
+        return {}
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.mask.shape[-2:] != (q_len, kv_len):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
-        return self._bound()
+        if self.sizes() != (1, 1):
+            return self._bound()
+        structure, pairs = self._contents
+        if structure is not None:
+            return structure.bind(q_len, kv_len)
+        return self._bound() if pairs is None else _ListedMask(self._bound(), q_offset(q_len, kv_len), pairs)
+
+    @cached_property
+    def _contents(self) -> tuple[Pattern | None, Pattern | None]:
+        """The regular pattern of a mask of one head, and the bound CSR pattern of a sparse one; None if it has none."""
+        with whole_imports:  # late: discovery imports this module
+            from ..discovery.of_mask import contents
+
+        return contents(self._only(self.mask))
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -60,6 +88,29 @@ class Mask(ArrayPattern):
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
+
+
+@dataclass(frozen=True)
+class _ListedMask(Bound):
+    """A bound mask whose pairs are listed."""
+
+    pairs: Any
+    _lists_pairs = True
+    _has_order = True
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self.given.allows(q, k)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return whole_part(self, q_len, kv_len)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        found: tuple[np.ndarray, np.ndarray] = self.pairs._pairs(q, kv_len)
+        return found
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        found: Ordered | None = self.pairs._in_order(also)
+        return found
 
 
 def check_blocks(name: str, what: str, got: int, length: int, block: int) -> None:

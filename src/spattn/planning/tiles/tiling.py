@@ -23,6 +23,7 @@ from .search import Found, alike, cut_view, search
 from .spans import tiles_of_spans
 
 _BOX_BYTES = 96  # memory for each box of the two views
+_NOTED_CELLS = 1 << 20  # fewer cells are evaluated in milliseconds
 _FEW = 32  # with one query tile, up to this number of key tiles are evaluated without a search
 
 
@@ -161,12 +162,12 @@ def _kinds(
     if not pairs.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
-    if unfollowed:
+    cells = len(first) * math.prod([*query["box"].tolist(), *key["box"].tolist()])
+    if cells >= _NOTED_CELLS:
         with whole_imports:  # imported late: few patterns need it
             from .undecided import announce
 
-        cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
-        announce(pattern, unfollowed[0], len(first), len(first) * cells)
+        announce(pattern, unfollowed, len(first), cells)
     return first, kinds
 
 

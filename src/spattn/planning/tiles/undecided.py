@@ -1,26 +1,31 @@
-"""Warn about predicates that are evaluated cell by cell."""
+"""Predicates that are evaluated pair by pair: a limit, and reasons for warnings about slow plans."""
 
 from __future__ import annotations
 
-import warnings
+from contextvars import ContextVar
 
 from ...patterns import Pattern
 
-__all__ = ["announce"]
+__all__ = ["REASONS", "announce"]
+
+REASONS: ContextVar[list[str] | None] = ContextVar("REASONS", default=None)
+"""Why plans that are being made evaluate pairs one by one; None if nobody asks."""
 
 _MOST_CELLS = 1 << 30  # evaluation takes about ten seconds for a few operations, a minute for slow ones
+_ADVICE = (
+    "intersect it (&) with a pattern that excludes most pairs, such as a window, or use operations that the planner "
+    "evaluates on whole tiles"
+)
 
 
-def announce(pattern: Pattern, reason: str, tiles: int, cells: int) -> None:
-    """Warn that all `cells` of `tiles` tiles are evaluated because of `reason`; raise ValueError for too many cells."""
+def announce(pattern: Pattern, unfollowed: list[str], tiles: int, cells: int) -> None:
+    """Note that all `cells` of `tiles` tiles are evaluated because of `unfollowed`; raise ValueError for too many."""
+    why = f"allows() cannot be evaluated on whole tiles ({unfollowed[0]})" if unfollowed else "no two tiles are alike"
     if cells > _MOST_CELLS:
         raise ValueError(
             f"pattern: expected at most {_MOST_CELLS} pairs to evaluate one by one, got {cells} in {pattern!r}: "
-            f"allows() cannot be evaluated on whole tiles ({reason}); intersect it (&) with a pattern that excludes "
-            "most pairs, such as a window, or use operations that the planner evaluates on whole tiles"
+            f"{why}; {_ADVICE}"
         )
-    warnings.warn(
-        f"{pattern!r}: allows() cannot be evaluated on whole tiles ({reason}); planning evaluates every cell of "
-        f"{tiles} tiles",
-        stacklevel=3,
-    )
+    reasons = REASONS.get()
+    if reasons is not None:
+        reasons.append(f"{cells} pairs in {tiles} tiles were evaluated one by one, because {why}; {_ADVICE}")
