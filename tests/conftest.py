@@ -39,6 +39,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "footprint: measures the memory of a process; meaningless under a sanitizer")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
     config.addinivalue_line("markers", "family(name): the CUDA kernel family under test, sm80 or sm90; tests/cuda only")
+    config.addinivalue_line("markers", "unfollowed: plans predicates that the planner cannot evaluate on whole tiles")
     config.addinivalue_line("markers", "slow: takes more than about two seconds; skip with `-m 'not slow'`")
 
 
@@ -101,6 +102,35 @@ def unchecked_plans(monkeypatch):
 
     monkeypatch.setenv("SPATTN_CHECK_PLANS", "0")
     monkeypatch.setattr(_checks, "observers", [])
+
+
+@pytest.fixture(autouse=True)
+def followed_predicates(request, monkeypatch):
+    """Fail if the planner evaluates pairs of a predicate without a rule, unless the test is marked ``unfollowed``."""
+    tiling = sys.modules.get("spattn.planning.tiles.tiling")
+    if tiling is None or request.node.get_closest_marker("unfollowed"):
+        return
+    from spattn.planning.tiles import undecided as _undecided
+
+    announce = _undecided.announce
+
+    def checked(pattern, unfollowed, *counts):
+        assert not unfollowed, f"{pattern!r}: {unfollowed[0]}"
+        announce(pattern, unfollowed, *counts)
+
+    monkeypatch.setattr(tiling, "_NOTED_CELLS", 1)
+    monkeypatch.setattr(_undecided, "announce", checked)
+
+
+@pytest.fixture
+def slow_plans(monkeypatch):
+    """Let every plan count as slow, so that it warns, with the reasons that the planner notes."""
+    from spattn.planning.tiles import tiling as _tiling
+    from spattn.schedule import slow as _slow
+
+    monkeypatch.setattr(_slow, "_SECONDS", -1)
+    monkeypatch.setattr(_slow, "_LEAST_SECONDS", -1)
+    monkeypatch.setattr(_tiling, "_NOTED_CELLS", 1)
 
 
 @pytest.fixture

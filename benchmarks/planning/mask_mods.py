@@ -6,8 +6,8 @@
     python benchmarks/planning/mask_mods.py natten disc      # names with these words, writes nothing
 
 Masks: tests/patterns/mask_corpus.py. CPU time on one thread of the plan for a float32 call on the CPU, best of up to
-three, none from the cache. A mask fails if it is refused, or takes longer than --most seconds. Needs PyTorch. Writes ``mask_mods`` and prints the masks
-above the limits: 0.3 s for 8,192 tokens, 3 s for 65,536.
+three, none from the cache. A mask fails if it is refused, or takes longer than --most seconds. Needs PyTorch. Writes
+``mask_mods`` and prints the masks above the limits: 0.3 s for 8,192 tokens, 3 s for 65,536.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def main() -> None:
             print(f"{name:36}{tokens:8}{'fails' if time_ms is None else time_ms:>10} ms  {error[:100]}", flush=True)
     if not args.quick and not args.words:
         notes = (
-            "processor_ms: CPU time of from_mask_mod() and plan_for() a float32 call with heads of 64, on one thread, best "
-            f"of up to three, none from the cache; null: refused, or longer than {args.most:g} s."
+            "processor_ms: CPU time of from_mask_mod() and plan_for() a float32 call with heads of 64, on one thread, "
+            f"best of up to three, none from the cache; null: refused, or longer than {args.most:g} s."
         )
         record.write("mask_mods", rows, notes=notes)
     slow = [row for row in rows if (row["processor_ms"] or float("inf")) > LIMITS_MS.get(row["tokens"], float("inf"))]

@@ -1,7 +1,5 @@
 """Arguments from other libraries, and the errors about them."""
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -189,15 +187,14 @@ except (TypeError, ValueError) as error:
     assert "or spattn.jax.attention within" not in jax_program(source)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the warning names internal classes such as _Bound")
+@pytest.mark.unfollowed
+@pytest.mark.usefixtures("slow_plans", "no_plans")
 def test_warning_of_a_predicate_that_is_asked_by_cell():
-    """The warning for a predicate that is evaluated cell by cell names the caller's mask_mod, not internal classes.
-
-    Today it says ``_Bound(given=QueriesAt(inner=MaskMod(...), positions=0)...)``, and no way out.
-    """
+    """The warning for a predicate that is evaluated cell by cell names the caller's mask_mod, its line and a remedy."""
     torch = pytest.importorskip("torch")
-    table = torch.rand(8, 8) > 0.5
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        spattn.plan(p.interop.from_mask_mod(lambda b, h, q, k: table[q // 64, k // 64]), 512)
-    assert not any("_Bound(" in str(warning.message) for warning in seen)
+    pattern = p.interop.from_mask_mod(lambda b, h, q, k: torch.gcd(q, k) == 1)
+    with pytest.warns(spattn.PlanningWarning) as seen:
+        spattn.plan(pattern, 512)
+    (warning,) = seen
+    assert "test_contact.py, line" in str(warning.message) and "_Bound(" not in str(warning.message)
+    assert "aten.gcd" in str(warning.message) and "intersect it (&) with" in str(warning.message)

@@ -28,7 +28,7 @@ from .oracle import Results
 from .problems import RELATIVE, make_problem, of_arrays
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles"),  # of predicates that no rule follows
+    pytest.mark.unfollowed,  # of predicates that no rule follows
     pytest.mark.filterwarnings("ignore::spattn.EfficiencyWarning"),
 ]
 

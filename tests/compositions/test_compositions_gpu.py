@@ -17,7 +17,7 @@ from .draws import Drawn
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles"),
+    pytest.mark.unfollowed,
 ]
 
 LONGEST = [100, 150, 150, 400]

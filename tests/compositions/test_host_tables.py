@@ -44,7 +44,7 @@ from .gpu import HOPPER_TILES, SELECTIONS
 from .test_compositions import check_planned, drawing, index_sets, planned
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles"),
+    pytest.mark.unfollowed,
     pytest.mark.filterwarnings("ignore::spattn.EfficiencyWarning"),
 ]
 

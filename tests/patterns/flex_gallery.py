@@ -203,9 +203,19 @@ def cache(offsets, inner=causal):
     return lambda b, h, q, k: inner(b, h, q + offsets[b], k)
 
 
+def long_rows(rows, columns):
+    table = torch.randint(900, (rows, columns))
+    return lambda b, h, q, k: (table[q] == 8 * k).any()
+
+
 def of_a_mask(shape):
     mask = torch.rand(shape) < 0.3
     return lambda b, h, q, k: mask[q, k]
+
+
+def of_rows(shape):
+    mask = torch.rand(shape) < 0.3
+    return lambda b, h, q, k: mask[q][k]
 
 
 def some_heads_local(size):
@@ -245,10 +255,17 @@ GALLERY = {
     "cache": (cache([100, 3]), 2, 1, 5, 150),
     "some heads local": (some_heads_local(10), 1, 4, 100, 100),
     "by entry and head": (and_masks(padding([90, 30]), window_by_head([3, 50])), 2, 2, 100, 100),
-}
-CELL_BY_CELL = {  # what no tile can be asked
     "tree": (tree(10, [-1, 0, 1, 1, 3, 3, 0]), 1, 1, 7, 17),
     "products": (lambda b, h, q, k: q * k % 7 < 3, 1, 1, 90, 110),
     "floats": (lambda b, h, q, k: torch.tanh((q - k) / 9.0).abs() < 0.5, 1, 1, 90, 110),
     "a mask": (of_a_mask((90, 110)), 1, 1, 90, 110),
+    "a mask, row by row": (of_rows((90, 110)), 1, 1, 90, 110),
+}
+CELL_BY_CELL = {  # operations of query and key without a rule
+    "sine": (lambda b, h, q, k: torch.sin(q * 1.0 - k) > 0.5, 1, 1, 90, 110),
+    "greatest common divisor": (lambda b, h, q, k: torch.gcd(q, k) == 1, 1, 1, 90, 110),
+    "remainder by a key": (lambda b, h, q, k: q % (k + 1) == 0, 1, 1, 90, 110),
+    "remainder of floats": (lambda b, h, q, k: torch.remainder(q - k, 2.5) < 1, 1, 1, 90, 110),
+    "sorted": (lambda b, h, q, k: torch.stack([q, k, q - k]).sort().values[1] == k, 1, 1, 90, 110),
+    "long rows": (long_rows(90, 300), 1, 1, 90, 110),
 }

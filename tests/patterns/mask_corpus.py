@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
+from torch.nn.attention.flex_attention import noop_mask
 
 from . import flex_gallery as gallery
 
@@ -35,6 +35,11 @@ def case(name: str, *, q_len: int | None = None, batch: int = 1, heads: int = 1)
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def closed(function: Callable[..., Any], *values: Any) -> MaskMod:
+    """Return the mask_mod that captures `values`, further arguments of `function`."""
+    return lambda b, h, q, k: function(b, h, q, k, *values)
 
 
 def span(tokens: int, most: int) -> int:
@@ -87,7 +92,7 @@ def in_video(tokens: int) -> Callable[[Any], tuple[Any, Any, Any]]:
 case("noop")(lambda n: noop_mask)
 case("causal")(lambda n: causal)
 case("sliding window")(lambda n: gallery.sliding_window(span(n, 1024)))
-case("symmetric window")(lambda n: lambda b, h, q, k, w=span(n, 512): (q - k).abs() <= w)
+case("symmetric window")(lambda n: closed(lambda b, h, q, k, w: (q - k).abs() <= w, span(n, 512)))
 case("prefix LM")(lambda n: gallery.prefix_lm(n // 5))
 case("sinks and window")(lambda n: gallery.sinks_and_window(4, span(n, 1024)))
 case("dilated window")(lambda n: gallery.dilated_window(span(n, 512), 4))
@@ -95,20 +100,26 @@ case("window by head", heads=4)(
     lambda n: gallery.window_by_head([span(n, 64), span(n, 512), span(n, 512), n])  # some layers of Gemma, by head
 )
 case("chunked causal")(lambda n: gallery.in_batches(span(n, 2048), causal))  # Llama 4
-case("blocks in causal order")(lambda n: lambda b, h, q, k, s=span(n, 128): k // s <= q // s)  # LLaDA, semi-autoregressive
+case("blocks in causal order")(
+    lambda n: closed(lambda b, h, q, k, s: k // s <= q // s, span(n, 128))  # LLaDA, semi-autoregressive
+)
 case("own and previous block")(
-    lambda n: lambda b, h, q, k, s=span(n, 256): (q // s - k // s >= 0) & (q // s - k // s <= 1)
+    lambda n: closed(lambda b, h, q, k, s: (q // s - k // s >= 0) & (q // s - k // s <= 1), span(n, 256))
 )
 case("shifted groups by head", heads=4)(  # LongLoRA's S²
-    lambda n: lambda b, h, q, k, s=span(n, 2048): (
-        (q + torch.where(h < 2, 0, s // 2)) // s == (k + torch.where(h < 2, 0, s // 2)) // s
+    lambda n: closed(
+        lambda b, h, q, k, s: (q + torch.where(h < 2, 0, s // 2)) // s == (k + torch.where(h < 2, 0, s // 2)) // s,
+        span(n, 2048),
     )
 )
 case("zigzag positions")(  # the causal mask of a rank of ring attention
-    lambda n: lambda b, h, q, k, at=torch.from_numpy(np.r_[: n // 2, n + n // 3 : n + n // 3 + n - n // 2]): at[q] >= at[k]
+    lambda n: closed(
+        lambda b, h, q, k, at: at[q] >= at[k],
+        torch.from_numpy(np.r_[: n // 2, n + n // 3 : n + n // 3 + n - n // 2]),
+    )
 )
 case("cut-off of a linear bias", heads=4)(  # ALiBi: terms below a threshold
-    lambda n: lambda b, h, q, k, slope=2.0 ** -torch.arange(2, 10, 2): (q >= k) & (slope[h] * (q - k) < 24)
+    lambda n: closed(lambda b, h, q, k, slope: (q >= k) & (slope[h] * (q - k) < 24), 2.0 ** -torch.arange(2, 10, 2))
 )
 case("decay above a threshold")(lambda n: lambda b, h, q, k: (q >= k) & (torch.exp(-(q - k) / 64.0) > 1e-3))  # RetNet
 
@@ -121,8 +132,10 @@ def two_windows(n: int) -> MaskMod:
 
 # -- strided and hierarchical ------------------------------------------------------------------------------------------
 
-case("strided")(lambda n: lambda b, h, q, k, s=span(n, 128): (q >= k) & ((q - k < s) | ((q - k) % s == 0)))
-case("fixed")(lambda n: lambda b, h, q, k, s=span(n, 128): (q >= k) & ((q // s == k // s) | (k % s >= s - s // 16 - 1)))
+case("strided")(lambda n: closed(lambda b, h, q, k, s: (q >= k) & ((q - k < s) | ((q - k) % s == 0)), span(n, 128)))
+case("fixed")(
+    lambda n: closed(lambda b, h, q, k, s: (q >= k) & ((q // s == k // s) | (k % s >= s - s // 16 - 1)), span(n, 128))
+)
 case("hours of the day")(lambda n: lambda b, h, q, k: (q % 24 == k % 24) | ((q - k).abs() < 12))
 
 
@@ -178,9 +191,11 @@ def hierarchy(n: int) -> MaskMod:
 # -- global tokens, columns, random blocks -----------------------------------------------------------------------------
 
 case("Longformer")(lambda n: gallery.global_window(span(n, 256), [0, 1, n // 2, n - 1], n))
-case("random blocks")(lambda n: lambda b, h, q, k, t=layout(n, 0.05), s=blocks(n): t[q // s, k // s])
+case("random blocks")(lambda n: closed(lambda b, h, q, k, t, s: t[q // s, k // s], layout(n, 0.05), blocks(n)))
 case("random blocks by head", heads=4)(
-    lambda n: lambda b, h, q, k, t=layout(n, 0.05, 4), s=blocks(n): t[h, q // s, k // s] & (q >= k)  # XAttention, MoBA
+    lambda n: closed(  # XAttention, MoBA
+        lambda b, h, q, k, t, s: t[h, q // s, k // s] & (q >= k), layout(n, 0.05, 4), blocks(n)
+    )
 )
 
 
@@ -213,13 +228,13 @@ def vertical_slash(n: int) -> MaskMod:
 @case("heavy hitters and a window")  # H2O
 def heavy_hitters(n: int) -> MaskMod:
     kept = torch.from_numpy(rng().random(n) < 0.02)
-    return lambda b, h, q, k, w=span(n, 512): (q >= k) & (kept[k] | (q - k < w))
+    return closed(lambda b, h, q, k, w: (q >= k) & (kept[k] | (q - k < w)), span(n, 512))
 
 
 @case("separators")  # SepLLM
 def separators(n: int) -> MaskMod:
     separator = torch.from_numpy(rng().random(n) < 1 / 15)
-    return lambda b, h, q, k, w=span(n, 256): (q >= k) & ((k < 4) | separator[k] | (q - k < w))
+    return closed(lambda b, h, q, k, w: (q >= k) & ((k < 4) | separator[k] | (q - k < w)), span(n, 256))
 
 
 @case("table of distances")
@@ -259,7 +274,7 @@ def token_types_added(n: int) -> MaskMod:
 
 @case("any of stacked terms")
 def stacked(n: int) -> MaskMod:
-    return lambda b, h, q, k, w=span(n, 256): torch.stack([q - k < w, k < 4, k % 128 == 127]).any() & (q >= k)
+    return closed(lambda b, h, q, k, w: torch.stack([q - k < w, k < 4, k % 128 == 127]).any() & (q >= k), span(n, 256))
 
 
 # -- documents, packing, classes ---------------------------------------------------------------------------------------
@@ -274,19 +289,28 @@ case("documents by entry", batch=2)(
     lambda n: gallery.documents_by_entry([owners(n).tolist(), owners(n, 5, seed=1).tolist()])
 )
 case("padding", batch=2)(lambda n: gallery.padding([n, n // 3]))
-case("padding on the left", batch=2)(lambda n: lambda b, h, q, k, p=torch.tensor([0, n // 3]): (q >= k) & (k >= p[b]))
+case("padding on the left", batch=2)(
+    lambda n: closed(lambda b, h, q, k, p: (q >= k) & (k >= p[b]), torch.tensor([0, n // 3]))
+)
 case("packed images")(lambda n: gallery.documents(lengths(n, 60)))  # NaViT
 case("jagged by search")(
-    lambda n: lambda b, h, q, k, ends=torch.tensor(lengths(n)).cumsum(0): (
-        torch.bucketize(q, ends, right=True) == torch.bucketize(k, ends, right=True)
+    lambda n: closed(
+        lambda b, h, q, k, ends: torch.bucketize(q, ends, right=True) == torch.bucketize(k, ends, right=True),
+        torch.tensor(lengths(n)).cumsum(0),
     )
 )
-case("neighbouring sentences")(lambda n: lambda b, h, q, k, s=owners(n, max(24, n // 20)): (s[q] - s[k]).abs() <= 1)
+case("neighbouring sentences")(
+    lambda n: closed(lambda b, h, q, k, s: (s[q] - s[k]).abs() <= 1, owners(n, max(24, n // 20)))
+)
 case("classes in any order")(
-    lambda n: lambda b, h, q, k, ids=torch.from_numpy(rng().permutation(np.arange(n) * 16 // n)): ids[q] == ids[k]
+    lambda n: closed(
+        lambda b, h, q, k, ids: ids[q] == ids[k], torch.from_numpy(rng().permutation(np.arange(n) * 16 // n))
+    )
 )
 case("sessions in any order")(
-    lambda n: lambda b, h, q, k, ids=torch.from_numpy(rng().integers(0, n // 64 + 1, n)): (ids[q] == ids[k]) & (q >= k)
+    lambda n: closed(
+        lambda b, h, q, k, ids: (ids[q] == ids[k]) & (q >= k), torch.from_numpy(rng().integers(0, n // 64 + 1, n))
+    )
 )
 
 
@@ -356,7 +380,7 @@ case("sliding tiles with text")(
 case("video by frame")(lambda n: gallery.video_by_frame(7, span(n, 512)))
 case("video by place")(lambda n: gallery.video_by_place(7, span(n, 1024), 3))
 case("columns and rows")(
-    lambda n: lambda b, h, q, k, w=image(n)[1]: (q // w == k // w) | (q % w == k % w)  # axial
+    lambda n: closed(lambda b, h, q, k, w: (q // w == k // w) | (q % w == k % w), image(n)[1])  # axial
 )
 
 
@@ -409,7 +433,7 @@ def sliding_tiles_of_video(n: int) -> MaskMod:
 
 @case("table of video cubes")  # VSA: the cube of each token, and which cubes attend to which
 def video_cubes(n: int) -> MaskMod:
-    place, (frames, rows, columns) = in_video(n), video(n)
+    place, (_, rows, columns) = in_video(n), video(n)
     t, x, y = place(torch.arange(n))
     cube = (t // 4 * (rows // 4) + x // 4) * (columns // 4) + y // 4
     count = int(cube.max()) + 1
@@ -493,7 +517,7 @@ case("block diffusion")(lambda n: gallery.block_diffusion(-(-n // 2), span(n, 32
 @case("hashed pairs in a window")
 def hashed_pairs(n: int) -> MaskMod:
     """Pseudo-random pairs: no rule can decide a tile of them."""
-    return lambda b, h, q, k, w=span(n, 256): (q >= k) & (q - k < w) & ((q * 7919 + k * 104729) % 1009 < 500)
+    return closed(lambda b, h, q, k, w: (q >= k) & (q - k < w) & ((q * 7919 + k * 104729) % 1009 < 500), span(n, 256))
 
 
 @case("hashed pairs")

@@ -116,9 +116,11 @@ def test_clipped_positions_are_planned_without_a_warning(allows):
     assert 0 < made.nnz < 400 * 400
 
 
+@pytest.mark.unfollowed
+@pytest.mark.usefixtures("slow_plans", "no_plans")
 def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():
     pattern = mine(lambda q, k: np.gcd(q, k) == 1)
-    with pytest.warns(UserWarning, match="cannot be evaluated on whole tiles"):
+    with pytest.warns(spattn.PlanningWarning, match="cannot be evaluated on whole tiles"):
         planned = spattn.plan(pattern, 150)
     assert planned.nnz == pattern.index_set(150, 150).nnz
 
@@ -126,6 +128,8 @@ def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():
 DISTANCES = np.arange(400) % 7 < 2
 
 
+@pytest.mark.unfollowed
+@pytest.mark.usefixtures("slow_plans", "no_plans")
 @pytest.mark.parametrize(
     "allows",
     [
@@ -139,7 +143,7 @@ DISTANCES = np.arange(400) % 7 < 2
 def test_what_symbols_cannot_do_is_planned_with_a_warning(allows):
     """An array that a distance is looked up in raises IndexError, what symbols have not an AttributeError."""
     pattern = mine(allows)
-    with pytest.warns(UserWarning, match="cannot be evaluated on whole tiles"):
+    with pytest.warns(spattn.PlanningWarning, match="cannot be evaluated on whole tiles"):
         made = spattn.plan(pattern, 400, tiling=spattn.Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(400, 400)])
 
@@ -148,7 +152,7 @@ def times(n, x):
     return x if n == 1 else times(n // 2, x) + times(n // 2, x)
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
+@pytest.mark.unfollowed
 @pytest.mark.parametrize(
     "allows",
     [

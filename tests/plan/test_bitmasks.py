@@ -80,7 +80,7 @@ def test_padded_tiles_share_bitmasks(tiles, at_once):
     content, padding = np.repeat(words[rows][:, :, None], SHAPE[1], axis=2), np.array([kind for _, kind in tiles], int)
     made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_masks, "_TILES_AT_ONCE", at_once)
+        patched.setattr(_masks, "_CELLS_AT_ONCE", at_once * SHAPE[0] * 64 * SHAPE[1])
         numbers = made.number(lambda some: content[some], padding, real)
     known = made.array()
     for tile, number in enumerate(numbers):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from spattn import Tiling, plan
+from spattn import PlanningWarning, Tiling, plan
 from spattn import patterns as p
 from spattn.patterns.authoring import Lattice, Part
 from spattn.planning.contract.types import grid_of
@@ -132,9 +132,11 @@ class Coprime(p.Pattern):
         return np.gcd(q + 1, k + 1) == 1
 
 
+@pytest.mark.unfollowed
+@pytest.mark.usefixtures("slow_plans", "no_plans")
 def test_predicate_without_rules_is_evaluated_in_every_cell():
     """The slow way finds the same tiles, and says that it was taken."""
     pattern = Coprime()
-    with pytest.warns(UserWarning, match="planning evaluates every cell"):
+    with pytest.warns(PlanningWarning, match="evaluated one by one, because allows"):
         made = plan(pattern, 100, 130, tiling=Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(100, 130)])

@@ -117,8 +117,18 @@ def plan(
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: expected a spattn.Tiling, got {tiling!r}")
     given = as_pattern(pattern, (None, heads, None, None))
-    own = {"tile": tiling.tile, "box": tiling.box, "workers": tiling.workers}
-    make = functools.partial(compiler.plan, given, q_len, kv_len, batch=batch, heads=heads, max_bytes=max_bytes, **own)
+    make = functools.partial(
+        compiler.plan,
+        given,
+        q_len,
+        kv_len,
+        batch=batch,
+        heads=heads,
+        tile=tiling.tile,
+        box=tiling.box,
+        workers=tiling.workers,
+        max_bytes=max_bytes,
+    )
     return slow.warned(given, make)
 
 

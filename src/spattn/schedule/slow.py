@@ -6,10 +6,10 @@ import time
 import warnings
 from collections.abc import Callable
 
+from .._util.making import making
 from ..errors import PlanningWarning
 from ..patterns import Pattern
 from ..planning import Plan
-from ..planning.tiles.undecided import REASONS
 
 __all__ = ["warned"]
 
@@ -21,18 +21,13 @@ _ADVICE = "make the plan once, with spattn.plan or spattn.plan_for, and pass it 
 def warned(pattern: Pattern, make: Callable[[], Plan], predicted_ms: Callable[[Plan], float] | None = None) -> Plan:
     """Return ``make()``; warn if it takes more than a second, or ten times the predicted call, of processor time.
 
-    Nested calls do not warn.
+    Plans that are made within share intermediate results, and do not warn.
     """
-    if REASONS.get() is not None:
-        return make()
-    reasons: list[str] = []
-    token, start = REASONS.set(reasons), time.thread_time()
-    try:
+    start = time.thread_time()
+    with making() as reasons:
         plan = make()
-    finally:
-        REASONS.reset(token)
     seconds = time.thread_time() - start
-    if seconds < _LEAST_SECONDS:
+    if reasons is None or seconds < _LEAST_SECONDS:
         return plan
     call_ms = float("inf") if predicted_ms is None else predicted_ms(plan)
     if seconds > _SECONDS or 1e3 * seconds > _TIMES * call_ms:

@@ -44,7 +44,7 @@ def by_rule(step: Step, value: Callable[[Any], Any], read: Callable[[Constant, A
 
 
 def constant_value(constant: Constant) -> Any:
-    """Return a constant as a scalar, or as an object array of Python and NumPy scalars; NotImplemented if it is long."""
+    """Return a constant as a scalar, or as an object array of scalars; NotImplemented if it is long."""
     array = constant.array
     if not array.ndim:
         return array[()]
@@ -55,7 +55,8 @@ def each_element(shape: tuple[int, ...], element: Callable[[tuple[int, ...]], An
     """Return the value of a tensor from its elements; NotImplemented if it has many."""
     if not shape:
         return element(())
-    return _array(shape, [element(at) for at in np.ndindex(shape)]) if math.prod(shape) <= _MOST_ELEMENTS else NotImplemented
+    is_short = math.prod(shape) <= _MOST_ELEMENTS
+    return _array(shape, [element(at) for at in np.ndindex(shape)]) if is_short else NotImplemented
 
 
 def _resolved(operand: Any, value: Callable[[Any], Any]) -> Any:
@@ -177,9 +178,9 @@ def _as(dtype: str, x: Any) -> Any:
     """Convert a value as PyTorch converts it to `dtype`."""
     if x is NotImplemented or _is_tensor(x):
         return x if x is NotImplemented else _each(functools.partial(_as, dtype), x)
-    own = np.result_type(x) if isinstance(x, (bool, int, float)) else x.dtype
+    own = np.dtype(np.result_type(x)) if isinstance(x, (bool, int, float)) else x.dtype
     if dtype == "bool":
-        return x if own == bool else np.not_equal(x, 0)
+        return x if own.kind == "b" else np.not_equal(x, 0)
     if dtype in _FLOATS:
         kind = np.dtype(dtype)
         return x if own == kind else x.astype(kind) if hasattr(x, "astype") else kind.type(x)
@@ -217,8 +218,9 @@ def _constant_divisor(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     """Return the rule of the division of floats."""
-    rounded = {None: lambda x: x, "trunc": np.trunc}.get(rounding_mode)
-    return NotImplemented if rounded is None else rounded(a / b)  # PyTorch's floor is not floor(a / b)
+    if rounding_mode == "floor":  # PyTorch's is not floor(a / b)
+        return NotImplemented
+    return np.trunc(a / b) if rounding_mode == "trunc" else a / b
 
 
 def _clamp(a: Any, least: Any = None, most: Any = None) -> Any:

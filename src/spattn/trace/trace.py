@@ -121,13 +121,15 @@ class Trace:
         """Return the trace of another result."""
         return replace(self, steps=self.needs(result), result=result)
 
-    def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
+    def evaluate(self, wanted: Ref | Constant, arguments: dict[int, np.ndarray]) -> np.ndarray:
         """Evaluate `wanted` for arrays that broadcast, by argument number.
 
         The result has the arrays' common shape, followed by the shape of `wanted`. Operations on some of the arrays
         alone are not repeated along the axes of the others.
         """
         shape = np.broadcast_shapes(*(x.shape for x in arguments.values()))
+        if isinstance(wanted, Constant):
+            return np.broadcast_to(wanted.array, shape + wanted.array.shape)
         if 0 in shape:
             return np.empty(shape + wanted.shape, wanted.dtype)  # torch.vmap refuses an empty batch
         steps = self.needs(wanted)
@@ -141,7 +143,7 @@ class Trace:
             along = tuple(0 if x.shape[axis] > 1 else None for x in padded)
             if any(at is not None for at in along):
                 function = torch.vmap(function, along)
-        given = (torch.tensor(x.reshape([n for n in x.shape if n > 1]), dtype=torch.int64, device="cpu") for x in padded)
+        given = (torch.tensor(x.squeeze(), dtype=torch.int64, device="cpu") for x in padded)
         try:
             with torch.no_grad():
                 found = function(*given)

@@ -16,6 +16,7 @@ from .evidence import Pairs
 
 __all__ = ["contents"]
 
+_LEAST_CELLS = 1 << 20  # a smaller mask is planned before the search ends
 _LISTED = 1 / 16  # masks with fewer pairs are planned pair by pair
 _SEARCHED = 1 / 4  # the tiles of denser masks are full, whatever their structure
 _MOST_PAIRS = 1 << 25  # the search takes about 10 ns and 6 bytes per pair
@@ -29,6 +30,8 @@ def contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
 
     The regular pattern has no listed pairs, and exactly the pairs of the mask.
     """
+    if mask.size < _LEAST_CELLS:
+        return None, None
     count = np.count_nonzero(mask)
     is_listed = count <= _LISTED * mask.size
     is_searched = 0 < count <= min(_SEARCHED * mask.size, _MOST_PAIRS) and _is_regular(mask)
@@ -50,9 +53,7 @@ def _is_regular(mask: np.ndarray) -> bool:
     if len(mask) < 2:
         return False
     one, other = mask[rows], mask[rows + 1]
-    differ = np.minimum(
-        np.count_nonzero(one != other, axis=1), np.count_nonzero(one[:, :-1] != other[:, 1:], axis=1)
-    )
+    differ = np.minimum(np.count_nonzero(one != other, axis=1), np.count_nonzero(one[:, :-1] != other[:, 1:], axis=1))
     return bool(np.mean(differ <= _ALIKE * np.count_nonzero(one, axis=1)) > _ALIKE)
 
 
@@ -62,9 +63,11 @@ def _lists(pattern: object) -> bool:
         return any(map(_lists, pattern))
     if not isinstance(pattern, Pattern):
         return False
-    return pattern._lists_pairs or any(
-        _lists(getattr(pattern, field.name)) for field in dataclasses.fields(pattern)
-    ) or isinstance(pattern, CSR)
+    return (
+        pattern._lists_pairs
+        or any(_lists(getattr(pattern, field.name)) for field in dataclasses.fields(pattern))
+        or isinstance(pattern, CSR)
+    )
 
 
 def _has_pairs(pattern: Pattern, pairs: Pairs, mask: np.ndarray) -> bool:

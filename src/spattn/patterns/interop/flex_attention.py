@@ -18,6 +18,7 @@ from .mask_mod import BATCH, HEAD, MaskMod
 
 __all__ = ["from_block_mask", "from_mask_mod"]
 
+
 def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> Pattern:
     """Create a pattern from a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)``.
 

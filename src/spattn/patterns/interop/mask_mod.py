@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._util.cached import cached_property
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
+from ..._util.making import shared
 from ..base.check import integer
 from ..base.class_registry import OPERATORS
 from ..base.content import ByContent
@@ -32,6 +33,7 @@ _SIDES = {QUERY, KEY}
 _OPERATORS = {"bitwise_and": "&", "logical_and": "&", "mul": "&", "bitwise_or": "|", "logical_or": "|", "add": "|"}
 _OF_DIFFERENCES = {f"aten.{name}.Tensor" for name in ("sub", "eq", "ne", "lt", "le", "gt", "ge")}
 _VIEWED = 32  # views of every n-th token are used if they have at least so many tokens
+_MOST_ELEMENTS = 1 << 24  # of a temporary tensor
 _MOST_NUMBERS = 1 << 20  # larger tables of numbers with two axes have no minima and maxima
 _MIXED = 2  # labels lie in any order if they change more than so many times for each class
 _BLOCK = 64  # queries or keys whose labels are compared as a whole
@@ -59,7 +61,7 @@ class MaskMod(ByContent, Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if not self.trace.used <= _SIDES:
             raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
-        return _composed(self.trace, q_len, kv_len)
+        return shared((self, q_len, kv_len), lambda: _composed(self.trace, q_len, kv_len))
 
     def allows(self, q: Any, k: Any) -> Any:
         raise ValueError("MaskMod: its rows depend on the lengths; use .bind(q_len, kv_len)")
@@ -132,9 +134,19 @@ class _Rows(Pattern):
                 if _is_two_sided(trace, step.result):
                     found = by_rule(step, value, _element)
                     if found is NotImplemented:
-                        return trace.evaluate(trace.result, {QUERY: q, KEY: k})
+                        return self._by_torch(q, k)
                     value.known[step.result.number] = found
         return value(trace.result)
+
+    def _by_torch(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """Evaluate the trace by PyTorch, in parts whose temporary tensors fit into memory."""
+        trace, shape = self.trace, np.broadcast_shapes(q.shape, k.shape)
+        largest = max((math.prod(s.result.shape) for s in trace.steps if _is_two_sided(trace, s.result)), default=1)
+        count = min(-(-math.prod(shape) * largest // _MOST_ELEMENTS), shape[0] if shape else 1)
+        if count < 2:
+            return trace.evaluate(trace.result, {QUERY: q, KEY: k})
+        parts = zip(*(_split(x, shape, count) for x in (q, k)), strict=True)
+        return np.concatenate([trace.evaluate(trace.result, {QUERY: own_q, KEY: own_k}) for own_q, own_k in parts])
 
     def _on_tiles(self, q: Any, k: Any) -> Any:
         """Evaluate the trace for the planner's symbolic positions."""
@@ -161,7 +173,7 @@ class _Rows(Pattern):
                 continue
             q.pairs.source[:] = [trace.lines.get(step.result.number, "")]
             try:
-                found = by_rule(step, value, self._read)
+                found = by_rule(step, value, self._looked_up)
             except (TypeError, OverflowError):  # operands outside the planner's rules
                 found = NotImplemented
             if found is NotImplemented and step.result.dtype and not step.result.shape:
@@ -170,7 +182,7 @@ class _Rows(Pattern):
             value.known[step.result.number] = found
         return value(trace.result)
 
-    def _read(self, constant: Constant, indices: Sequence[Any]) -> Any:
+    def _looked_up(self, constant: Constant, indices: Sequence[Any]) -> Any:
         """Look elements of a captured tensor up; symbolic indices may be negative, as in PyTorch."""
         fixed = tuple(slice(None) if hasattr(x, "read") else int(x) for x in indices)
         symbols = [x for x in indices if hasattr(x, "read")]
@@ -181,7 +193,6 @@ class _Rows(Pattern):
         if table is not None and len(symbols) == 1:
             symbols = [symbols[0] + table.shape[0] // 2]
         return NotImplemented if table is None else symbols[0].read(table, symbols)
-
 
     def __repr__(self) -> str:
         return f"<{self.trace.name}>"
@@ -200,6 +211,13 @@ def _element(constant: Constant, indices: Sequence[Any]) -> np.ndarray:
         code = code * length + (np.where(index < 0, index + length, index) if least < 0 else index)
     values = array.reshape(-1).take(code)
     return values.astype(np.int64) if values.dtype.kind in "iu" else values
+
+
+def _split(x: np.ndarray, shape: tuple[int, ...], count: int) -> list[np.ndarray]:
+    """Split an array that broadcasts to `shape` along the first axis of `shape`."""
+    if x.ndim < len(shape) or x.shape[0] == 1:
+        return [x] * count
+    return np.array_split(x, count)
 
 
 def _table_of(array: np.ndarray) -> BlockTable | NumberTable | None:
@@ -248,7 +266,7 @@ def _is_two_sided(trace: Trace, x: Any) -> bool:
     return trace.depends[x.number] >= _SIDES
 
 
-# -- labels and strides ------------------------------------------------------------------------------------------------------
+# -- labels and strides ------------------------------------------------------------------------------------------------
 
 
 def _joined(trace: Trace, step: Step | None) -> str | None:
@@ -280,8 +298,8 @@ def _is_equality(trace: Trace, step: Step | None) -> bool:
 
 def _is_causal(step: Step | None) -> bool:
     """Return whether a step compares the row with the key as :class:`Causal` does."""
-    numbers = None if step is None else [getattr(x, "number", -1) for x in step.args if not isinstance(x, tuple)]
-    return step is not None and (step.name, numbers) in (("aten.ge.Tensor", [QUERY, KEY]), ("aten.le.Tensor", [KEY, QUERY]))
+    sides = {"aten.ge.Tensor": [QUERY, KEY], "aten.le.Tensor": [KEY, QUERY]}.get(step.name if step else "")
+    return step is not None and sides == [getattr(x, "number", -1) for x in step.args]
 
 
 @dataclass(frozen=True)

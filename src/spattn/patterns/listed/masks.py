@@ -10,6 +10,7 @@ import numpy as np
 from ..._util.cached import cached_property
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
+from ..._util.making import shared
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
@@ -47,35 +48,25 @@ class Mask(ArrayPattern):
     def __post_init__(self) -> None:
         self._freeze(bool, "mask")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"mask": self.mask}
-
-    def at(self, batch: int, head: int) -> Pattern:
-        found = super().at(batch, head)
-        return self if found is self else self._entries.setdefault((batch, head), found)
-
-    @cached_property
-    def _entries(self) -> dict[tuple[int, int], Pattern]:
-        """The masks of batch entries and heads, kept with what was found in them."""
-        return {}
-
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.mask.shape[-2:] != (q_len, kv_len):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
         if self.sizes() != (1, 1):
             return self._bound()
-        structure, pairs = self._contents
-        if structure is not None:
-            return structure.bind(q_len, kv_len)
-        return self._bound() if pairs is None else _ListedMask(self._bound(), q_offset(q_len, kv_len), pairs)
+        own: np.ndarray = self._only(self.mask)
+        where = own.__array_interface__["data"][0], own.shape  # heads are parts of one array
+        found, _ = shared((Mask, *where), lambda: (self._planned(own), own))  # `own` keeps its memory from others
+        return found
 
-    @cached_property
-    def _contents(self) -> tuple[Pattern | None, Pattern | None]:
-        """The regular pattern of a mask of one head, and the bound CSR pattern of a sparse one; None if it has none."""
+    def _planned(self, own: np.ndarray) -> Pattern:
+        """Return the pattern to plan: a regular one, or the bound mask, with its pairs listed if it is sparse."""
         with whole_imports:  # late: discovery imports this module
             from ..discovery.of_mask import contents
 
-        return contents(self._only(self.mask))
+        structure, pairs = contents(own)
+        if structure is not None:
+            return structure.bind(*own.shape)
+        return self._bound() if pairs is None else _ListedMask(self._bound(), q_offset(*own.shape), pairs)
 
     @cached_property
     def _table(self) -> BlockTable:

@@ -21,7 +21,10 @@ def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
     """Return whether key block `b` is set in row `a` of the table."""
     if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
         return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
-    x, y = as_pair(pairs, a), as_pair(pairs, b)
+    return _lookup(pairs, table, a, b, as_pair(pairs, a), as_pair(pairs, b))
+
+
+def _lookup(pairs: TilePairs, table: Any, a: Any, b: Any, x: Pair, y: Pair) -> Pair:
     lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
     return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
 
@@ -32,15 +35,17 @@ def read(pairs: TilePairs, table: BlockTable | NumberTable, indices: Sequence[An
     shape, inside = table.shape, np.ones(len(pairs.query_box), bool)
     for side, length in zip(sides, shape, strict=True):
         inside &= (side.lo >= 0) & (side.hi < length)
-    if hasattr(table, "contains"):
-        found = looked_up(pairs, table, *indices)
-        key = combine(found.key, inside.astype(np.int64)) if pairs.with_keys else None
+    bounds = getattr(table, "bounds", None)
+    if bounds is None:
+        found = _lookup(pairs, table, *indices, *sides)
+        place: Any = combine(*(side.key for side in sides))  # None without keys
+        key = None if place is None else combine(found.key, np.where(inside, -1, place - place.min(initial=0)))
         return boolean(pairs, found.lo & inside, found.hi | ~inside, key)
     lows, highs = (
         [np.clip(end, 0, length - 1) for end, length in zip(ends, shape, strict=True)]
         for ends in zip(*((side.lo, side.hi) for side in sides), strict=True)
     )
-    lo, hi = table.bounds(lows, highs)
+    lo, hi = bounds(lows, highs)
     if lo.dtype.kind in "iu":
         lo, hi = np.where(inside, lo, -MOST), np.where(inside, hi, MOST)
     return between(pairs, lo, hi, inside & np.isfinite(lo) & np.isfinite(hi), tuple(indices))

@@ -60,7 +60,7 @@ def summed(pairs: TilePairs, terms: Sequence[Any]) -> Pair:
     ends = [interval(pairs, x) for x in terms]
     dtype = np.result_type(*(x.dtype for x in terms))
     with np.errstate(all="ignore"):
-        lo, hi = (functools.reduce(np.add, (np.asarray(end, float) for end in side)) for side in zip(*ends, strict=True))
+        lo, hi = (functools.reduce(np.add, (np.asarray(x, float) for x in side)) for side in zip(*ends, strict=True))
         sizes = (np.maximum(*np.abs(np.array(np.broadcast_arrays(*own), float))) for own in ends)
         error = 2 * len(terms) * float(np.finfo(dtype).eps) * functools.reduce(np.add, sizes)
         lo, hi = (lo - error).astype(dtype), (hi + error).astype(dtype)

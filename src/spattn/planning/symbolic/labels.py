@@ -43,10 +43,10 @@ def match_key(pairs: TilePairs, a: OneSide, b: OneSide) -> np.ndarray | None:
     """Return the key of an equality: which cells of each box are equal, and which values of the boxes; or None."""
     if not pairs.with_keys:
         return None
-    labels = [_labels(x.integers.take(np.unique(x.box))) for x in (a, b)]
-    if labels[0] is None or labels[1] is None:
+    of_a, of_b = (_labels(x.integers.take(np.unique(x.box))) for x in (a, b))
+    if of_a is None or of_b is None:
         return None
-    (kind_a, values_a), (kind_b, values_b) = labels
+    (kind_a, values_a), (kind_b, values_b) = of_a, of_b
     at_a, at_b = (np.unique(x.box, return_inverse=True)[1] for x in (a, b))
     match = np.zeros(len(at_a), np.int64)
     for i, j in itertools.product(range(values_a.shape[1]), range(values_b.shape[1])):

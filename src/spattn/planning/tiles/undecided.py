@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
+from ..._util.making import note
 from ...patterns import Pattern
 
-__all__ = ["REASONS", "announce"]
-
-REASONS: ContextVar[list[str] | None] = ContextVar("REASONS", default=None)
-"""Why plans that are being made evaluate pairs one by one; None if nobody asks."""
+__all__ = ["announce"]
 
 _MOST_CELLS = 1 << 30  # evaluation takes about ten seconds for a few operations, a minute for slow ones
 _ADVICE = (
@@ -26,6 +22,4 @@ def announce(pattern: Pattern, unfollowed: list[str], tiles: int, cells: int) ->
             f"pattern: expected at most {_MOST_CELLS} pairs to evaluate one by one, got {cells} in {pattern!r}: "
             f"{why}; {_ADVICE}"
         )
-    reasons = REASONS.get()
-    if reasons is not None:
-        reasons.append(f"{cells} pairs in {tiles} tiles were evaluated one by one, because {why}; {_ADVICE}")
+    note(f"{cells} pairs in {tiles} tiles were evaluated one by one, because {why}; {_ADVICE}")
