@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spattn.patterns.hints import table as _table
-from spattn.patterns.hints.table import BlockTable
+from spattn.patterns.hints.table import BlockTable, NumberTable
 
 
 def rectangles(shape, count=400):
@@ -64,3 +64,17 @@ def test_content_decides():
     assert table != BlockTable(cells)
     with pytest.raises(ValueError, match="read-only"):
         table.cells[0, 0] = False
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (300,), (1, 1), (9, 70), (33, 5)])
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.float32])
+def test_extremes_of_boxes(shape, dtype):
+    rng = np.random.default_rng(2)
+    values = (rng.random(shape) < 0.1) if dtype is bool else rng.integers(-99, 99, shape).astype(dtype)
+    ends = [np.sort(rng.integers(0, n, (2, 200)), axis=0) for n in shape]
+    table = NumberTable(values)
+    for _ in range(2):  # made and remembered
+        least, greatest = table.bounds(*zip(*ends, strict=True))
+        for n in range(200):
+            part = values[tuple(slice(low[n], high[n] + 1) for low, high in ends)]
+            assert (least[n], greatest[n]) == (part.min(), part.max())

@@ -36,6 +36,8 @@ def by_rule(step: Step, value: Callable[[Any], Any], read: Callable[[Constant, A
         return NotImplemented if _unknown(operands) else _OF_SHAPES[name](*operands, **dict(step.options))
     if name == "index":
         return _index(step, value, read)
+    if name == "isin":
+        return _member(step, value)
     if name in ("any", "all"):
         return _reduced(step, value, np.logical_or if name == "any" else np.logical_and)
     if name in ("sum", "dot", "linalg_vector_norm"):
@@ -325,6 +327,16 @@ def _index(step: Step, value: Callable[[Any], Any], read: Callable[[Constant, An
         return NotImplemented
     operands = [value(x) for x in indices]
     return NotImplemented if _unknown(operands) else read(table, operands)
+
+
+def _member(step: Step, value: Callable[[Any], Any]) -> Any:
+    """Return whether an integer is in a captured tensor of integers."""
+    if len(step.args) != 2 or step.options or [_kind(x) for x in step.args] != ["integer", "integer"]:
+        return NotImplemented
+    x, table = value(step.args[0]), step.args[1]
+    if x is NotImplemented or not isinstance(table, Constant):
+        return NotImplemented
+    return _each(lambda own: np.isin(own, table.array.astype(np.int64)), x)
 
 
 def _axes(shape: tuple[int, ...], dims: Any) -> tuple[int, ...]:
