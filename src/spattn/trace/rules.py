@@ -1,9 +1,9 @@
 """Map PyTorch operations to NumPy operators, which the planner evaluates on whole tiles, or on cells.
 
-A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. Values are NumPy arrays, the
-planner's symbols, and object arrays of these for tensors with a few elements per pair. NumPy's and PyTorch's integers,
-and their correctly rounded floats, are equal. Other functions of floats are PyTorch's for arrays; for symbols, their
-intervals are wider than the rounding errors of both libraries. Floats of one pair are added in order.
+A rule takes the operands of a step and returns PyTorch's result, or NotImplemented. Values are the planner's symbols of
+tiles or the values of a program of cells, and object arrays of these for tensors with a few elements per pair. NumPy's
+and PyTorch's integers, and their correctly rounded floats, are equal. Other functions of floats are PyTorch's on cells;
+on tiles, their intervals are wider than the rounding errors of both libraries. Floats of one pair are added in order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .program import Recorded
 from .trace import PART, Constant, Ref, Step
 
 __all__ = ["by_rule", "constant_value", "each_element"]
@@ -231,18 +232,22 @@ def _clamp(a: Any, least: Any = None, most: Any = None) -> Any:
 
 
 def _by_torch(name: str, ufunc: Callable[..., Any], a: Any, *more: Any) -> Any:
-    """Apply a function of floats that the libraries round differently: PyTorch's to arrays, NumPy's to symbols."""
-    if not isinstance(a, (np.ndarray, np.generic)):
-        return ufunc(a, *more)
+    """Apply a function of floats that the libraries round differently: PyTorch's to cells, NumPy's to tiles."""
+    return a.record(functools.partial(_of_torch, name), a, *more) if isinstance(a, Recorded) else ufunc(a, *more)
+
+
+def _of_torch(name: str, a: np.ndarray, *more: Any) -> np.ndarray:
     with torch.no_grad():
         found: np.ndarray = getattr(torch, name)(torch.from_numpy(np.array(a)), *more).numpy()
     return found
 
 
 def _power(a: Any, exponent: Any) -> Any:
-    if isinstance(a, np.ndarray) and isinstance(exponent, (int, float)):
-        return a * a if exponent == 2 else _by_torch("pow", np.power, a, exponent)
-    return np.power(a, exponent) if hasattr(a, "pairs") or hasattr(exponent, "pairs") else NotImplemented
+    if not isinstance(a, Recorded):
+        return np.power(a, exponent) if hasattr(a, "dtype") or hasattr(exponent, "dtype") else NotImplemented
+    if not isinstance(exponent, (int, float)):
+        return NotImplemented
+    return a * a if exponent == 2 else _by_torch("pow", np.power, a, exponent)
 
 
 def _shift(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ __all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
-_CELLS_AT_ONCE = 1 << 18  # cells of the tiles in a chunk of boolean arrays
+_CELLS_AT_ONCE = 1 << 20  # cells of the tiles in a chunk of boolean arrays
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
