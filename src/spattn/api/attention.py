@@ -106,6 +106,8 @@ def attention(
     EfficiencyWarning
         Once per CPU plan, if fewer than 5 % of the computed pairs are allowed and dense attention is predicted to be
         faster.
+    PlanningWarning
+        If a new plan takes more than a second, or more than 0.25 s and ten times the predicted time of the call.
 
     Notes
     -----

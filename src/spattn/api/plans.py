@@ -91,8 +91,14 @@ def plan(
     ValueError
         If the pattern does not match the lengths, the batch size or the heads; if a number is out of range; if the plan
         would have 2³¹ or more runs of tiles (tiles, for :func:`plan_for` on a GPU), or would need more than `max_bytes`
-        of memory (the message states the amount); if a lattice in ``pattern.parts()`` leaves the sequence or repeats a
+        of memory (the message states the amount); if more than 2³⁰ pairs would be evaluated one by one; if a lattice in ``pattern.parts()`` leaves the sequence or repeats a
         position.
+
+    Warns
+    -----
+    PlanningWarning
+        If planning takes more than a second of processor time. :func:`plan_for` and calls also warn if it takes more
+        than 0.25 s and ten times the predicted time of a call.
 
     Notes
     -----
@@ -100,7 +106,7 @@ def plan(
     expressions of the query alone or the key alone always qualify. Expressions of both qualify if they consist of sums,
     differences, products, comparisons, minima, maxima, absolute values, and ``//`` and ``%`` by constants. Any other
     expression is evaluated cell by cell, on one tile of each equivalence class that the rest of the predicate does not
-    decide; a warning gives the number of these tiles. A plan over a limit is rejected before its tiles are listed.
+    decide. A plan over a limit is rejected before its tiles are listed.
 
     Examples
     --------

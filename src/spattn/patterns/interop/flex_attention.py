@@ -47,14 +47,17 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
         tensor, draws random numbers with PyTorch, refers to a tensor that is sparse, nested, quantized or without data,
         or uses an operation that :func:`torch.vmap` does not support.
     ValueError
-        During planning, if an index into a tensor is out of range.
+        During planning, if an index into a tensor is out of range, or if more than 2³⁰ pairs would be evaluated one by
+        one.
 
     Notes
     -----
     PyTorch evaluates terms of the query alone or of the key alone, once per position. The planner evaluates terms of
-    both on whole tiles, if they consist of sums, differences, comparisons, minima, maxima, absolute values, ``//`` and
-    ``%`` by constants, and boolean operators. Other terms cause a warning, and are evaluated for every pair that the
-    rest of the mask leaves undecided.
+    both on whole tiles, if they consist of arithmetic, comparisons, bitwise and boolean operators, monotone functions,
+    look-ups in tensors, and ``any``, ``all`` and ``sum`` of small vectors. Equal remainders by a constant become views
+    of every n-th token, and equal labels in any order become :class:`~spattn.patterns.Clusters`. Other terms, and tiles
+    that no rule decides, are evaluated pair by pair, on one tile of each equivalence class that the rest of the mask
+    leaves undecided. Floats that a ``sum`` adds are added in order.
 
     References
     ----------
