@@ -34,8 +34,8 @@ constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
 constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
 // Positions, numbers of diagonals and words of dropout may take the place of a stage, or of a third query tile.
 constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
-// Words are in a ring of their own. Once a stage is empty for the keys of iteration i, consumers have read the words of
-// iteration i - kWordStages: they release those keys' values, or the next keys, after these.
+// Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the
+// keys of iteration i, consumers have released K0 or, after the words of iteration i - kWordStages, a later K or V.
 constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 : 0;
 constexpr uint32_t kSharedBytes = SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) +
                                   SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4;

@@ -116,15 +116,20 @@ struct Consumer {
     return mask;
   }
 
-  // Computes the weights of an iteration, whose keys are in `stage`; releases the stage if the scores are modified.
+  // Computes the weights of an iteration, whose keys are in `stage`. Releases the stage if the scores are modified; with
+  // dropout, the CTA's first stage only after its words have been read: the producer fills its next stage before any
+  // values have been released (config.cuh).
+  template <bool kFirst = false>
   __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, uint32_t stage,
                                         float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     scores.apply(s, p, own, shared, stage);
-    if constexpr (kModified) release(stage);
+    constexpr bool kLate = kFirst && Score::kDrops;
+    if constexpr (kModified && !kLate) release(stage);
     if (mask.partial) mask.apply(s);
     const bool moved = softmax.update(s, Scores::scale_log2(own), rescale);
     drops.apply(s, shared);
+    if constexpr (kLate) release(stage);
     return moved;
   }
 
@@ -318,9 +323,9 @@ struct Consumer {
     const uint32_t stage = ring.stage;
     wgmma_wait<0>();
     pin(s);
-    if constexpr (!kModified) release(stage);
+    if constexpr (!kModified && !Score::kDrops) release(stage);
     ring.advance();
-    weigh(s, mask, stage, rescale);
+    weigh<true>(s, mask, stage, rescale);
   }
 
   // Tells the writer that there are no more tasks.
