@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "common/chain.cuh"
+
 namespace spattn::common {
 
 constexpr int kThreads = 256;
@@ -21,6 +23,9 @@ struct DropoutWords {
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(DropoutWords)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) dropout_words(const __grid_constant__ DropoutWords p) {
+#if __CUDA_ARCH__ >= 900
+  let_next_start();
+#endif
   const int64_t number = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t length = int64_t(p.q_len) + p.kv_len, head = number / length;
   if (head >= int64_t(p.batch) * p.heads_q) return;

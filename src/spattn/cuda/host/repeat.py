@@ -118,9 +118,7 @@ class Repeated:
                 return None
             keep_if_captured(self.device, stream, launches)
             given = *problem, score, sinks
-            # The kernel of dropout's words, which precedes, must have ended.
-            early = 0 if self._general.binder.drops else launches.computes
-            written = launches.write([given], workspace, stream, early=early, moved=moved)
+            written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
         return cast("list[Launch]", self._launches.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
