@@ -109,6 +109,13 @@ class ArrayNamespace:
         """Return the array's address, shape, and strides in elements."""
         raise NotImplementedError
 
+    def seed(self, x: Any) -> tuple[int, Any] | None:
+        """Return the address of the integer `x` as 64 bits, and its owner; None if `x` must be read by the host.
+
+        The caller may change `x` afterwards.
+        """
+        return None
+
     def stream(self, x: Any) -> int | None:
         """Return the raw handle of the caller's stream; None if the library does not expose it."""
         return None
