@@ -110,9 +110,9 @@ class ArrayNamespace:
         raise NotImplementedError
 
     def seed(self, x: Any) -> tuple[int, Any] | None:
-        """Return the address of the integer `x` as 64 bits, and its owner; None if `x` must be read by the host.
+        """Return the address of the 64 bits of an integer, and their owner; None if `x` is no integer.
 
-        The caller may change `x` afterwards.
+        The caller may change `x` afterwards. By default None: the host reads `x`.
         """
         return None
 

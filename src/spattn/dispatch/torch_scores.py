@@ -115,9 +115,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse, sinks, seed, allowed, *captured = (
-        ctx.saved_tensors
-    )  # read once: checkpoints refuse a second time
+    # Read once: checkpoints refuse a second time.
+    q, k, v, out, lse, sinks, seed, allowed, *captured = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout  # out is unused
     wanted = [own and x.is_floating_point() for own, x in zip(ctx.needs_input_grad[4], captured, strict=True)]
     modified = sinks, captured, *ctx.numbers, seed, ctx.dropout_p
