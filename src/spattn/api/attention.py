@@ -28,7 +28,7 @@ def attention(
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
     dropout_p: float = 0.0,
-    seed: int | None = None,
+    seed: Any = None,
     **others: Never,
 ) -> Any:
     r"""Compute softmax attention over the (query, key) pairs that a pattern allows.
@@ -70,8 +70,9 @@ def attention(
     dropout_p : float, optional
         Share of the attention weights to drop, in [0, 1), rounded to a multiple of 2⁻³²; the others are divided by
         ``1 - dropout_p``. Pass it in training only. :func:`spattn.testing.dropout_mask` returns the pairs.
-    seed : int, optional
-        In [0, 2**64); required if ``dropout_p > 0``. Calls with equal seeds and shares drop the same pairs.
+    seed : int or integer array without axes, optional
+        In [0, 2**64); required if ``dropout_p > 0``. Calls with equal seeds and shares drop the same pairs. A PyTorch
+        tensor on the GPU of `q` is read by the kernels, modulo 2**64.
     **others
         Not accepted: keywords of other attention functions raise a TypeError that says what to pass instead.
 
@@ -119,9 +120,9 @@ def attention(
     PyTorch autograd differentiates out and lse once, through :func:`attention_backward`, also with respect to the
     tensors that `score` captures; double backward is not supported. In graphs of :func:`torch.compile` and
     :mod:`torch.export` the call is a single operator with the serialized pattern as an attribute, or the mask as an
-    input; a score function's expression is an attribute, too, and what it captures are inputs. With dropout,
-    torch.compile breaks the graph. ``torch.autocast`` casts q, k and v as it does for ``scaled_dot_product_attention``,
-    except float64. In JAX programs use ``spattn.jax.attention``.
+    input; a score function's expression is an attribute, too, and what it captures and `seed` are inputs.
+    ``torch.autocast`` casts q, k and v as it does for ``scaled_dot_product_attention``, except float64. In JAX programs
+    use ``spattn.jax.attention``.
 
     Examples
     --------
@@ -187,7 +188,7 @@ def attention_backward(
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
     dropout_p: float = 0.0,
-    seed: int | None = None,
+    seed: Any = None,
 ) -> tuple[Any, ...]:
     r"""Compute the gradients of :func:`attention` with respect to q, k and v, captured arrays and sinks.
 

@@ -34,7 +34,7 @@ def grouped_attention(
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
     dropout_p: float = 0.0,
-    seed: int | None = None,
+    seed: Any = None,
 ) -> list[Any]:
     r"""Compute softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 

@@ -181,7 +181,7 @@ def _read(score: Any, sinks: Any, dropout_p: float, seed: Any, q: Any, *others: 
     if traced(q):
         return None
     scores = _scores()
-    dropout = None if dropout_p == 0.0 else scores.Dropout.of(dropout_p, seed)
+    dropout = None if dropout_p == 0.0 else scores.dropout_of(dropout_p, seed, q)
     found: Given | None = scores.read(score, sinks, dropout, q, *others, **options)
     return found
 

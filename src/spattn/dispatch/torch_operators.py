@@ -126,9 +126,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-    if modified.get("dropout_p", 0.0) != 0.0:
-        return _with_dropout(_eager, q, k, v, pattern, scale=scale, **options, **modified)
-    modified = _of_scores(modified)
+    modified = _without_defaults(modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
@@ -158,9 +156,7 @@ def attention_backward(
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-    if modified.get("dropout_p", 0.0) != 0.0:
-        return _with_dropout(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
-    modified = _of_scores(modified)
+    modified = _without_defaults(modified)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
@@ -174,21 +170,22 @@ def attention_backward(
     return tuple([given.back(x) for x in gradients])
 
 
-def _of_scores(modified: dict[str, Any]) -> dict[str, Any]:
-    """Return what a call has of score= and sinks=."""
-    return {name: modified[name] for name in ("score", "sinks") if modified.get(name) is not None}
+def _without_defaults(modified: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call has of score=, sinks=, and dropout_p= with seed=."""
+    dropout = ("dropout_p", "seed") if modified.get("dropout_p", 0.0) != 0.0 else ()
+    return {name: modified[name] for name in ("score", "sinks", *dropout) if modified.get(name) is not None}
 
 
 def _operator(
-    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], score: Any = None, sinks: Any = None
+    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], **modified: Any
 ) -> tuple[Any, Any]:
     """Return out and lse of the operator of a call."""
     found: tuple[Any, Any]
-    if score is None and sinks is None:
-        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
-    else:
-        captured = torch_scores.captured_by(score, sinks, *operands[:2])
+    if modified:
+        captured = torch_scores.captured_by(*operands[:2], **modified)
         found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+    else:
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
     return found
 
 
@@ -241,17 +238,6 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_dropout(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
-    if traced(arguments[0]):
-        raise TypeError(
-            "dropout_p: PyTorch graphs of one piece and torch.vmap do not support it yet; use torch.compile without "
-            "fullgraph=True, or call spattn.attention outside the graph"
-        )
-    return function(*arguments, **options)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
@@ -271,11 +257,9 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `modified` may have ``score=``, ``sinks=`` and ``dropout_p=``. `text` is the serialized pattern, which lets
-    torch.compile guard on the pattern's value and not on its identity.
+    `modified` may have ``score=``, ``sinks=``, ``dropout_p=`` and ``seed=``. `text` is the serialized pattern, which
+    lets torch.compile guard on the pattern's value and not on its identity.
     """
-    if "dropout_p" in modified:
-        return _with_dropout(_attend_padded, q, k, v, valid, pattern, **modified)
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return _operator([q, k, v], text, valid, (None, "auto", None), **modified)[0]
     if valid is None:
@@ -284,11 +268,12 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
-    if "dropout_p" in modified:
-        modified["seed"] = draw_seed()
     return _eager(q, k, v, pattern if valid is None else pattern & padding(valid), **modified)
 
 
-def draw_seed() -> int:
-    """Draw a seed of dropout from PyTorch's generator on the CPU, whose state gradient checkpoints restore."""
-    return int(torch.randint(1 << 62, ()))
+def draw_seed() -> torch.Tensor:
+    """Draw a seed of dropout from PyTorch's generator on the CPU, in each run of a graph.
+
+    Gradient checkpoints restore the state of the generator.
+    """
+    return torch.randint(1 << 62, (), device="cpu")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..dispatch import as_pattern
-from ..dispatch.torch_operators import attend
+from ..dispatch.torch_operators import attend, draw_seed
 from ..dispatch.torch_text import text_of
 from ..patterns import Pattern
 from ..patterns.base.check import integer
@@ -214,7 +214,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         named = {"score": self.score, "sinks": self.sinks}
         modified = {name: given for name, given in named.items() if given is not None}
         if self.training and self.dropout != 0.0:
-            modified["dropout_p"] = self.dropout
+            modified |= {"dropout_p": self.dropout, "seed": draw_seed()}
         out = attend(q, k, v, valid, self._text, self._pattern, **modified)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 

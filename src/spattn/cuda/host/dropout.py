@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...request.dropout import DeviceSeed
 from ..driver.device import Device
 from ..driver.launch import kernel
 from ..driver.structs import packer
@@ -14,7 +15,7 @@ __all__ = ["DROPOUT_WORDS", "launch_words"]
 
 DROPOUT_WORDS = np.dtype(
     [
-        *((name, "u8") for name in ("rows", "words", "seed")),
+        *((name, "u8") for name in ("rows", "words", "seed", "device_seed")),
         *((name, "i4") for name in ("batch", "heads_q", "q_len", "kv_len")),
     ]
 )
@@ -24,7 +25,7 @@ _pack = packer(DROPOUT_WORDS).pack
 def launch_words(
     device: Device,
     stream: int,
-    seed: int,
+    seed: int | DeviceSeed,
     batch: int,
     heads_q: int,
     q_len: int,
@@ -44,5 +45,6 @@ def launch_words(
     structs = {"DropoutWords": DROPOUT_WORDS}
     own = kernel(device, "common/dropout_words.cu", device.arch, {}, structs, "dropout_words")
     blocks = -(-batch * heads_q * (q_len + kv_len) // own.threads)
-    own.launch(blocks, _pack(rows, words, seed, batch, heads_q, q_len, kv_len), stream)
+    seeds = (0, seed.address) if isinstance(seed, DeviceSeed) else (seed, 0)
+    own.launch(blocks, _pack(rows, words, *seeds, batch, heads_q, q_len, kv_len), stream)
     return rows, words
