@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "CompilingBackend",
     "GroupingBackend",
     "Limits",
     "PredictingBackend",
@@ -53,6 +54,8 @@ class Limits(NamedTuple):
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
         Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
+    compiles : bool
+        Whether kernels are compiled at first use: the backend is a :class:`CompilingBackend`.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
@@ -63,6 +66,7 @@ class Limits(NamedTuple):
     grows: bool = False
     groups: bool = False
     selects: bool = False
+    compiles: bool = False
     predicts: bool = False
 
 
@@ -186,6 +190,16 @@ class PredictingBackend(Backend, Protocol):
 
     def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
         """Return a plan of the same pattern with a lower predicted time, or None."""
+
+
+class CompilingBackend(Backend, Protocol):
+    """A backend that compiles kernels at their first use."""
+
+    def compile_backward(self, call: Call, plan: Plan) -> None:
+        """Start to compile the kernels of :meth:`prepare_backward` that are in no cache, and wait for none of them.
+
+        The call of a kernel raises the errors of its compilation.
+        """
 
 
 class GroupingBackend(Backend, Protocol):

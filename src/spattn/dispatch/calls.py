@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .._util.imports import whole_imports
 from .._util.index_checks import LONGEST
-from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
+from .._util.meanwhile import meanwhile
+from ..arrays import NUMPY, ArrayNamespace, autocast, namespace_of, of_any_length, recorder, traced
 from ..arrays import cache_key as cache_key_of
-from ..backends import Backend, DynamicMaskBackend, PredictingBackend
+from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
@@ -75,6 +76,7 @@ def attention(
         wants_lse = return_lse or record is not None
         call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
         call = _with_score(call, given)
+        work = None
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
@@ -83,9 +85,12 @@ def attention(
             del options["scale"]
             backward = gradients or attention_backward if given is None else backward_with_score
             record = functools.partial(record, functools.partial(backward, pattern=constant, **options))
-        prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
-    else:
-        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+            work = functools.partial(_compile_backward, _with_wanted(call, given), constant, backend)
+        with meanwhile(work):
+            prepared = _prepare(call, pattern, backend, key, record=record)
+            found = prepared.run(q, k, v, call.scale, *_more(given))
+        return found if return_lse else found[0]
+    scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
     found = prepared.run(q, k, v, scale) if given is None else prepared.run(q, k, v, scale, *_more(given))
     return found if return_lse else found[0]
 
@@ -259,6 +264,22 @@ def _prepare(
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
+
+
+def _compile_backward(call: Call, pattern: Pattern | Plan, backend: str) -> None:
+    """Start to compile the kernels of a call's backward pass."""
+    module = backend_for(call, backend)
+    if module.LIMITS.compiles:
+        cast(CompilingBackend, module).compile_backward(call, find_plan(module, pattern, call, backward=True))
+
+
+def _with_wanted(call: Call, given: Given | None) -> Call:
+    """Return the call of the backward pass, with the captured arrays that need a gradient; autograd is recording."""
+    if given is None or call.score is None:
+        return call
+    kinds = map(namespace_of, given.tables)
+    wanted = tuple(kind is not None and kind.wants_gradient(x) for kind, x in zip(kinds, given.tables, strict=True))
+    return replace(call, score=call.score._replace(wanted=wanted))
 
 
 def _selected(pattern: Any) -> MaskedPattern | None:
