@@ -9,12 +9,13 @@ from common import INK
 UNFUSED = {
     "times_numpy": ("NumPy", "#c0504d"),
     "times_torch": ("PyTorch, eager", "#e0a080"),
+    "times_reused": ("faster of both, memory reused", "#6f94bd"),
     "times_tuned": ("faster of both, tuned", "#7a9a5a"),
 }
 
 paths = sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("chains_c*.json"))
 figure, axes = plt.subplots(
-    1, max(len(paths), 1), figsize=(4.6 * max(len(paths), 1), 4.2), layout="constrained", squeeze=False
+    1, max(len(paths), 1), figsize=(4.6 * max(len(paths), 1), 5.0), layout="constrained", squeeze=False
 )
 for axis, path in zip(axes[0], paths, strict=False):
     record = json.loads(path.read_text())
@@ -34,6 +35,6 @@ for axis, path in zip(axes[0], paths, strict=False):
     axis.spines[["top", "right"]].set_visible(False)
 if paths:
     handles = axes[0, 0].get_legend_handles_labels()  # of the CPU, which has all contenders
-    figure.legend(*handles, fontsize=8, loc="outside upper center", ncols=2, frameon=False)
+    figure.legend(*handles, fontsize=8, loc="outside upper center", ncols=3, frameon=False)
 else:
     axes[0, 0].set_title("not measured yet")
