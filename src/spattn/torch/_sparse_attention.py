@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..dispatch import as_pattern
 from ..dispatch.torch_operators import attend, draw_seed
 from ..dispatch.torch_text import text_of
 from ..patterns import Pattern
 from ..patterns.base.check import integer
+from ..patterns.conversion import as_pattern
 from ..request.dropout import Dropout
 
 __all__ = ["SparseAttention"]
