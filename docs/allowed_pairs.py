@@ -229,9 +229,6 @@ ALLOWED = {
         "SlidingWindow(128)": square(1000, window(128, 128)),
         STREAMING: square(1000, streaming(4, 256)),
         "PerBatch([behind(tokens) for tokens in (0, 30)])": square(1000, left_padded(0, 30), batch=2),
-        "spattn.patterns.registry.get('longformer', window=256, global_tokens=4)": square(
-            1000, longformer(256, range(4))
-        ),
         "spattn.patterns.from_json(text)": square(1000, streaming(4, 256)),
         "SlidingWindow(2, 0)": square(6, window(2, 0)),
         "spattn.patterns.DilatedWindow(256, dilation=4)": square(2048, dilated(256, 4)),

@@ -7,6 +7,7 @@ import pytest
 from .recipes import check_example
 
 NEEDS = {
+    "drop_in.rst": "torch",
     "dropout.rst": "torch",
     "torch_tensors.rst": "torch",
     "torch_training.rst": "torch",

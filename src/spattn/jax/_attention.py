@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from ..arrays.xla import Buffer
-from ..dispatch import as_pattern
+from ..dispatch import resolve
 from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import Call, check_options
@@ -41,6 +41,7 @@ def attention(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
 ) -> Any:
     r"""Compute softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
@@ -52,7 +53,7 @@ def attention(
         Key, with the dtype of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
-    pattern : Pattern, str or bool array, optional
+    pattern : Pattern, str, mask_mod, sparse matrix or mask, optional
         The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. It is a
         constant of the program, so a mask must be concrete. Default "full".
     scale : float, optional
@@ -73,6 +74,8 @@ def attention(
     seed : int or integer array without axes, optional
         As for :func:`spattn.attention`; required if ``dropout_p > 0``. An array may be traced, and is taken modulo
         2**64. Of a key, pass ``jax.random.bits(key)``.
+    key_padding : (batch, kv_len) array, optional
+        As for :func:`spattn.attention`; a constant of the program.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    text = _fitting_text(as_pattern(pattern, call.sizes), *call.sizes)
+    text = _fitting_text(resolve(pattern, call.sizes, key_padding), *call.sizes)
     options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
     if Dropout.of(dropout_p, None if seed is None else 0) is not None:
         options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))

@@ -10,7 +10,17 @@ from typing import Any, ClassVar, TypeVar
 from ..._util.imports import whole_imports
 from .check import default_value
 
-__all__ = ["DEEPEST", "OPERATORS", "Instance", "Registered", "generation", "names", "pattern_class", "register"]
+__all__ = [
+    "DEEPEST",
+    "OPERATORS",
+    "Instance",
+    "Registered",
+    "generation",
+    "names",
+    "pattern_class",
+    "register",
+    "registered",
+]
 
 PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
@@ -110,6 +120,11 @@ def pattern_class(name: str) -> type[Any]:
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]
+
+
+def registered() -> list[type[Any]]:
+    """Return the registered classes whose modules are imported."""
+    return list(_REGISTRY.values())
 
 
 def _meant(name: object) -> str:

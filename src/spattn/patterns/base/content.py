@@ -133,7 +133,7 @@ def _same(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound(Pattern):
     """Base class of bound patterns with one row of data per query.
 
@@ -157,6 +157,9 @@ class Bound(Pattern):
     def _description(self) -> dict[str, Any]:
         description: dict[str, Any] = self.given._description()
         return description
+
+    def __repr__(self) -> str:
+        return repr(self.given)
 
 
 class ArrayPattern(ByContent, Pattern):
