@@ -276,9 +276,10 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
             raise TypeError(
                 "key_padding: a PyTorch graph requires a tensor, and a serializable pattern or, with bools, a mask"
             )
-        pattern = arguments[-1]
-        if not isinstance(pattern, Plan):
-            pattern = resolve(pattern)  # raises TypeError if it is not a pattern
+        given = arguments[-1]
+        pattern = resolve(given)  # raises TypeError if it is not a pattern
+        if pattern is not given and text_of(pattern) is not None:
+            raise TypeError(f"pattern: convert it before PyTorch traces the call; write {pattern!r}")
         raise TypeError(
             "pattern: a PyTorch graph requires a serializable pattern, of a registered class with parameters that "
             f"from_json() restores; got {pattern!r}"

@@ -53,9 +53,9 @@ def attention(
         Key, with the dtype of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
-    pattern : Pattern, str, mask_mod, sparse matrix or mask, optional
-        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. It is a
-        constant of the program, so a mask must be concrete. Default "full".
+    pattern : Pattern, str, sparse matrix or mask, optional
+        The allowed pairs, as for :func:`spattn.attention`, but neither a plan, as each device plans the pattern, nor a
+        mask_mod. It is a constant of the program, so a mask must be concrete. Default "full".
     scale : float, optional
         Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
