@@ -22,17 +22,17 @@ def leaves(pattern: Pattern) -> Iterator[Pattern]:
         yield from leaves(each)
 
 
-def altered(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the pattern without one operand, and with one integer ±1 or one bool negated, each where it is valid."""
+def altered(pattern: Pattern) -> Iterator[tuple[str, Pattern]]:
+    """Yield (change, pattern): without one operand, with one integer ±1, with one bool negated; each if it is valid."""
     if isinstance(pattern, Composite) and not isinstance(pattern, Not):
-        for n in range(len(pattern.operands)):
-            yield pattern.of(*pattern.operands[:n], *pattern.operands[n + 1 :])
+        for n, operand in enumerate(pattern.operands):
+            yield f"{operand!r} is missing", pattern.of(*pattern.operands[:n], *pattern.operands[n + 1 :])
     if isinstance(pattern, Recipe):
         yield from altered(pattern.made)
     for name, value in _fields(pattern):
-        for other in _alternatives(value):
+        for change, other in _alternatives(name, value):
             try:
-                yield _replaced(pattern, name, other)
+                yield change, _replaced(pattern, name, other)
             except ValueError:
                 continue  # out of the parameter's range
 
@@ -49,17 +49,17 @@ def _patterns(value: Any) -> list[Pattern]:
     return [p for p in (value if type(value) is tuple else (value,)) if isinstance(p, Pattern)]
 
 
-def _alternatives(value: Any) -> Iterator[Any]:
+def _alternatives(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, bool):
-        yield not value
+        yield f"{name} is {not value}", not value
     elif isinstance(value, int):
-        yield from (value + 1, value - 1)
+        yield from (("off by one", value + 1), ("off by one", value - 1))
     elif isinstance(value, Pattern):
         yield from altered(value)
     elif type(value) is tuple and value and all(isinstance(p, Pattern) for p in value):
         for n, each in enumerate(value):
-            for other in altered(each):
-                yield *value[:n], other, *value[n + 1 :]
+            for change, other in altered(each):
+                yield change, (*value[:n], other, *value[n + 1 :])
 
 
 def _replaced(pattern: Pattern, name: str, value: Any) -> Pattern:
