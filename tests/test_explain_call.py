@@ -94,6 +94,7 @@ def test_options_are_those_of_the_call(brief, priced):
         sinks=np.zeros(2, "f4"),
     )
     assert found.backend_reason == "named by the caller" and found.predicted_ms is None
+    assert spattn.explain(q, k, v, "causal", layout="bshd", score=spattn.score.softcap(5.0)).predicted_ms is None
     assert found.execution.arithmetic == "float64" and "not covered by the cost model" in str(found)
     given = spattn.plan_for(sp.Causal(), q, k, v, layout="bshd")
     assert spattn.explain(q, k, v, given, layout="bshd", dropout_p=0.5, seed=1).plan_source == "given"

@@ -184,7 +184,7 @@ def explain_call(
         planning_ms,
         replanned,
         pattern_ms,
-        _predicted_ms(module, plan, call),
+        _predicted_ms(module, plan, call) if score is None and not dropout_p else None,
         measured_ms,
         len(measured),
         first_ms,
@@ -329,7 +329,7 @@ def _memory_ms(call: Call, threads: int) -> float:
 
 
 def _predicted_ms(module: Backend, plan: Plan, call: Call) -> float | None:
-    if not module.LIMITS.predicts or call.score is not None:
+    if not module.LIMITS.predicts:
         return None
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype
     return cast(PredictingBackend, module).predicted_ms(plan, *sizes)
@@ -421,10 +421,11 @@ def _strides_advice(of: _Case) -> str | None:
     """Compare with contiguous copies."""
     if of.call.kind.name == "jax":
         return None  # JAX arrays have no strides
-    arrays = of.timed.arrays
+    arrays: tuple[Any, ...] = of.timed.arrays
     copied = [x.contiguous() if hasattr(x, "contiguous") else x.copy(order="C") for x in arrays]
     changed = [(name, x) for name, x, own in zip("qkv", arrays, copied, strict=True) if _strides(x) != _strides(own)]
-    times = of.faster_ms(of.timed.with_arrays(*copied, of.pattern)) if changed else None
+    q, k, v = copied
+    times = of.faster_ms(of.timed.with_arrays(q, k, v, of.pattern)) if changed else None
     if times is None:
         return None
     which = " and ".join(f"{name} has strides {_strides(x)}" for name, x in changed)

@@ -54,7 +54,8 @@ def _candidates(seen: np.ndarray, pattern: Pattern) -> Iterator[tuple[str, np.nd
         yield f"all {entries} use the pairs of the first", np.broadcast_to(first, sizes)
         yield f"the {entries} are reversed", np.flip(expected, axis=axis)
     for change, other in altered(pattern):
-        yield from _evaluated(f"{change}: the pairs are those of {other!r}", other, sizes)
+        what = f"padding keys are used: {change}" if change.startswith("KeyPadding(") else change
+        yield from _evaluated(f"{what}: the pairs are those of {other!r}", other, sizes)
 
 
 def _evaluated(guess: str, pattern: Pattern, sizes: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:

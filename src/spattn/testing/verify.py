@@ -347,7 +347,7 @@ class _Findings:
     ) -> tuple[np.ndarray, float]:
         """Return the errors of `out`, infinity for NaN, and their bound; rows without an allowed key have error 0."""
         exact = reference.attend(q, k, v, self.expected, scale)[0]
-        live = self.expected.any(axis=3)[..., None]
+        live = self.expected.any(axis=3, keepdims=True)
         error = np.nan_to_num(np.abs(np.where(live, out - exact, 0)), nan=np.inf)
         return error, error_bound(exact, naive_orders(q, k, v, self.expected, scale)[0], q.dtype)
 
