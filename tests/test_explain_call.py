@@ -159,7 +159,7 @@ def test_planning_that_takes_longer_than_the_call(brief):
 
 def test_a_mask_is_converted_at_each_call(brief):
     q, k, v = arrays(1024, heads=1)
-    mask = abs(ROW - KEY) <= 3
+    mask = (ROW == 5) & (KEY == 3)  # attention over one pair takes less time than reading the mask
     found = spattn.explain(q, k, v, mask)
     assert any(line.startswith("the boolean array is copied and hashed at each call") for line in found.advice)
     advised = spattn.explain(q, k, v, sp.Mask(mask))
@@ -222,10 +222,10 @@ def test_strides_that_are_slow(faster, priced):
 
 
 class Holes(ByValue):
-    """Views of two tokens, of which none fills a tile."""
+    """Views of eight tokens, of which none fills a tile."""
 
     def parts(self, q_len, kv_len):
-        lattices = [sp.authoring.Lattice(first, (64,), (2,)) for first in range(64)]
+        lattices = [sp.authoring.Lattice(first, (16,), (8,)) for first in range(16)]
         return tuple(sp.authoring.Part(self, query, key) for query in lattices for key in lattices)
 
 
