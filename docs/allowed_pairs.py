@@ -220,6 +220,15 @@ ALLOWED = {
         "SlidingWindow(4, 0)": square(64, window(4, 0)),
     },
     "price.rst": {"spattn.patterns.windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
+    "slow.rst": {
+        "spattn.patterns.SlidingWindow(64)": square(1024, window(64, 64)),
+        "spattn.patterns.Mask(mask)": square(1024, dilated(8, 64)),
+    },
+    "verify.rst": {
+        "SlidingWindow(3, 0)": square(16, window(3, 0)),
+        "SlidingWindow(4, 0)": square(16, window(4, 0)),
+        "Causal()": square(9, causal),
+    },
     "dropout.rst": {"SlidingWindow(16, 0)": square(200, window(16, 0))},
     "scores.rst": {
         "SlidingWindow(16, 0)": square(200, window(16, 0)),

@@ -17,6 +17,7 @@ NEEDS = {
     "jax.rst": "jax",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
+    "verify.rst": "torch",
 }
 SLOW = {"character_model.rst", "from_flex_attention.rst", "jax.rst", "torch_training.rst"}
 

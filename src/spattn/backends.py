@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "CompilingBackend",
+    "Execution",
     "GroupingBackend",
     "Limits",
     "PredictingBackend",
@@ -68,6 +69,30 @@ class Limits(NamedTuple):
     selects: bool = False
     compiles: bool = False
     predicts: bool = False
+
+
+class Execution(NamedTuple):
+    """How a backend executes a call, in words.
+
+    Parameters
+    ----------
+    kernels : str
+        Instruction set or kernel family, and device.
+    arithmetic : str
+        Arithmetic of the matrix products.
+    workers : int
+        Threads of the CPU, or SMs of the GPU.
+    workers_reason : str
+        Unit of `workers`, and the limit on their number.
+    advice : str or None
+        What would be faster, if the kernels alone determine it.
+    """
+
+    kernels: str
+    arithmetic: str
+    workers: int
+    workers_reason: str
+    advice: str | None = None
 
 
 class PreparedForward(Protocol):
@@ -148,6 +173,9 @@ class Backend(Protocol):
 
     def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
         """Return whether :meth:`prepare`, or :meth:`prepare_backward`, supports a valid plan for this call."""
+
+    def execution(self, call: Call, plan: Plan) -> Execution:
+        """Return how :meth:`prepare` would execute a plan."""
 
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
         """Return the cached dispatch of `call`.

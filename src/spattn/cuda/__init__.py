@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._util.imports import whole_imports
-from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
+from ..backends import Execution, Limits, PreparedBackward, PreparedForward, PreparedGroup
 from ..choose.chooser import Sizes
 from ..choose.group_plans import Member
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
@@ -37,6 +37,7 @@ __all__ = [
     "accepts",
     "cheaper",
     "dense_ms",
+    "execution",
     "forward",
     "info",
     "memory",
@@ -278,6 +279,19 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """True if :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts the plan."""
     return families.accepts(call, device.get(call.kind.ordinal(call.q)), plan, backward)
+
+
+def execution(call: Call, plan: Plan) -> Execution:
+    """Return how :func:`prepare` would execute a plan."""
+    gpu = device.get(call.kind.ordinal(call.q))
+    family = families.executing(families.of_call(call, gpu), plan)
+    return Execution(
+        f"{family.name} kernels on {gpu.name}",
+        families.arithmetic(family.name, call.dtype, call.precision),
+        gpu.sm_count,
+        f"SMs for {len(plan.work)} work items",
+        families.advice(call.dtype, call.precision),
+    )
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
