@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ._util.imports import whole_imports
@@ -24,6 +24,7 @@ __all__ = [
     "PreparedBackward",
     "PreparedForward",
     "PreparedGroup",
+    "RowsBackend",
     "DynamicMaskBackend",
     "available_backends",
     "load",
@@ -55,6 +56,8 @@ class Limits(NamedTuple):
         Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
+    rows: bool
+        Whether calls of few queries are planned by their rows in each call: the backend is a :class:`RowsBackend`.
     """
 
     host_arrays: bool
@@ -64,6 +67,7 @@ class Limits(NamedTuple):
     groups: bool = False
     selects: bool = False
     predicts: bool = False
+    rows: bool = False
 
 
 class PreparedForward(Protocol):
@@ -203,6 +207,16 @@ class DynamicMaskBackend(Backend, Protocol):
 
     def prepare_masked(self, call: Call, selected: MaskedPattern) -> PreparedForward:
         """Return the cached dispatch of `call` over the pairs that the arrays of `selected` allow at launch time."""
+
+
+class RowsBackend(Backend, Protocol):
+    """A backend that plans calls of few queries by their rows, so that all patterns share a cached dispatch."""
+
+    def by_rows(self, pattern: Pattern, call: Call) -> bool:
+        """Return whether the forward pass of `call` is planned by rows."""
+
+    def prepare_rows(self, call: Call) -> Callable[[Pattern], PreparedForward]:
+        """Return a function from any pattern that is planned by rows to its cached dispatch, for any ``kv_len``."""
 
 
 def names() -> list[str]:

@@ -164,6 +164,10 @@ class _Bound(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
+        if len(q) <= self.pattern.block:  # draw only the blocks of these queries
+            drawn = self.pattern.draw(np.clip(a, 0, self.blocks - 1), self.blocks)
+            drawn[(a < 0) | (a >= self.blocks)] = -1
+            return self.pattern.block_runs(q, kv_len, drawn)
         rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # appends an empty row for `a` out of range
         return self.pattern.block_runs(q, kv_len, rows[row_or_last(a, self.blocks)])
 

@@ -1,0 +1,194 @@
+"""Plans of a few queries, made from the bits of their rows instead of tiles that are searched.
+
+A step of generation has one query, or a few, for each batch entry, and other keys in every step. Its plan is cheaper to
+make than to look for: one key view over the sequence, and the tiles of 64 keys of which a row allows any.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from .._util.frozen import frozen
+from .._util.index_checks import q_offset
+from .._util.ragged import offsets, ramp
+from ..patterns import Pattern
+from ..patterns.base.rows import AskedRows
+from ..planning import Plan
+from ..planning.contract.budget import Budget
+from ..planning.contract.cache import find, keep
+from ..planning.contract.types import AXES, COMPONENT, VIEW, WORK
+from ..planning.contract.validated import mark_validated
+from ..request.call import Call
+from .proof import Writers, prove
+
+__all__ = ["plan_for", "plan_rows", "serves"]
+
+_MOST_QUERIES = 8
+_MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
+_BITS = 64  # keys of a tile
+_FEW_PAIRS = 16  # allowed pairs of a tile and row below which they are computed one by one
+_SHORTEST_PIECE = 1024  # allowed pairs of a work item; shorter ones cost more than they share
+
+
+def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> bool:
+    """Return whether :func:`plan_rows` is the way to plan a call: plans that move or grow with kv_len are better."""
+    if not 0 < q_len <= _MOST_QUERIES or not kv_len or not batch or not heads:
+        return False
+    own_batch, own_heads = pattern.sizes()
+    entries = (batch if own_batch != 1 else 1) * (heads if own_heads != 1 else 1)
+    if entries * q_len * kv_len > _MOST_CELLS:
+        return False
+    places = itertools.product(range(own_batch or 1), range(own_heads or 1))
+    return any(pattern.at(*place).ends(q_len) is None for place in places)
+
+
+def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) -> Plan:
+    """Return the plan of a call that :func:`serves` accepts, through the plan cache."""
+    sizes = call.q_len, call.kv_len, call.batch, call.heads_q
+    key = pattern, *sizes, "rows", None, workers, 0, False, False
+    kept = find(key)
+    plan = keep(key, plan_rows(pattern, *sizes, workers), 0) if kept is None else kept.plan
+    if max_bytes is not None:
+        Budget(max_bytes).need(plan.nbytes)
+    return plan
+
+
+def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> Plan:
+    """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row."""
+    pattern._sizes_in(batch, heads)
+    q = np.arange(q_len)[None, None] + q_offset(q_len, kv_len)
+    rows = pattern._rows(AskedRows(q, q_len, kv_len, batch, heads))
+    words, variant = _distinct(_words(rows), heads)
+    pairs = np.bitwise_count(words).sum(axis=2, dtype=np.int64)  # (variants, queries)
+    lists = _lists(words, pairs)
+    items = _items(lists, pairs.reshape(len(lists.indptr) - 1, -1).sum(axis=1), q_len, len(words), workers)
+    own = {"variant": frozen(variant), "nnz": int(pairs.sum()), **lists._asdict(), **items}
+    views = _views(q_len, kv_len, lists.block_q)
+    components = np.zeros(len(words), COMPONENT)
+    components["key_view"], components["query_tiles"] = 1, _query_tiles(q_len, lists.block_q)
+    components["variant"] = np.arange(len(words))
+    components["first_row"] = components["variant"] * components["query_tiles"]
+    plan = Plan(pattern, q_len, kv_len, views=views, components=components, block_kv=_BITS, **own)
+    _prove(plan)
+    return mark_validated(plan, None, None)
+
+
+class _Lists(NamedTuple):
+    """The tile lists of all variants; fields as in :class:`~spattn.Plan`."""
+
+    block_q: int
+    indptr: np.ndarray
+    tile_indptr: np.ndarray
+    indices: np.ndarray
+    key_view: np.ndarray
+    mask: np.ndarray
+    masks: np.ndarray
+
+
+def _words(rows: np.ndarray) -> np.ndarray:
+    """Return the bits of bool rows, 64 keys a word: (batch or 1, heads, queries, words) uint64."""
+    packed = np.packbits(rows, axis=-1, bitorder="little")
+    whole = np.zeros((*rows.shape[:-1], -(-rows.shape[-1] // _BITS) * (_BITS // 8)), np.uint8)
+    whole[..., : packed.shape[-1]] = packed
+    return whole.view("<u8").astype(np.uint64, copy=False)
+
+
+def _distinct(words: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
+    own_batch, own_heads = words.shape[:2]
+    flat = words.reshape(-1, *words.shape[2:])
+    if len(flat) == 1:
+        return flat, np.zeros((1, 1), np.int32)
+    number: dict[bytes, int] = {}
+    index = np.array([number.setdefault(row.tobytes(), len(number)) for row in flat], np.int32)
+    if len(number) < len(flat):
+        flat = flat[np.unique(index, return_index=True)[1]]
+    index = index.reshape(own_batch, own_heads)
+    return flat, index if own_heads == 1 else np.repeat(index, heads // own_heads, axis=1)
+
+
+def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
+    """List the tiles of which a row allows any key, in runs of full tiles and single partial tiles."""
+    variants, q_len, count = words.shape
+    some = np.flatnonzero(words.any(axis=1)) if q_len > 1 else np.flatnonzero(words)
+    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * len(some)
+    block_q = 1 if by_pairs else max(q_len, 2)  # kernels compute tiles of one query pair by pair
+    if by_pairs and q_len > 1:
+        words = words.reshape(variants * q_len, 1, count)
+        some = np.flatnonzero(words)
+    owner, tile = np.divmod(some, count)
+    bits = words[owner, :, tile]
+    full = (bits == ~np.uint64(0)).all(axis=1)
+    starts = np.ones(len(some), bool)
+    starts[1:] = ~(full[1:] & full[:-1]) | (some[1:] - some[:-1] != 1) | (tile[1:] == 0)
+    first = np.flatnonzero(starts)
+    of_runs, partial = full[first], bits[~full]
+    mask = np.where(of_runs, -1, np.cumsum(~of_runs) - 1)
+    masks = np.broadcast_to(partial, partial.shape) if partial.shape[1] == block_q else np.repeat(partial, 2, axis=1)
+    return _Lists(
+        block_q,
+        frozen(np.searchsorted(owner[first], np.arange(len(words) + 1)).astype(np.int32)),
+        frozen(np.append(first, len(some))),
+        frozen(tile[first].astype(np.int32)),
+        frozen(np.zeros(len(first), np.int32)),
+        frozen(mask.astype(np.int32)),
+        frozen(masks[:, :, None]),
+    )
+
+
+def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, object]:
+    """Split lists of many pairs into items; `pairs` has those of each list."""
+    begin, end = lists.tile_indptr[lists.indptr[:-1]], lists.tile_indptr[lists.indptr[1:]]
+    length, query_tiles = end - begin, _query_tiles(q_len, lists.block_q)
+    pieces = np.minimum(np.clip(pairs // _SHORTEST_PIECE, 1, workers), length)
+    owner, piece = np.repeat(np.arange(len(pieces)), pieces), ramp(pieces)
+    shared = np.where(pieces > 1, pieces, 0).reshape(variants, query_tiles)
+    slot = (np.cumsum(shared, axis=1) - shared).reshape(-1)  # of the first piece
+    work = np.zeros(len(owner), WORK)
+    work["component"], work["query_tile"] = np.divmod(owner, query_tiles)
+    work["begin"] = begin[owner] + length[owner] * piece // pieces[owner]
+    work["end"] = begin[owner] + length[owner] * (piece + 1) // pieces[owner]
+    work["slot"] = np.where(pieces[owner] > 1, slot[owner] + piece, -1)
+    if query_tiles > 1:
+        work = work[np.lexsort((work["begin"] - work["end"], work["component"]))]
+    cells = 1 if query_tiles > 1 else q_len
+    merged = np.flatnonzero(pieces != 1)
+    sources = np.repeat(pieces[merged], cells)
+    first = (slot[merged, None] * lists.block_q + np.arange(cells)).reshape(-1)
+    rows = (merged[:, None] % query_tiles * lists.block_q + np.arange(cells)).reshape(-1)
+    by_variant = np.arange(variants + 1)
+    return {
+        "work": frozen(work),
+        "work_indptr": frozen(np.searchsorted(work["component"], by_variant).astype(np.int32)),
+        "slots": int(shared.sum(axis=1).max()),
+        "merge_rows": frozen(rows.astype(np.int32)),
+        "merge_indptr": frozen(offsets(sources).astype(np.int32)),
+        "merge_sources": frozen((np.repeat(first, sources) + ramp(sources) * lists.block_q).astype(np.int32)),
+        "merge_variants": frozen((np.searchsorted(merged // query_tiles, by_variant) * cells).astype(np.int32)),
+    }
+
+
+def _query_tiles(q_len: int, block_q: int) -> int:
+    return -(-q_len // block_q)
+
+
+def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
+    """Return the view of all queries and that of all keys."""
+    views = np.zeros(2, VIEW)
+    for view, length, block in zip(views, (q_len, kv_len), (block_q, _BITS), strict=True):
+        tiles = -(-length // block)
+        view["stride"], view["tiles"] = (0,) * (AXES - 1) + (1,), tiles
+        for name, last in (("extent", length), ("box", block), ("grid", tiles)):
+            view[name] = (1,) * (AXES - 1) + (last,)
+    return frozen(views)
+
+
+def _prove(plan: Plan) -> None:
+    """Raise RuntimeError unless each row is written once."""
+    work = plan.work
+    owners = np.ascontiguousarray(plan.components["query_view"]), work["component"], work["query_tile"], work["slot"]
+    rest = plan.work_indptr, plan.slots, plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants
+    prove(Writers(plan.views, *owners, *rest, plan.q_len, plan.block_q))
