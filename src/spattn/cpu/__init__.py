@@ -18,7 +18,7 @@ from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
 from ..planning import Plan
-from ..planning.contract.validated import Validated, moved, validated_for
+from ..planning.contract.validated import Validated, made_validated, moved, validated_for
 from ..request.call import Call, check_results
 from ..request.dropout import DropoutWords
 from ..request.score import ScoreOperands
@@ -204,14 +204,15 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
 def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
     """Implement :meth:`.backends.RowsBackend.prepare_rows`."""
-    isa, (execute, encoded) = _default_isa(), _executor(call)
+    isa, workers, (execute, encoded) = _default_isa(), workers_for(call), _executor(call)
     nothing = np.empty(0, call.kind.to_numpy(call.q).dtype)
     bare = replace(call, q=nothing, k=nothing, v=nothing, kind=NUMPY)  # keeps no array of the caller alive
     lately = BoundedCache(_MAX_LENGTHS)
 
     def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
         here, sizes = replace(bare, kv_len=kv_len), (call.batch, call.heads_q)
-        plan = few_queries.plan_rows(pattern, call.q_len, kv_len, *sizes, workers_for(call))
+        fields = few_queries.fields_of_rows(pattern, call.q_len, kv_len, *sizes, workers)
+        plan = made_validated(pattern, fields)
         own = _core.Prepared(here, plan, plan.work, _heads_together(here, plan), isa, score=encoded)
         return own, _useful_threads(here, plan)
 

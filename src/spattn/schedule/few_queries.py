@@ -6,8 +6,9 @@ make than to look for: one key view over the sequence, and the tiles of 64 keys 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,17 +20,20 @@ from ..patterns.base.rows import AskedRows
 from ..planning import Plan
 from ..planning.contract.budget import Budget
 from ..planning.contract.cache import find, keep
-from ..planning.contract.types import AXES, COMPONENT, VIEW, WORK
+from ..planning.contract.types import AXES, COMPONENT, NO_ORDER, VIEW, WORK
 from ..planning.contract.validated import mark_validated
 from ..request.call import Call
 from .proof import Writers, prove
 
-__all__ = ["plan_for", "plan_rows", "serves"]
+__all__ = ["fields_of_rows", "plan_for", "plan_rows", "serves"]
 
 _MOST_QUERIES = 8
 _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
 _BITS = 64  # keys of a tile
 _FEW_PAIRS = 16  # allowed pairs of a tile and row below which they are computed one by one
+_MERGES = "merge_rows", "merge_indptr", "merge_sources", "merge_variants"
+_OF_ITEMS = "component", "query_tile", "slot"
+_NOTHING, _NO_MERGE = np.zeros(0, np.int32), np.zeros(1, np.int32)
 _SHORTEST_PIECE = 1024  # allowed pairs of a work item; shorter ones cost more than they share
 
 
@@ -58,22 +62,32 @@ def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) 
 
 def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> Plan:
     """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row."""
+    made = Plan(pattern, **fields_of_rows(pattern, q_len, kv_len, batch, heads, workers))
+    return mark_validated(made, None, None)
+
+
+def fields_of_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> dict[str, Any]:
+    """Return the fields of :func:`plan_rows`, other than the pattern."""
     pattern._sizes_in(batch, heads)
     q = np.arange(q_len)[None, None] + q_offset(q_len, kv_len)
-    rows = pattern._rows(AskedRows(q, q_len, kv_len, batch, heads))
-    words, variant = _distinct(_words(rows), heads)
+    words, variant = _distinct(pattern._rows(AskedRows(q, q_len, kv_len, batch, heads)), kv_len, heads)
     pairs = np.bitwise_count(words).sum(axis=2, dtype=np.int64)  # (variants, queries)
     lists = _lists(words, pairs)
-    items = _items(lists, pairs.reshape(len(lists.indptr) - 1, -1).sum(axis=1), q_len, len(words), workers)
-    own = {"variant": frozen(variant), "nnz": int(pairs.sum()), **lists._asdict(), **items}
-    views = _views(q_len, kv_len, lists.block_q)
-    components = np.zeros(len(words), COMPONENT)
-    components["key_view"], components["query_tiles"] = 1, _query_tiles(q_len, lists.block_q)
-    components["variant"] = np.arange(len(words))
-    components["first_row"] = components["variant"] * components["query_tiles"]
-    plan = Plan(pattern, q_len, kv_len, views=views, components=components, block_kv=_BITS, **own)
-    _prove(plan)
-    return mark_validated(plan, None, None)
+    made = {
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "block_kv": _BITS,
+        "views": _views(q_len, kv_len, lists.block_q),
+        "components": _components(len(words), q_len, lists.block_q),
+        "variant": variant,
+        "nnz": int(pairs.sum()),
+        "q_order": NO_ORDER,
+        "kv_order": NO_ORDER,
+        **lists._asdict(),
+        **_items(lists, pairs.reshape(len(lists.indptr) - 1, -1).sum(axis=1), q_len, len(words), workers),
+    }
+    _prove(made)
+    return made
 
 
 class _Lists(NamedTuple):
@@ -88,18 +102,12 @@ class _Lists(NamedTuple):
     masks: np.ndarray
 
 
-def _words(rows: np.ndarray) -> np.ndarray:
-    """Return the bits of bool rows, 64 keys a word: (batch or 1, heads, queries, words) uint64."""
-    packed = np.packbits(rows, axis=-1, bitorder="little")
-    whole = np.zeros((*rows.shape[:-1], -(-rows.shape[-1] // _BITS) * (_BITS // 8)), np.uint8)
-    whole[..., : packed.shape[-1]] = packed
-    return whole.view("<u8").astype(np.uint64, copy=False)
-
-
-def _distinct(words: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
+def _distinct(words: np.ndarray, kv_len: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
     own_batch, own_heads = words.shape[:2]
-    flat = words.reshape(-1, *words.shape[2:])
+    flat = np.array(words.reshape(-1, *words.shape[2:]))
+    if kv_len % _BITS:
+        flat[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)
     if len(flat) == 1:
         return flat, np.zeros((1, 1), np.int32)
     number: dict[bytes, int] = {}
@@ -127,23 +135,29 @@ def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
     first = np.flatnonzero(starts)
     of_runs, partial = full[first], bits[~full]
     mask = np.where(of_runs, -1, np.cumsum(~of_runs) - 1)
-    masks = np.broadcast_to(partial, partial.shape) if partial.shape[1] == block_q else np.repeat(partial, 2, axis=1)
+    masks = partial if partial.shape[1] == block_q else np.repeat(partial, 2, axis=1)
     return _Lists(
         block_q,
-        frozen(np.searchsorted(owner[first], np.arange(len(words) + 1)).astype(np.int32)),
-        frozen(np.append(first, len(some))),
-        frozen(tile[first].astype(np.int32)),
-        frozen(np.zeros(len(first), np.int32)),
-        frozen(mask.astype(np.int32)),
-        frozen(masks[:, :, None]),
+        np.searchsorted(owner[first], np.arange(len(words) + 1)).astype(np.int32),
+        np.append(first, len(some)),
+        tile[first].astype(np.int32),
+        np.zeros(len(first), np.int32),
+        mask.astype(np.int32),
+        np.ascontiguousarray(masks[:, :, None]),
     )
 
 
-def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, object]:
+def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, Any]:
     """Split lists of many pairs into items; `pairs` has those of each list."""
     begin, end = lists.tile_indptr[lists.indptr[:-1]], lists.tile_indptr[lists.indptr[1:]]
     length, query_tiles = end - begin, _query_tiles(q_len, lists.block_q)
     pieces = np.minimum(np.clip(pairs // _SHORTEST_PIECE, 1, workers), length)
+    if query_tiles == 1 and (pieces == 1).all():  # each variant has one list, and one item
+        work = np.zeros(variants, WORK)
+        work["component"], work["begin"], work["end"], work["slot"] = np.arange(variants), begin, end, -1
+        one_each = np.arange(variants + 1, dtype=np.int32)
+        merges = dict(zip(_MERGES, (_NOTHING, _NO_MERGE, _NOTHING, np.zeros_like(one_each)), strict=True))
+        return {"work": work, "work_indptr": one_each, "slots": 0, **merges}
     owner, piece = np.repeat(np.arange(len(pieces)), pieces), ramp(pieces)
     shared = np.where(pieces > 1, pieces, 0).reshape(variants, query_tiles)
     slot = (np.cumsum(shared, axis=1) - shared).reshape(-1)  # of the first piece
@@ -159,15 +173,14 @@ def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers:
     sources = np.repeat(pieces[merged], cells)
     first = (slot[merged, None] * lists.block_q + np.arange(cells)).reshape(-1)
     rows = (merged[:, None] % query_tiles * lists.block_q + np.arange(cells)).reshape(-1)
+    each = np.repeat(first, sources) + ramp(sources) * lists.block_q
     by_variant = np.arange(variants + 1)
+    merges = rows, offsets(sources), each, np.searchsorted(merged // query_tiles, by_variant) * cells
     return {
-        "work": frozen(work),
-        "work_indptr": frozen(np.searchsorted(work["component"], by_variant).astype(np.int32)),
+        "work": work,
+        "work_indptr": np.searchsorted(work["component"], by_variant).astype(np.int32),
         "slots": int(shared.sum(axis=1).max()),
-        "merge_rows": frozen(rows.astype(np.int32)),
-        "merge_indptr": frozen(offsets(sources).astype(np.int32)),
-        "merge_sources": frozen((np.repeat(first, sources) + ramp(sources) * lists.block_q).astype(np.int32)),
-        "merge_variants": frozen((np.searchsorted(merged // query_tiles, by_variant) * cells).astype(np.int32)),
+        **{name: array.astype(np.int32) for name, array in zip(_MERGES, merges, strict=True)},
     }
 
 
@@ -175,6 +188,16 @@ def _query_tiles(q_len: int, block_q: int) -> int:
     return -(-q_len // block_q)
 
 
+@functools.lru_cache(maxsize=64)
+def _components(variants: int, q_len: int, block_q: int) -> np.ndarray:
+    """Return one component for each variant, with the query view 0 and the key view 1."""
+    found, query_tiles = np.zeros(variants, COMPONENT), _query_tiles(q_len, block_q)
+    found["key_view"], found["query_tiles"], found["variant"] = 1, query_tiles, np.arange(variants)
+    found["first_row"] = found["variant"] * query_tiles
+    return frozen(found)
+
+
+@functools.lru_cache(maxsize=64)
 def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
     """Return the view of all queries and that of all keys."""
     views = np.zeros(2, VIEW)
@@ -186,9 +209,9 @@ def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
     return frozen(views)
 
 
-def _prove(plan: Plan) -> None:
+def _prove(plan: dict[str, Any]) -> None:
     """Raise RuntimeError unless each row is written once."""
-    work = plan.work
-    owners = np.ascontiguousarray(plan.components["query_view"]), work["component"], work["query_tile"], work["slot"]
-    rest = plan.work_indptr, plan.slots, plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants
-    prove(Writers(plan.views, *owners, *rest, plan.q_len, plan.block_q))
+    work = plan["work"]
+    owners = np.ascontiguousarray(plan["components"]["query_view"]), *map(work.__getitem__, _OF_ITEMS)
+    rest = plan["work_indptr"], plan["slots"], *map(plan.__getitem__, _MERGES)
+    prove(Writers(plan["views"], *owners, *rest, plan["q_len"], plan["block_q"]))

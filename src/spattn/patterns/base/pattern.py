@@ -326,7 +326,10 @@ class Pattern(Registered, Serializable):
         return None if runs is None else [runs]
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, kv_len) bool."""
+        """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, words) uint64.
+
+        Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary.
+        """
         batch, heads = self.sizes()
         if (batch, heads) == (1, 1):
             bound = self.bind(asked.q_len, asked.kv_len)

@@ -1,4 +1,4 @@
-"""Allowed keys of a few rows, as bool arrays: what a step of generation needs instead of tiles."""
+"""Allowed keys of a few rows, as bits: what a step of generation needs instead of tiles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from ...index_set import Runs
     from .pattern import Pattern
 
-__all__ = ["AskedRows", "alike", "filled", "rows_of_bound"]
+__all__ = ["AskedRows", "alike", "filled", "packed", "rows_of_bound"]
 
-_FEW_RUNS = 512  # runs that are faster written one by one
+_ALL = ~np.uint64(0)
+_MANY_RUNS = 4096  # more runs are listed key by key
+_ROWS_AT_ONCE = 16  # bool rows that fit a cache
 
 
 class AskedRows(NamedTuple):
     """Rows whose allowed keys are asked for, in a call of `batch` entries and `heads` heads.
 
     `q` are their positions, (batch or 1, heads or 1, rows) int64, in a sequence that patterns bind to `q_len` and
-    `kv_len`. If `within` is given, (batch or 1, heads or 1, rows, kv_len) bool, the result is arbitrary outside it.
+    `kv_len`. If `within` is given, (batch or 1, heads or 1, rows, words) bits, the result is arbitrary outside it.
     """
 
     q: np.ndarray
@@ -46,40 +48,75 @@ def alike(each: Iterable[np.ndarray]) -> list[np.ndarray]:
     return [x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in found]
 
 
+def packed(rows: np.ndarray) -> np.ndarray:
+    """Pack the last axis of a bool array into words: bit b of word w is element ``64 * w + b``."""
+    bits = np.packbits(rows, axis=-1, bitorder="little")
+    whole = np.zeros((*rows.shape[:-1], -(-rows.shape[-1] // 64) * 8), np.uint8)
+    whole[..., : bits.shape[-1]] = bits
+    return whole.view(np.uint64)
+
+
 def rows_of_bound(pattern: Pattern, asked: AskedRows) -> np.ndarray:
     """Return the allowed keys of a pattern that is bound to lengths, and the same for all batch entries and heads."""
     q, kv_len = asked.q.reshape(-1), asked.kv_len
-    shape = (*asked.q.shape, kv_len)
     if pattern._lists_pairs:
-        found = np.zeros((len(q), kv_len), bool)
-        found[pattern._pairs(q, kv_len)] = True
-        return found.reshape(shape)
+        listed = np.zeros((len(q), kv_len), bool)
+        listed[pattern._pairs(q, kv_len)] = True
+        return packed(listed).reshape(*asked.q.shape, -1)
     runs = pattern.runs(q, kv_len)
     if runs is not None:
-        return filled(runs, kv_len).reshape(shape)
+        return filled(runs, kv_len).reshape(*asked.q.shape, -1)
     if asked.within is None:
-        rows: np.ndarray = np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), (len(q), kv_len))
-        return rows.reshape(shape)
-    shape = np.broadcast_shapes(asked.within.shape, shape)
-    within = np.broadcast_to(asked.within, shape)
+        rows = np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), (len(q), kv_len))
+        return packed(rows).reshape(*asked.q.shape, -1)
+    shape = np.broadcast_shapes(asked.within.shape[:3], asked.q.shape)
+    bits = np.broadcast_to(asked.within, (*shape, asked.within.shape[3]))
+    within = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=-1, count=kv_len, bitorder="little")
     some = np.flatnonzero(within)
     row, key = np.divmod(some, kv_len)
-    found = np.zeros(within.size, bool)
-    found[some] = allowed(pattern, np.broadcast_to(asked.q, shape[:3]).reshape(-1)[row], key)
-    return found.reshape(shape)
+    found = np.zeros((*shape, kv_len), bool)
+    found.reshape(-1)[some] = allowed(pattern, np.broadcast_to(asked.q, shape).reshape(-1)[row], key)
+    return packed(found)
 
 
 def filled(runs: Runs, kv_len: int) -> np.ndarray:
-    """Return True at the keys of the runs: (rows, kv_len)."""
-    rows = len(runs.start)
-    found = np.zeros(rows * kv_len, bool)
-    (some,) = np.nonzero(runs.count.reshape(-1) > 0)
-    first = runs.start + kv_len * np.arange(rows)[:, None]
-    first, step, count = (x.reshape(-1)[some] for x in (first, runs.step, runs.count))
-    if len(some) <= _FEW_RUNS:
-        ends = first + step * (count - 1) + 1
-        for start, end, by in zip(first.tolist(), ends.tolist(), step.tolist(), strict=True):
-            found[start:end:by] = True
-    else:
-        found[np.repeat(first, count) + np.repeat(step, count) * ramp(count)] = True
-    return found.reshape(rows, kv_len)
+    """Return the bits of the keys of runs: (rows, words) uint64."""
+    found = np.zeros((len(runs.start), -(-kv_len // 64)), np.uint64)
+    if runs.count.size > _MANY_RUNS:
+        some = runs.count > 0
+        row, count = np.repeat(np.nonzero(some)[0], runs.count[some]), runs.count[some]
+        keys = np.zeros((len(found), kv_len), bool)
+        keys[row, np.repeat(runs.start[some], count) + np.repeat(runs.step[some], count) * ramp(count)] = True
+        return packed(keys)
+    for start, step, count in zip(runs.start.T, runs.step.T, runs.count.T, strict=True):
+        if (step == 1).all():
+            _fill_intervals(found, start, start + count)
+        else:
+            _fill_stepped(found, start, step, count, kv_len)
+    return found
+
+
+def _fill_intervals(words: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
+    """Set the bits [start, stop) of each row."""
+    (rows,) = np.nonzero(start < stop)
+    start, last = start[rows], stop[rows] - 1
+    low, high = start >> 6, last >> 6
+    head = _ALL << (start & 63).astype(np.uint64)
+    tail = _ALL >> (63 - (last & 63)).astype(np.uint64)
+    words[rows, low] |= np.where(low == high, head & tail, head)
+    words[rows, high] |= np.where(low == high, head & tail, tail)
+    for row, begin, end in zip(rows.tolist(), (low + 1).tolist(), high.tolist(), strict=True):
+        if begin < end:
+            words[row, begin:end] = _ALL
+
+
+def _fill_stepped(words: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
+    """Set the bits ``start + step * t``, ``0 <= t < count``, of each row."""
+    for first in range(0, len(words), _ROWS_AT_ONCE):
+        own = slice(first, first + _ROWS_AT_ONCE)
+        keys = np.zeros((len(words[own]), kv_len), bool)
+        for row, *run in zip(keys, start[own].tolist(), step[own].tolist(), count[own].tolist(), strict=True):
+            begin, by, number = run
+            if number:
+                row[begin : begin + by * (number - 1) + 1 : by] = True
+        words[own] |= packed(keys)

@@ -155,7 +155,7 @@ class RowIntervals(ArrayPattern):
         shape = *self.sizes(), asked.q_len
         start, stop = (np.insert(x.reshape(shape), asked.q_len, 0, axis=2)[..., row] for x in (self.start, self.stop))
         shape, flat = start.shape, Runs.span(start.reshape(-1), stop.reshape(-1), asked.kv_len)
-        return filled(flat, asked.kv_len).reshape(*shape, asked.kv_len)
+        return filled(flat, asked.kv_len).reshape(*shape, -1)
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
