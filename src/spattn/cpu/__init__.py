@@ -210,8 +210,8 @@ def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
     lately = BoundedCache(_MAX_LENGTHS)
 
     def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
-        here, sizes = replace(bare, kv_len=kv_len), (call.batch, call.heads_q)
-        fields = few_queries.fields_of_rows(pattern, call.q_len, kv_len, *sizes, workers)
+        here, sizes = replace(bare, kv_len=kv_len), (bare.batch, bare.heads_q)
+        fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, *sizes, workers)
         plan = made_validated(pattern, fields)
         own = _core.Prepared(here, plan, plan.work, _heads_together(here, plan), isa, score=encoded)
         return own, _useful_threads(here, plan)
@@ -235,6 +235,7 @@ def _executor(call: Call) -> tuple[Callable[..., tuple[np.ndarray, np.ndarray]],
     strides = np.empty_like(q, shape=shape, subok=False).strides
     operands = call.score
     encoded = operands and _score.encode(operands, call, backward=False)
+    call = replace(call, q=None, k=None, v=None)  # a cached dispatch keeps no array of the caller alive
     del q
 
     def execute(

@@ -22,7 +22,17 @@ from .rows import AskedRows, rows_of_bound
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
-_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order", "_rows"}
+_HINTS = {
+    "runs",
+    "parts",
+    "ends",
+    "translation_invariant",
+    "_bands",
+    "_candidates",
+    "_lists_pairs",
+    "_has_order",
+    "_rows",
+}
 
 
 class Part(NamedTuple):
@@ -334,9 +344,11 @@ class Pattern(Registered, Serializable):
         if (batch, heads) == (1, 1):
             bound = self.bind(asked.q_len, asked.kv_len)
             return rows_of_bound(bound, asked) if type(bound)._rows is Pattern._rows else bound._rows(asked)
-        batch, heads = batch or asked.batch, heads or asked.heads
-        each = [self.at(b, h)._rows(asked.entry(b, h)) for b in range(batch) for h in range(heads)]
-        return np.concatenate(each).reshape(batch, heads, *each[0].shape[2:])
+        entries = [None] if batch == 1 else range(batch or asked.batch)
+        each = [None] if heads == 1 else range(heads or asked.heads)
+        return np.concatenate(
+            [np.concatenate([self.at(b or 0, h or 0)._rows(asked.entry(b, h)) for h in each], axis=1) for b in entries]
+        )
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""

@@ -86,11 +86,9 @@ class Chosen(Pattern):
             return together._rows(asked)
         each = []
         for number, p in enumerate(self.patterns):
-            batch, head = (0, number) if self.axis else (number, 0)
-            if p.sizes() == (1, 1):
-                each.append(p._rows(asked.entry(batch, head)))
-            else:
+            if p.sizes() != (1, 1):
                 return super()._rows(asked)
+            each.append(p._rows(asked.entry(None, number) if self.axis else asked.entry(number, None)))
         return np.concatenate(each, axis=self.axis)
 
     @property

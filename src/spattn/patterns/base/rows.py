@@ -35,10 +35,11 @@ class AskedRows(NamedTuple):
     heads: int
     within: np.ndarray | None = None
 
-    def entry(self, batch: int, head: int) -> AskedRows:
-        """Return the rows of one batch entry and head."""
-        at = tuple(min(n, size - 1) for n, size in zip((batch, head), self.q.shape, strict=False))
-        return self._replace(q=self.q[at][None, None], batch=1, heads=1, within=None)
+    def entry(self, batch: int | None, head: int | None) -> AskedRows:
+        """Return the rows of one batch entry or head; None keeps all of them."""
+        each = zip((batch, head), self.q.shape, strict=False)
+        at = tuple(slice(None) if n is None else slice(min(n, size - 1), min(n, size - 1) + 1) for n, size in each)
+        return self._replace(q=self.q[at], within=None)
 
 
 def alike(each: Iterable[np.ndarray]) -> list[np.ndarray]:

@@ -16,7 +16,16 @@ from ..._util.imports import whole_imports
 from ...patterns import Pattern
 from .types import Plan
 
-__all__ = ["Validated", "made_validated", "moved", "moved_plan", "mark_validated", "validated", "validated_for", "validate"]
+__all__ = [
+    "Validated",
+    "made_validated",
+    "moved",
+    "moved_plan",
+    "mark_validated",
+    "validated",
+    "validated_for",
+    "validate",
+]
 
 
 Growth = Callable[[int], dict[str, Any]]
