@@ -1,4 +1,4 @@
-"""Steps of generation with any pattern: planned by their rows, equal to a prefill's rows, without a search for tiles."""
+"""Steps of generation with any pattern: equal to a prefill's rows, without a search for tiles."""
 
 from __future__ import annotations
 

@@ -118,8 +118,9 @@ def info() -> dict[str, object]:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """Implement :meth:`.backends.Backend.plan_for`: return the tiling with the lowest predicted cost.
 
-    A few queries of most patterns are planned by their rows. Otherwise, candidates are the default tile, boxes of queries, and one-query tiles, which the kernels compute pair by pair. The
-    split of long key tile lists depends on shapes alone, so that results do not depend on the thread count.
+    A few queries of most patterns are planned by their rows. Otherwise, candidates are the default tile, boxes of
+    queries, and one-query tiles, which the kernels compute pair by pair. The split of long key tile lists depends on
+    shapes alone, so that results do not depend on the thread count.
     """
     if not backward and by_rows(pattern, call):
         return few_queries.plan_for(pattern, call, workers_for(call), max_bytes)
@@ -212,7 +213,7 @@ def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
     def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
         here, sizes = replace(bare, kv_len=kv_len), (bare.batch, bare.heads_q)
         fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, *sizes, workers)
-        plan = made_validated(pattern, fields)
+        plan = made_validated(pattern, fields | {"tiles": int(fields["tile_indptr"][-1])})
         own = _core.Prepared(here, plan, plan.work, _heads_together(here, plan), isa, score=encoded)
         return own, _useful_threads(here, plan)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from .._util.cached import BoundedCache
 from .._util.imports import whole_imports
 from .._util.index_checks import LONGEST
 from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
+_MAX_PATTERNS = 64  # patterns of few queries that a cached dispatch remembers
 CONSTANT = (Pattern, Plan, str)  # immutable, unlike a mask array, so that calls can be cached
 
 
@@ -270,8 +272,13 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
     bind = own.prepare_rows(call)
     bare = replace(call, q=None, k=None, v=None)
 
+    known = BoundedCache(_MAX_PATTERNS)
+
     def serves(pattern: Pattern, kv_len: int) -> bool:
-        return kv_len <= LONGEST and own.by_rows(pattern, replace(bare, kv_len=kv_len))
+        lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
+        if lengths not in known:
+            known.keep(lengths, own.by_rows(pattern, replace(bare, kv_len=kv_len)))
+        return 0 < kv_len <= LONGEST and known.get(lengths, False)
 
     made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)
     found = None if key[0] is None else of_any_length(key[0])

@@ -32,7 +32,6 @@ _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
 _BITS = 64  # keys of a tile
 _FEW_PAIRS = 16  # allowed pairs of a tile and row below which they are computed one by one
 _MERGES = "merge_rows", "merge_indptr", "merge_sources", "merge_variants"
-_OF_ITEMS = "component", "query_tile", "slot"
 _NOTHING, _NO_MERGE = np.zeros(0, np.int32), np.zeros(1, np.int32)
 _SHORTEST_PIECE = 1024  # allowed pairs of a work item; shorter ones cost more than they share
 
@@ -43,7 +42,7 @@ def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
         return False
     own_batch, own_heads = pattern.sizes()
     entries = (batch if own_batch != 1 else 1) * (heads if own_heads != 1 else 1)
-    if entries * q_len * kv_len > _MOST_CELLS:
+    if entries * q_len << kv_len.bit_length() > _MOST_CELLS:  # the same for nearly all steps
         return False
     places = itertools.product(range(own_batch or 1), range(own_heads or 1))
     return any(pattern.at(*place).ends(q_len) is None for place in places)
@@ -156,8 +155,8 @@ def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers:
         work = np.zeros(variants, WORK)
         work["component"], work["begin"], work["end"], work["slot"] = np.arange(variants), begin, end, -1
         one_each = np.arange(variants + 1, dtype=np.int32)
-        merges = dict(zip(_MERGES, (_NOTHING, _NO_MERGE, _NOTHING, np.zeros_like(one_each)), strict=True))
-        return {"work": work, "work_indptr": one_each, "slots": 0, **merges}
+        nothing = dict(zip(_MERGES, (_NOTHING, _NO_MERGE, _NOTHING, np.zeros_like(one_each)), strict=True))
+        return {"work": work, "work_indptr": one_each, "slots": 0, **nothing}
     owner, piece = np.repeat(np.arange(len(pieces)), pieces), ramp(pieces)
     shared = np.where(pieces > 1, pieces, 0).reshape(variants, query_tiles)
     slot = (np.cumsum(shared, axis=1) - shared).reshape(-1)  # of the first piece
@@ -212,6 +211,7 @@ def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
 def _prove(plan: dict[str, Any]) -> None:
     """Raise RuntimeError unless each row is written once."""
     work = plan["work"]
-    owners = np.ascontiguousarray(plan["components"]["query_view"]), *map(work.__getitem__, _OF_ITEMS)
-    rest = plan["work_indptr"], plan["slots"], *map(plan.__getitem__, _MERGES)
-    prove(Writers(plan["views"], *owners, *rest, plan["q_len"], plan["block_q"]))
+    owner, tile, slot = (work[name] for name in ("component", "query_tile", "slot"))
+    query_view = np.ascontiguousarray(plan["components"]["query_view"])
+    rest: list[Any] = [plan[name] for name in ("work_indptr", "slots", *_MERGES, "q_len", "block_q")]
+    prove(Writers(plan["views"], query_view, owner, tile, slot, *rest))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AskedRows", "alike", "filled", "packed", "rows_of_bound"]
 
-_ALL = ~np.uint64(0)
+_EVERY, _ALL = (1 << 64) - 1, ~np.uint64(0)
+_FEW_ROWS = 4  # filled one by one
 _MANY_RUNS = 4096  # more runs are listed key by key
 _ROWS_AT_ONCE = 16  # bool rows that fit a cache
 
@@ -99,6 +100,11 @@ def filled(runs: Runs, kv_len: int) -> np.ndarray:
 
 def _fill_intervals(words: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
     """Set the bits [start, stop) of each row."""
+    if len(words) <= _FEW_ROWS:
+        for row, begin, end in zip(words, start.tolist(), stop.tolist(), strict=True):
+            if begin < end:
+                _fill_interval(row, begin, end)
+        return
     (rows,) = np.nonzero(start < stop)
     start, last = start[rows], stop[rows] - 1
     low, high = start >> 6, last >> 6
@@ -109,6 +115,17 @@ def _fill_intervals(words: np.ndarray, start: np.ndarray, stop: np.ndarray) -> N
     for row, begin, end in zip(rows.tolist(), (low + 1).tolist(), high.tolist(), strict=True):
         if begin < end:
             words[row, begin:end] = _ALL
+
+
+def _fill_interval(row: np.ndarray, begin: int, end: int) -> None:
+    low, high = begin >> 6, (end - 1) >> 6
+    head, tail = _EVERY << (begin & 63) & _EVERY, _EVERY >> (63 - (end - 1 & 63))
+    if low == high:
+        row[low] |= np.uint64(head & tail)
+    else:
+        row[low] |= np.uint64(head)
+        row[low + 1 : high] = _ALL
+        row[high] |= np.uint64(tail)
 
 
 def _fill_stepped(words: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:

@@ -78,37 +78,39 @@ class QueriesAt(ByContent, Pattern):
         self.sizes()  # check the number of batch entries
 
     @property
-    def _each_entry(self) -> bool:
-        """Whether batch entries have positions of their own."""
-        return not isinstance(self.positions, int) and self.positions.ndim == 2
+    def _each_entry(self) -> np.ndarray | None:
+        """The positions of each batch entry, (batch, q_len), or None if all entries have the same."""
+        at = self.positions
+        return None if isinstance(at, int) or at.ndim == 1 else at
 
     def sizes(self) -> tuple[int, int]:
         batch, heads = self.inner.sizes()
-        if not self._each_entry:
+        each = self._each_entry
+        if each is None or len(each) == 1:
             return batch, heads
-        entries = len(self.positions)
-        if entries > 1 < batch != entries:
-            raise ValueError(f"positions: expected {batch} rows, one for each batch entry, got {entries}")
-        return (batch if entries == 1 else entries), heads
+        if 1 < batch != len(each):
+            raise ValueError(f"positions: expected {batch} rows, one for each batch entry, got {len(each)}")
+        return len(each), heads
 
     def at(self, batch: int, head: int) -> QueriesAt:
         own = self.inner.at(batch if self.inner.sizes()[0] != 1 else 0, head)
-        if self._each_entry:
-            several = len(self.positions) > 1
-            row = integer("batch", batch, 0, len(self.positions) - 1) if several else 0
-            return QueriesAt(own, self.positions[row])
+        each = self._each_entry
+        if each is not None:
+            return QueriesAt(own, each[integer("batch", batch, 0, len(each) - 1) if len(each) > 1 else 0])
         return self if own is self.inner else replace(self, inner=own)
 
     @classmethod
     def together(cls, patterns: tuple[Pattern, ...], q_len: int) -> QueriesAt | None:
         """Return one pattern for batch entries that differ in the position of the first query alone, or None."""
-        first = patterns[0]
+        first, places = patterns[0], []
         if not isinstance(first, cls) or first.inner.sizes() != (1, 1):
             return None
         for p in patterns:
-            if not isinstance(p, cls) or not isinstance(p.positions, int) or p.inner != first.inner:
+            same = isinstance(p, cls) and (p.inner is first.inner or p.inner == first.inner)
+            if not same or not isinstance(p.positions, int):  # type: ignore[attr-defined]
                 return None
-        return cls(first.inner, np.add.outer([p.positions for p in patterns], np.arange(q_len)))
+            places.append(p.positions)  # type: ignore[attr-defined]
+        return cls(first.inner, np.add.outer(places, np.arange(q_len)))
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
         row, at = asked.q - q_offset(asked.q_len, asked.kv_len), self.positions
@@ -169,7 +171,7 @@ class _Bound(Pattern):
         return self.given.sizes()
 
     def at(self, batch: int, head: int) -> Pattern:
-        if self.given._each_entry:
+        if self.given._each_entry is not None:
             return self.given.at(batch, head).bind(self.q_len, self.kv_len)
         return replace(self, given=self.given.at(batch, head), inner=self.inner.at(batch, head))
 
