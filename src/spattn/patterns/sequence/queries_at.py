@@ -58,6 +58,11 @@ class QueriesAt(ByContent, Pattern):
     >>> QueriesAt(Causal(), [2, 0]).index_set(2, 4).to_dense().astype(int)
     array([[1, 1, 1, 0],
            [1, 0, 0, 0]])
+
+    One query for each of two batch entries, at positions 1 and 3 of their caches:
+
+    >>> QueriesAt(Causal(), [[1], [3]]).index_set(1, 4, batch=1).row(0)
+    array([0, 1, 2, 3])
     """
 
     inner: Pattern
