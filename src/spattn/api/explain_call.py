@@ -16,7 +16,7 @@ from .. import cpu
 from .._util import limits as _limits
 from ..arrays import autocast
 from ..backends import Backend, Execution, PredictingBackend
-from ..dispatch import as_pattern, backend_for, find_plan, name_for
+from ..dispatch import backend_for, find_plan, name_for, resolve
 from ..dispatch._efficiency import may_lose
 from ..patterns import CSR, Mask, Pattern, discover
 from ..patterns.base.walk import leaves
@@ -273,7 +273,7 @@ def _once(run: Callable[[], Any], finish: Callable[[Any], None], times: int = 1)
 def _planned(module: Backend, pattern: Any, call: Call, *, backward: bool = False) -> tuple[tuple[Plan, float], bool]:
     """Return the plan of a call, the milliseconds that it took, and whether it was made."""
     misses, start = plan_cache_info().misses, time.perf_counter()
-    plan = find_plan(module, pattern, call, backward=backward)
+    plan = find_plan(module, resolve(pattern, call.sizes), call, backward=backward)
     took = 1e3 * (time.perf_counter() - start)
     return (plan, took), plan_cache_info().misses > misses
 
@@ -282,7 +282,7 @@ def _backward(module: Backend, pattern: Any, call: Call, timed: _Timed) -> tuple
     """Return the time of the gradients, with out as its own gradient, and their plan."""
     out, lse = attention(*timed.arrays, pattern, return_lse=True, **timed.options)
     out, lse = (x.detach() if hasattr(x, "detach") else x for x in (out, lse))
-    plan = find_plan(module, pattern, call, backward=True)
+    plan = find_plan(module, resolve(pattern, call.sizes), call, backward=True)
 
     def run() -> Any:
         return attention_backward(out, *timed.arrays, out, lse, pattern, **timed.options)[0]
@@ -297,7 +297,7 @@ def _pattern_ms(pattern: Any, plan: Plan) -> float:
         return 0.0
 
     def run() -> bool:
-        found = as_pattern(pattern)
+        found = resolve(pattern)
         return hash(found) == hash(plan.pattern) and found == plan.pattern
 
     return min(_once(run, lambda same: None) for _ in range(5))
