@@ -384,9 +384,11 @@ def _planning_advice(of: _Case) -> Iterator[str]:
             "keep the result of spattn.plan_for(pattern, q, k, v) and pass it instead of the pattern"
         )
     elif of.pattern_ms > (1 - 1 / _GAIN) * of.measured_ms:
-        array = not isinstance(of.pattern, (str, Pattern, Plan))
-        what = "the boolean array is copied and hashed" if array else "the pattern is hashed and compared"
-        instead = "pass spattn.patterns.Mask(array), made once" if array else "pass spattn.plan_for(pattern, q, k, v)"
+        what, instead = "the pattern is hashed and compared", "pass spattn.plan_for(pattern, q, k, v)"
+        if str(getattr(of.pattern, "dtype", "")).endswith("bool"):
+            what, instead = "the boolean array is copied and hashed", "pass spattn.patterns.Mask(array), made once"
+        elif not isinstance(of.pattern, (Pattern, Plan, str)):
+            what, instead = "the argument is converted to a pattern", "convert it once, with spattn.patterns.interop"
         yield f"{what} at each call, {of.pattern_ms:.3g} of {of.measured_ms:.3g} ms: {instead}"
     elif of.made and of.planning_ms > of.measured_ms:
         factor = of.planning_ms / of.measured_ms

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.frozen import content, frozen, frozen_part
@@ -16,6 +15,9 @@ from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host
 from .check import assign, integer
 from .pattern import Pattern
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_device", "on_host"]
 
