@@ -16,8 +16,7 @@ from .. import cpu
 from .._util import limits as _limits
 from ..arrays import autocast
 from ..backends import Backend, Execution, PredictingBackend
-from ..dispatch import backend_for, find_plan, name_for, resolve
-from ..dispatch._efficiency import may_lose
+from ..dispatch import backend_for, find_plan, may_lose, name_for, resolve
 from ..patterns import CSR, Mask, Pattern, discover
 from ..patterns.base.walk import leaves
 from ..planning import Plan, plan_cache_info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -379,7 +380,8 @@ def _operand(value: Any) -> Pattern | None:
     if hasattr(type(value), "to_host"):
         return None
     with whole_imports:
-        from ..conversion import as_pattern  # which imports this module
+        # By name: this module is below it, and every pattern imports this one.
+        as_pattern = importlib.import_module("spattn.patterns.conversion").as_pattern
     return as_pattern(value, name="operand")
 
 
