@@ -381,8 +381,9 @@ def _operand(value: Any) -> Pattern | None:
         return None
     with whole_imports:
         # By name: this module is below it, and every pattern imports this one.
-        as_pattern = importlib.import_module("spattn.patterns.conversion").as_pattern
-    return as_pattern(value, name="operand")
+        conversion = importlib.import_module("spattn.patterns.conversion")
+    found: Pattern = conversion.as_pattern(value, name="operand")
+    return found
 
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
