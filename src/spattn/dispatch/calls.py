@@ -15,12 +15,13 @@ from ..arrays import NUMPY, ArrayNamespace, autocast, namespace_of, of_any_lengt
 from ..arrays import cache_key as cache_key_of
 from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
+from ..patterns.conversion import from_text, key_padding_of
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
-from .plans import backend_for, check_grid, conversion, find_plan, name_for, resolve
+from .plans import backend_for, check_grid, find_plan, name_for, resolve
 
 if TYPE_CHECKING:
     from ..patterns.dynamic import MaskedPattern
@@ -55,10 +56,10 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     if isinstance(pattern, str) and key_padding is None:
-        pattern = conversion().from_text(pattern)
+        pattern = from_text(pattern)
     elif key_padding is not None or not isinstance(pattern, CONSTANT):
         if _selected(pattern) is not None:
-            pattern = pattern if key_padding is None else pattern & conversion().key_padding_of(key_padding)
+            pattern = pattern if key_padding is None else pattern & key_padding_of(key_padding)
         elif traced(q, k, v):
             return NotImplemented
         else:

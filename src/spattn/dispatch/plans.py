@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
-from .._util.imports import whole_imports
 from ..backends import Backend, load
 from ..patterns import Pattern
+from ..patterns.conversion import UNKNOWN, Sizes, as_pattern, key_padding_of
 from ..planning import Plan, validate
 from ..request.call import Call
 
 if TYPE_CHECKING:
-    from ..patterns.conversion import Sizes
     from ..request.layout import Layout
 
-__all__ = ["backend_for", "check_grid", "conversion", "find_plan", "name_for", "resolve"]
+__all__ = ["backend_for", "check_grid", "find_plan", "name_for", "resolve"]
 
 
 def name_for(call: Call, backend: str) -> str:
@@ -80,15 +78,7 @@ def check_grid(layout: Layout, pattern: Any) -> None:
         layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
 
 
-@functools.cache
-def conversion() -> Any:
-    """Import :mod:`spattn.patterns.conversion` with the first call that needs it."""
-    with whole_imports:
-        from ..patterns import conversion
-    return conversion
-
-
-def resolve(pattern: Any, sizes: Sizes = (None, None, None, None), key_padding: Any = None) -> Pattern | Plan:
+def resolve(pattern: Any, sizes: Sizes = UNKNOWN, key_padding: Any = None) -> Pattern | Plan:
     """Convert the `pattern` and `key_padding` arguments of a call to a Pattern or a Plan.
 
     `sizes` are batch, heads_q, q_len and kv_len of the call; None if unknown.
@@ -99,5 +89,5 @@ def resolve(pattern: Any, sizes: Sizes = (None, None, None, None), key_padding: 
                 "key_padding: a Plan has fixed pairs; write spattn.plan_for(pattern, q, k, v, key_padding=...)"
             )
         return pattern
-    own: Pattern = conversion().as_pattern(pattern, sizes)
-    return own if key_padding is None else own & conversion().key_padding_of(key_padding, sizes)
+    own = as_pattern(pattern, sizes)
+    return own if key_padding is None else own & key_padding_of(key_padding, sizes)

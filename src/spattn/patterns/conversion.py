@@ -13,7 +13,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from ..arrays import ArrayNamespace, check_plain, dtype_name, namespace_of
 from .base.check import default_value
-from .base.class_registry import generation, registered
+from .base.class_registry import CONVERSION, generation, registered
 from .base.content import on_host
 from .base.pattern import Pattern
 from .listed.masks import Mask
@@ -60,6 +60,9 @@ def as_pattern(value: Any, sizes: Sizes = UNKNOWN, name: str = "pattern") -> Pat
         check_mask((*made.sizes(), *value.shape[-2:]), (*sizes[:2], None, None), "a BlockMask", name)
         return made
     return _from_function(value, name) if callable(value) else _refuse(value, name)
+
+
+CONVERSION[:] = [as_pattern]  # for operands of patterns
 
 
 def from_text(text: str) -> Pattern:

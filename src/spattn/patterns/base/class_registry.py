@@ -11,6 +11,7 @@ from ..._util.imports import whole_imports
 from .check import default_value
 
 __all__ = [
+    "CONVERSION",
     "DEEPEST",
     "OPERATORS",
     "Instance",
@@ -27,6 +28,7 @@ PatternClass = TypeVar("PatternClass", bound="type[Any]")
 Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length in tokens
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
+CONVERSION: list[Callable[..., Any]] = []  # as_pattern(); filled by the conversion module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice

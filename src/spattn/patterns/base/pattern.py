@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...index_set import AffineRows, Runs
 from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
-from .class_registry import OPERATORS, Registered
+from .class_registry import CONVERSION, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
 
@@ -379,10 +377,7 @@ def _operand(value: Any) -> Pattern | None:
         return value
     if hasattr(type(value), "to_host"):
         return None
-    with whole_imports:
-        # By name: this module is below it, and every pattern imports this one.
-        conversion = importlib.import_module("spattn.patterns.conversion")
-    found: Pattern = conversion.as_pattern(value, name="operand")
+    found: Pattern = CONVERSION[0](value, name="operand")
     return found
 
 
