@@ -98,6 +98,9 @@ def test_options_are_those_of_the_call(brief, priced):
     assert found.execution.arithmetic == "float64" and "not covered by the cost model" in str(found)
     given = spattn.plan_for(sp.Causal(), q, k, v, layout="bshd")
     assert spattn.explain(q, k, v, given, layout="bshd", dropout_p=0.5, seed=1).plan_source == "given"
+    padding = np.arange(q.shape[1])[None] < 40
+    padded = spattn.explain(q, k, v, "causal", layout="bshd", key_padding=padding, backward=True)
+    assert padded.plan.nnz == sum(min(i + 1, 40) for i in range(q.shape[1]))
 
 
 def test_a_plan_and_a_call_have_different_options():
@@ -150,7 +153,7 @@ def test_a_plan_that_the_cache_cannot_keep(monkeypatch, brief):
 
 
 def test_planning_that_takes_longer_than_the_call(brief, monkeypatch):
-    monkeypatch.setattr(explain_call, "_pattern_ms", lambda pattern, plan: 0.0)
+    monkeypatch.setattr(explain_call, "_pattern_ms", lambda *arguments: 0.0)
     q, k, v = arrays(8)
     spattn.clear_plan_cache()
     first, second = (spattn.explain(q, k, v, sp.SlidingWindow(7)) for _ in range(2))

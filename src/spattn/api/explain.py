@@ -142,6 +142,7 @@ def explain(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
     backward: bool = False,
 ) -> CallExplanation: ...
 
@@ -173,7 +174,7 @@ def explain(plan: Any, /, *operands: Any, **options: Any) -> Explanation | CallE
 
         For a call:
 
-        scale, backend, precision, layout, score, sinks, dropout_p, seed
+        scale, backend, precision, layout, score, sinks, dropout_p, seed, key_padding
             As for :func:`spattn.attention`.
         backward : bool, optional
             Also measure :func:`spattn.attention_backward`.

@@ -143,6 +143,7 @@ def explain_call(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
     backward: bool = False,
 ) -> CallExplanation:
     """Implement :func:`spattn.explain` for arrays."""
@@ -150,7 +151,7 @@ def explain_call(
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in autocast(q, k, v) or (q, k, v))
     call = Call.of(q, k, v, scale=scale, precision=precision, layout=layout)
     module, name = backend_for(call, backend), name_for(call, backend)
-    (plan, planning_ms), made = _planned(module, pattern, call)
+    (plan, planning_ms), made = _planned(module, pattern, call, key_padding)
     options: dict[str, Any] = {
         "scale": scale,
         "backend": backend,
@@ -160,6 +161,7 @@ def explain_call(
         "sinks": sinks,
         "dropout_p": dropout_p,
         "seed": seed,
+        "key_padding": key_padding,
     }
     timed = _Timed(q, k, v, pattern, options, call)
     first_ms = _once(timed.run, timed.finish)
@@ -167,7 +169,7 @@ def explain_call(
     timed.run()
     replanned = plan_cache_info().misses > misses
     measured, smallest = timed.alternate([timed.run, timed.smallest()])
-    measured_ms, pattern_ms = statistics.median(measured), _pattern_ms(pattern, plan)
+    measured_ms, pattern_ms = statistics.median(measured), _pattern_ms(pattern, plan, call, key_padding)
     host_ms = min(measured_ms, statistics.median(smallest) + pattern_ms)
     execution = module.execution(call, plan)
     memory_ms = _memory_ms(call, execution.workers if name == "cpu" else 1)
@@ -269,10 +271,10 @@ def _once(run: Callable[[], Any], finish: Callable[[Any], None], times: int = 1)
     return 1e3 * (time.perf_counter() - start) / times
 
 
-def _planned(module: Backend, pattern: Any, call: Call, *, backward: bool = False) -> tuple[tuple[Plan, float], bool]:
+def _planned(module: Backend, pattern: Any, call: Call, key_padding: Any) -> tuple[tuple[Plan, float], bool]:
     """Return the plan of a call, the milliseconds that it took, and whether it was made."""
     misses, start = plan_cache_info().misses, time.perf_counter()
-    plan = find_plan(module, resolve(pattern, call.sizes), call, backward=backward)
+    plan = find_plan(module, resolve(pattern, call.sizes, key_padding), call)
     took = 1e3 * (time.perf_counter() - start)
     return (plan, took), plan_cache_info().misses > misses
 
@@ -281,7 +283,7 @@ def _backward(module: Backend, pattern: Any, call: Call, timed: _Timed) -> tuple
     """Return the time of the gradients, with out as its own gradient, and their plan."""
     out, lse = attention(*timed.arrays, pattern, return_lse=True, **timed.options)
     out, lse = (x.detach() if hasattr(x, "detach") else x for x in (out, lse))
-    plan = find_plan(module, resolve(pattern, call.sizes), call, backward=True)
+    plan = find_plan(module, resolve(pattern, call.sizes, timed.options["key_padding"]), call, backward=True)
 
     def run() -> Any:
         return attention_backward(out, *timed.arrays, out, lse, pattern, **timed.options)[0]
@@ -290,13 +292,13 @@ def _backward(module: Backend, pattern: Any, call: Call, timed: _Timed) -> tuple
     return statistics.median(timed.alternate([run])[0]), plan
 
 
-def _pattern_ms(pattern: Any, plan: Plan) -> float:
+def _pattern_ms(pattern: Any, plan: Plan, call: Call, key_padding: Any) -> float:
     """Return the time to convert, hash and compare the `pattern` argument, as each call does."""
-    if isinstance(pattern, (Plan, str)):
+    if isinstance(pattern, (Plan, str)) and key_padding is None:
         return 0.0
 
     def run() -> bool:
-        found = resolve(pattern)
+        found = resolve(pattern, call.sizes, key_padding)
         return hash(found) == hash(plan.pattern) and found == plan.pattern
 
     return min(_once(run, lambda same: None) for _ in range(5))
