@@ -53,7 +53,7 @@ def test_patterns(isa, dtype, pattern):
 def test_head_dims(isa, head_dim):
     pattern = patterns.SlidingWindow(30, 9)
     for dtype in DTYPES:
-        check(*inputs(q_len=70, kv_len=70, head_dim=head_dim, head_dim_v=abs(257 - head_dim), dtype=dtype), pattern, isa)
+        check(*inputs(1, 1, 1, 70, 70, head_dim, abs(257 - head_dim), dtype=dtype), pattern, isa)
         check(*inputs(q_len=70, kv_len=70, head_dim=head_dim, dtype=dtype, seed=1), pattern, isa)
 
 
