@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
+from spattn.arrays import namespace_of
 from spattn.dispatch.scores import read
 from spattn.request.call import Call
 from spattn.request.dropout import Dropout, words
@@ -424,7 +426,7 @@ def test_expectation_and_variance_of_attention():
         ({"dropout_p": 0.1, "seed": True}, TypeError, "^seed: expected an integer, got bool"),
         ({"dropout_p": 0.1, "seed": -1}, ValueError, r"^seed: must be in \[0, 2\*\*64\), got -1"),
         ({"dropout_p": 0.1, "seed": 2**64}, ValueError, r"^seed: must be in \[0, 2\*\*64\), got 18446744073709551616"),
-        ({"dropout": 0.1}, TypeError, "'dropout'; pass dropout_p= and seed= in training"),
+        ({"dropout": 0.1}, TypeError, "'dropout'; write dropout_p= and seed= in training"),
     ],
 )
 def test_refusals(options, error, words):
@@ -438,6 +440,19 @@ def test_refusals(options, error, words):
 
 
 # -- PyTorch -----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_for_kernels():
+    """A copy of 64 bits; None unless the tensor is one integer."""
+    torch = pytest.importorskip("torch")
+    kind = namespace_of(torch.zeros(1))
+    for value, dtype in ((7, "uint8"), (-5, "int16"), (-(2**63), "int64"), (2**64 - 1, "uint64")):
+        given = torch.full((), value, dtype=getattr(torch, dtype))
+        address, owner = kind.seed(given)
+        given.zero_()
+        assert ctypes.c_uint64.from_address(address).value == value % 2**64 and owner.numel() == 1
+    for given in (torch.tensor(1.0), torch.tensor(1j), torch.tensor(True), torch.arange(2)):
+        assert kind.seed(given) is None
 
 
 def test_autograd():

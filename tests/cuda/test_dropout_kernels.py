@@ -15,7 +15,7 @@ from spattn.cuda.driver import device
 from spattn.cuda.host.dropout import launch_words
 from spattn.dispatch.scores import read
 from spattn.request.call import Call
-from spattn.request.dropout import Dropout, words
+from spattn.request.dropout import DeviceSeed, Dropout, words
 from spattn.request.score import ScoreOperands
 from spattn.schedule import compiler
 from spattn.score import relative_bias
@@ -82,6 +82,10 @@ def test_words(family, torch):
         with gpu:
             stream = torch.cuda.current_stream().cuda_stream
             launch_words(gpu, stream, seed, batch, heads, q_len, kv_len, lambda nbytes, x=memory: x.data_ptr())
+            again, own = torch.zeros_like(memory), torch.tensor(np.uint64(seed).view(np.int64).item(), device="cuda")
+            given = DeviceSeed(own.data_ptr(), own)
+            launch_words(gpu, stream, given, batch, heads, q_len, kv_len, lambda nbytes, x=again: x.data_ptr())
+        assert torch.equal(memory, again)
         found = memory.cpu().numpy().view(np.uint32)
         rows = found[: 2 * batch * heads * q_len].reshape(batch, heads, q_len, 2)
         own = words(seed, batch, heads, q_len, "query", kv_len - q_len)
@@ -225,6 +229,41 @@ def test_autograd(torch, arrays, family):
         shown = spattn.attention(*map(arrays("torch"), (0 * q, k, units)), pattern, dropout_p=SHARE, seed=SEED)
     kept = allowed & dropout_mask(SEED, SHARE, 2, HEADS, 300, 300)
     assert np.array_equal(to_host(shown) != 0, kept[..., :256])
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm80"], indirect=True)
+def test_seeds_in_device_memory(torch, arrays, family):
+    """The kernels read them, not the host; a replayed CUDA graph drops the pairs of the seed's value at that time."""
+    leaves = [arrays("torch")(x).requires_grad_() for x in inputs(2, HEADS, HEADS_KV, 200, 200, 64, dtype="bfloat16")]
+
+    def step(seed):
+        out = spattn.attention(*leaves, CASES["union"], dropout_p=SHARE, seed=seed)
+        return out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+
+    wanted = {seed: step(seed) for seed in (3, SEED, 2**63 - 1)}
+    seed = torch.tensor(3, device="cuda")
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = step(seed)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert all(map(torch.equal, got, wanted[3]))
+    assert all(map(torch.equal, step(torch.tensor(2**64 - 1, dtype=torch.uint64, device="cuda")), step(2**64 - 1)))
+    out = spattn.attention(*leaves, CASES["union"], dropout_p=SHARE, seed=seed)
+    seed += 1  # the backward has a copy
+    got = torch.autograd.grad(out.float().square().sum(), leaves)
+    assert all(map(torch.equal, got, wanted[3][1:]))
+    del out  # its graph would make the capture wait for the default stream, where it was recorded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(seed)
+    for value, want in wanted.items():
+        seed.fill_(value)
+        graph.replay()
+        assert all(map(torch.equal, got, want)), value
+    with pytest.raises(TypeError, match="^seed: expected an integer, got Tensor"):
+        step(torch.tensor(1.5, device="cuda"))
 
 
 @pytest.mark.parametrize("family", ["sm90", "sm80"], indirect=True)

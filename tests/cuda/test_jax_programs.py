@@ -114,3 +114,35 @@ def test_scores_and_sinks(jax, family, dtype):
         for found, want in zip(transformed("cuda", *on_gpu), wanted, strict=True):
             found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
             assert np.linalg.norm(found - want) <= (2e-5 if dtype == "float32" else 2e-2) * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout(jax, family, dtype):
+    """The kernels read a traced seed on the device; the pairs are those of the reference backend."""
+    import jax.numpy as jnp
+
+    import spattn.jax
+
+    if family == "sm90" and dtype == "float32":
+        pytest.skip("the portable kernels compute float32")
+    given = inputs(2, 4, 2, q_len=300, kv_len=300, head_dim=64, dtype=dtype)
+
+    def loss(backend, seed, q, k, v):
+        options = {"return_lse": True, "dropout_p": 0.3, "seed": seed, "backend": backend}
+        out, lse = spattn.jax.attention(q, k, v, WINDOW, **options)
+        return (out.astype(jnp.float32) ** 2).sum() + (lse**2).sum()
+
+    gradients = jax.jit(jax.grad(loss, (2, 3, 4)), static_argnums=0)
+    host, gpu = (jax.devices(name)[0] for name in ("cpu", "gpu"))
+    on_host = [jax.device_put(x.astype(np.float32), host) for x in given]
+    on_gpu = [jax.device_put(x, gpu) for x in given]
+    for seed in (3, 2**31 - 1):
+        on_device = jax.device_put(np.int32(seed), gpu)
+        gradients("cuda", on_device, *on_gpu)
+        with jax.transfer_guard("disallow"):
+            got = gradients("cuda", on_device, *on_gpu)
+        for found, want in zip(
+            got, gradients("reference", jax.device_put(np.int32(seed), host), *on_host), strict=True
+        ):
+            found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
+            assert np.linalg.norm(found - want) <= (2e-5 if dtype == "float32" else 2e-2) * np.linalg.norm(want)

@@ -123,6 +123,37 @@ def test_graphs_of_the_compiler(torch, dtype):
             torch.testing.assert_close(mine, theirs)
 
 
+@BOTH
+def test_dropout(torch, dtype):
+    """Seeds on the host and on the device; the compiler's CUDA graphs drop the pairs of each step's seed."""
+    pytest.importorskip("triton", reason="PyTorch's compiler needs Triton for a GPU")
+
+    def dropped(q, k, v, seed):
+        out, lse = spattn.attention(2 * q, k, v, PATTERN, return_lse=True, dropout_p=0.3, seed=seed)
+        return out + 1, lse.exp()
+
+    one_graph = torch.compile(dropped, backend="aot_eager", fullgraph=True)
+    captured = torch.compile(dropped, fullgraph=True, mode="reduce-overhead")
+    for device in ("cuda", "cpu"):
+        for seed in range(5):
+            operands, own = tensors(torch, dtype), torch.tensor(seed, device=device)
+            want = step(torch, dropped, operands, seed)
+            assert same(torch, step(torch, one_graph, operands, own), want)
+            torch.compiler.cudagraph_mark_step_begin()
+            got = [x.clone() for x in step(torch, captured, operands, own)]
+            for mine, theirs in zip(got, want, strict=True):
+                torch.testing.assert_close(mine, theirs)
+
+
+@BOTH
+def test_opcheck_of_dropout(torch, dtype):
+    from spattn.dispatch.torch_operators import text_of
+
+    seed = torch.tensor(3, device="cuda")
+    given = *tensors(torch, dtype), None, [], [], [], None, seed, 0.3, text_of(PATTERN), None, None, "auto", None
+    torch.library.opcheck(torch.ops.spattn.scored_attention.default, given)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_layer(torch, compiled):

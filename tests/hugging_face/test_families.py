@@ -14,6 +14,7 @@ from spattn.patterns import SlidingWindow  # noqa: E402
 from spattn.transformers import _attention  # noqa: E402
 
 from . import families  # noqa: E402
+from .families import run  # noqa: E402
 
 NIGHTLY = settings().max_examples >= settings.get_profile("nightly").max_examples
 EQUAL, REFUSED = families.selected(NIGHTLY)
@@ -39,11 +40,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(_attention, "attention", counted)
     return found
-
-
-def run(model, given):
-    hf.set_seed(0)  # some models draw masks or noise
-    return model(**given)[0]
 
 
 @pytest.mark.parametrize("side", ["neither", "left", "right"])

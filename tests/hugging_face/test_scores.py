@@ -17,6 +17,7 @@ from spattn.transformers._mask import pattern_mask  # noqa: E402
 from spattn.transformers._t5 import BucketBias  # noqa: E402
 
 from . import families  # noqa: E402
+from .families import run, sharp  # noqa: E402
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -52,40 +53,22 @@ def unscaled(model):
             module.scaling = 1.0
 
 
-# Family: (its configuration, a change to a model with eager attention that removes the feature).
+# Changes to models with eager attention that remove their feature.
 CASES = {
-    "gemma2": ({}, uncapped),
-    "t5gemma": ({}, uncapped),
-    "gemma3_text": ({}, None),
-    "gpt_oss": ({}, filled("sinks", -1e4)),
-    "granite_swa": ({}, filled("sinks", -1e4)),
-    "t5": ({}, filled("relative_attention_bias", 0.0)),
-    "umt5": ({}, filled("relative_attention_bias", 0.0)),
-    "mpt": ({"attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.5}}, without_alibi),
-    "bloom": ({"n_head": 3, "hidden_size": 48}, without_alibi),
-    "swin": ({}, filled("relative_position_bias", 0.0)),
-    "beit": ({"use_shared_relative_position_bias": True}, filled("relative_position_bias", 0.0)),
-    "granite": ({"attention_multiplier": 0.1}, unscaled),
-    "llama": ({}, None),
+    "gemma2": uncapped,
+    "t5gemma": uncapped,
+    "gemma3_text": None,
+    "gpt_oss": filled("sinks", -1e4),
+    "granite_swa": filled("sinks", -1e4),
+    "t5": filled("relative_attention_bias", 0.0),
+    "umt5": filled("relative_attention_bias", 0.0),
+    "mpt": without_alibi,
+    "bloom": without_alibi,
+    "swin": filled("relative_position_bias", 0.0),
+    "beit": filled("relative_position_bias", 0.0),
+    "granite": unscaled,
+    "llama": None,
 }
-
-
-def sharp(name):
-    """A model with eager attention whose scores are about 1, so that they decide on the weights."""
-    model = families.model(name, **CASES[name][0])
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
-                module.weight /= module.weight.std() * module.in_features**0.5
-    for module in model.modules():
-        if getattr(module, "attn_logit_softcapping", None):
-            module.attn_logit_softcapping = 0.2
-    return model
-
-
-def run(model, given):
-    hf.set_seed(0)
-    return model(**given)[0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,7 +87,7 @@ def test_logits_and_all_gradients(name):
         torch.testing.assert_close(
             gradients[1][parameter], want, rtol=0, atol=1e-4 * want.abs().max().item() + 1e-9, msg=parameter
         )
-    remove = CASES[name][1]
+    remove = CASES[name]
     if remove is not None:
         remove(eager)
         assert (run(eager, given) - results[0]).abs().max() > 1e-2, "the feature does not matter here"

@@ -326,7 +326,7 @@ def test_sizes_are_checked(batch, heads, error):
 
 def test_unresolved():
     pattern = p.interop.from_mask_mod(padding([3, 4]))
-    with pytest.raises(ValueError, match=r"^MaskMod: .*use \.at\(batch, head\)"):
+    with pytest.raises(ValueError, match=r"^mask_mod: .*use \.at\(batch, head\)"):
         pattern.bind(8, 8).allows(np.arange(8), np.arange(8))
 
 

@@ -295,7 +295,8 @@ def arguments(sinks=True, score=True):
     function = lambda s, b, h, i, j: 2.5 * torch.tanh(s / 2.5) * table[h, j - i + 23] + whole[h] * (i + 70000)  # noqa: E731
     text, floats, integers, tables = serialize(trace(function)) if score else (None, [], [], [])
     own_sinks = random(HEADS, seed=1) if sinks else None
-    return *tensors(), own_sinks, tables, floats, integers, text, text_of(WINDOW), None, None, "auto", None
+    no_dropout = None, 0.0
+    return *tensors(), own_sinks, tables, floats, integers, text, *no_dropout, text_of(WINDOW), None, None, "auto", None
 
 
 @pytest.mark.parametrize(("sinks", "score"), [(False, True), (True, False)])
@@ -306,7 +307,7 @@ def test_opcheck(sinks, score):
     given = torch.utils._pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, given)
     out, lse = torch.ops.spattn.scored_attention(*given)
     wanted = [x.is_floating_point() for x in given[4]]
-    backward = random(*out.shape).detach(), None, *given[:3], out, lse, *given[3:8], wanted, *given[8:]
+    backward = random(*out.shape).detach(), None, *given[:3], out, lse, *given[3:10], wanted, *given[10:]
     torch.library.opcheck(torch.ops.spattn.scored_attention_backward.default, backward)
 
 

@@ -109,6 +109,13 @@ class ArrayNamespace:
         """Return the array's address, shape, and strides in elements."""
         raise NotImplementedError
 
+    def seed(self, x: Any) -> tuple[int, Any] | None:
+        """Return the address of the 64 bits of an integer, and their owner; None if `x` is no integer.
+
+        The caller may change `x` afterwards. By default None: the host reads `x`.
+        """
+        return None
+
     def stream(self, x: Any) -> int | None:
         """Return the raw handle of the caller's stream; None if the library does not expose it."""
         return None

@@ -149,6 +149,12 @@ class Torch(ArrayNamespace):
     def operand(self, x: Any) -> Operand:
         return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
+    def seed(self, x: Any) -> tuple[int, Any] | None:
+        if x.numel() != 1 or x.is_floating_point() or x.is_complex() or x.dtype == self.module.bool:
+            return None
+        own = x.detach().to(self.module.int64, copy=True)
+        return own.data_ptr(), own
+
     @property
     def raw_stream(self) -> Any:
         """Function from an ordinal to ``torch.cuda.current_stream(device).cuda_stream``, without a Stream object."""

@@ -71,6 +71,9 @@ class Xla(ArrayNamespace):
     def operand(self, x: Any) -> Operand:
         return Operand(x.pointer, x.shape, row_major(x.shape))
 
+    def seed(self, x: Any) -> tuple[int, Any] | None:  # programs pass its low and high words
+        return x.pointer, x.execution
+
     def stream(self, x: Any) -> int | None:
         return x.execution.stream()
 

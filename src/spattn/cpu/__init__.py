@@ -11,7 +11,7 @@ import numpy as np
 
 from .._util import limits as _limits
 from .._util.cached import BoundedCache
-from ..backends import Limits, PreparedBackward, PreparedForward
+from ..backends import Execution, Limits, PreparedBackward, PreparedForward
 from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
@@ -24,6 +24,7 @@ from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite, _score
+from ._execution import arithmetic, threads_of
 from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 
@@ -34,6 +35,7 @@ __all__ = [
     "backward",
     "cheaper",
     "dense_ms",
+    "execution",
     "forward",
     "free_workspaces",
     "info",
@@ -158,6 +160,12 @@ def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     return not plan.gathered
 
 
+def execution(call: Call, plan: Plan) -> Execution:
+    """Implement :meth:`.backends.Backend.execution`."""
+    isa = _default_isa()
+    return Execution(f"{isa} kernels", arithmetic(isa, call, plan), *threads_of(_useful_threads(call, plan)))
+
+
 def _check_places(plan: Plan) -> None:
     if plan.gathered:
         raise ValueError("plan: gathered KV is not supported on the CPU; plan with backend='cpu'")
@@ -278,11 +286,11 @@ def forward(
     Parameters
     ----------
     q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
-        Query; like `k` and `v`, with any strides. ``1 <= head_dim <= 256``.
+        Query; like `k` and `v`, with any strides. ``1 <= head_dim <= 1024``.
     k : (batch, heads_kv, kv_len, head_dim) array
         Same dtype; ``heads_q % heads_kv == 0``.
     v : (batch, heads_kv, kv_len, head_dim_v) array
-        Same dtype; ``1 <= head_dim_v <= 256``.
+        Same dtype; ``1 <= head_dim_v <= 1024``.
     plan : Plan
         Plan for these lengths and heads; validated at first use unless :func:`spattn.plan` created it.
     scale : float

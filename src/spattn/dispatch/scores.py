@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays import NUMPY, ArrayNamespace, check_plain, dtype_name, namespace_of, recorder
 from ..arrays.namespace import numpy_dtype
 from ..request.call import Call, check_gradients
-from ..request.dropout import Dropout
+from ..request.dropout import DeviceSeed, Dropout
 from ..request.layout import DEFAULT, Layout
 from ..request.score import ScoreOperands, TableType
 from ..score.kept_traces import find_or_trace
@@ -17,7 +17,7 @@ from ..score.program import Program, program_of
 from ..score.recorder import Sizes
 from ..score.tracing import Traced
 
-__all__ = ["Dropout", "Given", "gradients_of", "read"]
+__all__ = ["Given", "dropout_of", "gradients_of", "read"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WIDE = ("int64", "uint32", "uint64")
@@ -116,6 +116,15 @@ def read(
     wanted = tuple(backward and x.dtype in _FLOATS for x in types)
     operands = ScoreOperands(program, parameters, tuple(moved.values()), types, own, wanted, dropout)
     return Given(operands, sinks, tables, recorded)
+
+
+def dropout_of(dropout_p: Any, seed: Any, q: Any) -> Dropout | None:
+    """Validate the dropout of a call; the host does not read a seed in the device memory of `q`."""
+    kind = namespace_of(seed)
+    if kind is not None and kind is namespace_of(q) and kind.device(seed) == kind.device(q) != "cpu":
+        found = kind.seed(seed)
+        seed = seed if found is None else DeviceSeed(*found)
+    return Dropout.of(dropout_p, seed)
 
 
 def _sizes(layout: str, q: Any, k: Any, v: Any) -> Sizes:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 
 from ..arrays import compiling, traced
 from ..arrays.torch_gradients import without_repeats
 from ..patterns import Pattern, from_json
+from ..patterns.conversion import check_mask, check_padding
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
 from . import calls, torch_scores
-from .plans import as_pattern, check_mask
+from .plans import resolve
 from .torch_schemas import (
     DEVICES,
     OPTIONS,
@@ -28,7 +30,7 @@ from .torch_schemas import (
     in_order_of,
     joined,
     over_a_batch,
-    padding,
+    pattern_of,
 )
 from .torch_text import text_of
 
@@ -118,6 +120,7 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = DEFAULT,
+    key_padding: Any = None,
     **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention` while PyTorch traces the call.
@@ -126,15 +129,14 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-    if modified.get("dropout_p", 0.0) != 0.0:
-        return _with_dropout(_eager, q, k, v, pattern, scale=scale, **options, **modified)
-    modified = _of_scores(modified)
-    text, allowed = _described((q, k, v), pattern, scale)
+    options["key_padding"] = key_padding
+    modified = _without_defaults(modified)
+    text, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
-    _check_mask(allowed, pattern, *operands[:2])
+    _check_masks(pattern, key_padding, *operands[:2])
     out, lse = _operator(operands, text, allowed, (scale, backend, precision), **modified)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
@@ -153,20 +155,20 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = DEFAULT,
+    key_padding: Any = None,
     **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-    if modified.get("dropout_p", 0.0) != 0.0:
-        return _with_dropout(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
-    modified = _of_scores(modified)
-    text, allowed = _described((q, k, v), pattern, scale)
+    options["key_padding"] = key_padding
+    modified = _without_defaults(modified)
+    text, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
-    _check_mask(allowed, pattern, *operands[2:4])
+    _check_masks(pattern, key_padding, *operands[2:4])
     if modified:
         dq, dk, dv, *more = torch_scores.gradients(*operands, text, allowed, scale, backend, precision, **modified)
         return given.back(dq), given.back(dk), given.back(dv), *more
@@ -174,27 +176,34 @@ def attention_backward(
     return tuple([given.back(x) for x in gradients])
 
 
-def _of_scores(modified: dict[str, Any]) -> dict[str, Any]:
-    """Return what a call has of score= and sinks=."""
-    return {name: modified[name] for name in ("score", "sinks") if modified.get(name) is not None}
+def _without_defaults(modified: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call has of score=, sinks=, and dropout_p= with seed=."""
+    dropout = ("dropout_p", "seed") if modified.get("dropout_p", 0.0) != 0.0 else ()
+    return {name: modified[name] for name in ("score", "sinks", *dropout) if modified.get(name) is not None}
 
 
 def _operator(
-    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], score: Any = None, sinks: Any = None
+    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], **modified: Any
 ) -> tuple[Any, Any]:
     """Return out and lse of the operator of a call."""
     found: tuple[Any, Any]
-    if score is None and sinks is None:
-        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
-    else:
-        captured = torch_scores.captured_by(score, sinks, *operands[:2])
+    if modified:
+        captured = torch_scores.captured_by(*operands[:2], **modified)
         found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+    else:
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
     return found
 
 
-def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
-    if allowed is not None:
-        check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
+def _check_masks(pattern: Any, key_padding: Any, q: Any, k: Any) -> None:
+    sizes = *q.shape[:3], k.shape[2]
+    if isinstance(pattern, torch.Tensor):
+        check_mask(tuple(pattern.shape), sizes)
+    if key_padding is not None:
+        check_padding(tuple(key_padding.shape), sizes)
+    for name, mask in (("pattern", pattern), ("key_padding", key_padding)):
+        if isinstance(mask, torch.Tensor) and mask.requires_grad:
+            raise TypeError(f"{name}: a mask has no gradient; write score=spattn.score.bias(mask) for one")
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
@@ -209,21 +218,40 @@ def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(from_json(text).grids())
 
 
-def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
+def _described(
+    operands: tuple[Any, ...], pattern: Any, key_padding: Any, scale: Any
+) -> tuple[str | None, torch.Tensor | None]:
     """Return the operator's arguments (serialized pattern, mask tensor), or (None, None) if no operator applies.
 
     Under torch.compile, the function first checks types, because Dynamo traces NumPy arrays and scalars as tensors.
     """
-    is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
+    is_mask = _is_mask(pattern)
     if torch.compiler.is_dynamo_compiling() and not (
         all(isinstance(x, torch.Tensor) for x in operands)
-        and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
+        and (is_mask or isinstance(pattern, (Pattern, Plan, str, type)))
         and (scale is None or isinstance(scale, (int, float)))
     ):
         return None, None
-    if is_mask:
-        return _FULL, pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
-    return text_of(pattern), None
+    allowed = pattern[(None,) * (4 - pattern.ndim)] if is_mask and pattern.ndim in (2, 3) else pattern
+    if key_padding is None:
+        return (_FULL, allowed) if is_mask else (text_of(pattern), None)
+    if not isinstance(key_padding, torch.Tensor) or isinstance(pattern, Plan):
+        return None, None
+    valid = key_padding[None] if key_padding.ndim == 1 else key_padding
+    if valid.ndim == 4:
+        valid = valid[:, 0, 0]
+    if not is_mask:
+        return text_of(pattern), valid
+    if torch.bool in (pattern.dtype, valid.dtype) and pattern.dtype == valid.dtype:
+        return _FULL, allowed & valid[:, None, None]
+    return None, None
+
+
+def _is_mask(pattern: Any) -> bool:
+    """Return whether `pattern` is a tensor that an operator takes: a plain one of bools or, if additive, of floats."""
+    if not isinstance(pattern, torch.Tensor) or pattern.layout is not torch.strided:
+        return False
+    return pattern.dtype == torch.bool or (pattern.is_floating_point() and not isinstance(pattern, CausalBias))
 
 
 def _eager(*arguments: Any, **options: Any) -> Any:
@@ -241,23 +269,17 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_dropout(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
-    if traced(arguments[0]):
-        raise TypeError(
-            "dropout_p: PyTorch graphs of one piece and torch.vmap do not support it yet; use torch.compile without "
-            "fullgraph=True, or call spattn.attention outside the graph"
-        )
-    return function(*arguments, **options)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
-        pattern = arguments[-1]
-        if not isinstance(pattern, Plan):
-            pattern = as_pattern(pattern)  # raises TypeError if it is not a pattern
+        if options.get("key_padding") is not None:
+            raise TypeError(
+                "key_padding: a PyTorch graph requires a tensor, and a serializable pattern or, with bools, a mask"
+            )
+        given = arguments[-1]
+        pattern = resolve(given)  # raises TypeError if it is not a pattern
+        if pattern is not given and text_of(pattern) is not None:
+            raise TypeError(f"pattern: convert it before PyTorch traces the call; write {pattern!r}")
         raise TypeError(
             "pattern: a PyTorch graph requires a serializable pattern, of a registered class with parameters that "
             f"from_json() restores; got {pattern!r}"
@@ -271,11 +293,9 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
 def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Pattern, **modified: Any) -> Any:
     """Compute attention over a pattern, restricted to the `valid` keys unless this is None.
 
-    `modified` may have ``score=``, ``sinks=`` and ``dropout_p=``. `text` is the serialized pattern, which lets
-    torch.compile guard on the pattern's value and not on its identity.
+    `modified` may have ``score=``, ``sinks=``, ``dropout_p=`` and ``seed=``. `text` is the serialized pattern, which
+    lets torch.compile guard on the pattern's value and not on its identity.
     """
-    if "dropout_p" in modified:
-        return _with_dropout(_attend_padded, q, k, v, valid, pattern, **modified)
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return _operator([q, k, v], text, valid, (None, "auto", None), **modified)[0]
     if valid is None:
@@ -284,11 +304,12 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
-    if "dropout_p" in modified:
-        modified["seed"] = draw_seed()
-    return _eager(q, k, v, pattern if valid is None else pattern & padding(valid), **modified)
+    return _eager(q, k, v, pattern if valid is None else pattern & pattern_of(valid), **modified)
 
 
-def draw_seed() -> int:
-    """Draw a seed of dropout from PyTorch's generator on the CPU, whose state gradient checkpoints restore."""
-    return int(torch.randint(1 << 62, ()))
+def draw_seed() -> torch.Tensor:
+    """Draw a seed of dropout from PyTorch's generator on the CPU, in each run of a graph.
+
+    Gradient checkpoints restore the state of the generator.
+    """
+    return torch.randint(1 << 62, (), device="cpu")

@@ -9,7 +9,8 @@ import torch
 
 from ..arrays import autocast
 from ..arrays.operand import Operand, memory_order
-from ..patterns import Full, KeyPadding, Mask, Pattern, from_json
+from ..patterns import Full, Pattern, from_json
+from ..patterns.conversion import as_pattern, key_padding_of
 
 __all__ = [
     "DEVICES",
@@ -20,7 +21,7 @@ __all__ = [
     "in_order_of",
     "joined",
     "over_a_batch",
-    "padding",
+    "pattern_of",
 ]
 
 DEVICES = ("cpu", "cuda")
@@ -34,13 +35,13 @@ def joined(text: str, allowed: torch.Tensor | None) -> Pattern:
     pattern = from_json(text)
     if allowed is None:
         return pattern
-    also = padding(allowed) if allowed.ndim == 2 else Mask(allowed)
+    also = pattern_of(allowed)
     return also if isinstance(pattern, Full) else pattern & also
 
 
-def padding(valid: torch.Tensor) -> KeyPadding:
-    """Return the pattern of a padding mask, boolean or additive."""
-    return KeyPadding.from_additive(valid) if valid.is_floating_point() else KeyPadding(valid)
+def pattern_of(allowed: torch.Tensor) -> Pattern:
+    """Return the pattern of a mask tensor: of key padding if it has two axes, else of pairs."""
+    return key_padding_of(allowed) if allowed.ndim == 2 else as_pattern(allowed)
 
 
 def empty_like(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ..patterns import Pattern
+from ..patterns.conversion import from_text
 from ..planning import Plan
-from .plans import as_pattern
 
 __all__ = ["text_of"]
 
@@ -20,6 +20,8 @@ torch.compiler.assume_constant_result(Pattern._serialized)
 
 def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
     """Serialize a `pattern` argument of attention(), or the pattern of a plan; None if it is not serializable."""
+    if isinstance(pattern, type):
+        pattern = getattr(pattern, "name", "")
     if isinstance(pattern, str):
         return _text_of_name(pattern)
     if isinstance(pattern, Plan):
@@ -33,6 +35,6 @@ def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _text_of_name(name: str) -> str | None:
     try:
-        return as_pattern(name)._serialized()
-    except ValueError:  # not a registered name
+        return from_text(name)._serialized()
+    except ValueError:  # no pattern's text
         return None

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from ..arrays.xla import Buffer
-from ..dispatch import as_pattern
+from ..dispatch import resolve
 from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import Call, check_options
+from ..request.dropout import Dropout, checked_seed
 from ..score.kept_traces import find_or_trace
 from ..score.recorder import Sizes
 from ..score.serialized import from_json as graph_of
@@ -38,6 +39,9 @@ def attention(
     precision: str | None = None,
     score: Callable[..., Any] | None = None,
     sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    key_padding: Any = None,
 ) -> Any:
     r"""Compute softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
@@ -49,9 +53,9 @@ def attention(
         Key, with the dtype of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
-    pattern : Pattern, str or bool array, optional
-        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. It is a
-        constant of the program, so a mask must be concrete. Default "full".
+    pattern : Pattern, str, sparse matrix or mask, optional
+        The allowed pairs, as for :func:`spattn.attention`, but neither a plan, as each device plans the pattern, nor a
+        mask_mod. It is a constant of the program, so a mask must be concrete. Default "full".
     scale : float, optional
         Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -65,6 +69,13 @@ def attention(
         gradients. Numbers and NumPy arrays are constants of the program: ``jit`` does not see later changes.
     sinks : (heads_q,) array, optional
         As for :func:`spattn.attention`.
+    dropout_p : float, optional
+        As for :func:`spattn.attention`; a constant of the program.
+    seed : int or integer array without axes, optional
+        As for :func:`spattn.attention`; required if ``dropout_p > 0``. An array may be traced, and is taken modulo
+        2**64. Of a key, pass ``jax.random.bits(key)``.
+    key_padding : (batch, kv_len) array, optional
+        As for :func:`spattn.attention`; a constant of the program.
 
     Returns
     -------
@@ -78,11 +89,12 @@ def attention(
     TypeError
         If q, k or v is not a JAX array, or has an unsupported dtype; if dtypes differ; if the dtype does not support
         `precision`; if `pattern` is a plan, a traced mask or of an unregistered class; if `scale`, `backend`,
-        `return_lse` or `precision` has the wrong type.
+        `return_lse`, `precision`, `dropout_p` or `seed` has the wrong type.
     ValueError
         If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
-        is not finite, or exceeds the float32 range and `q` is not float64; if, under :func:`jax.vmap`, the pattern
-        differs between batch entries.
+        is not finite, or exceeds the float32 range and `q` is not float64; if `dropout_p` or a seed that is not an
+        array is out of range, or a seed is missing; if, under :func:`jax.vmap`, the pattern differs between batch
+        entries.
     jax.errors.JaxRuntimeError
         At run time, if the named backend cannot run on this machine or does not support the device, or if memory is
         exhausted. The message contains the type and the message of the original error.
@@ -91,8 +103,9 @@ def attention(
     -----
     Supports ``jit``, ``grad``, ``value_and_grad``, ``vmap``, ``checkpoint`` and ``shard_map``. out and lse are
     differentiable once, in reverse mode only. ``vmap`` broadcasts unmapped operands; it calls
-    the kernels once, except if captured arrays or sinks are mapped, if they get gradients, or if the score function
-    depends on the batch entry: then the entries run one after another. Under ``shard_map``, each device
+    the kernels once, except if captured arrays or sinks are mapped, if they get gradients, if the score function
+    depends on the batch entry, or with dropout: then the entries run one after another. Entries that share a seed drop
+    the same pairs; map a seed for each entry, too, if they must differ. Under ``shard_map``, each device
     computes attention on its shard: batch and heads may be sharded, and the pattern applies to the shard. Without
     ``shard_map``, a partitioned program all-gathers q, k and v on each device, and gradients with respect to arrays on
     explicit mesh axes are not supported. Arrays are not copied, on the host or on a GPU; GPU calls use XLA's stream and
@@ -112,8 +125,10 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    text = _fitting_text(as_pattern(pattern, call.sizes), *call.sizes)
+    text = _fitting_text(resolve(pattern, call.sizes, key_padding), *call.sizes)
     options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
+    if Dropout.of(dropout_p, None if seed is None else 0) is not None:
+        options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))
     found = _attend(options, q, k, v, *captured)
     return found if return_lse else found[0]
 
@@ -133,6 +148,20 @@ def _with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[O
         captured += [x.astype(wide) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in tables]
         options = options._replace(score=(text, tuple(floats), tuple(integers)), tables=len(tables))
     return options._replace(sinks=sinks is not None), tuple(captured)
+
+
+def _words_of(seed: Any) -> Any:
+    """Return the low and the high 32 bits of a seed: without x64, JAX has no wider integers."""
+    if not isinstance(seed, jax.Array):
+        number = checked_seed(seed)
+        return jnp.asarray([number & 0xFFFFFFFF, number >> 32], jnp.uint32)
+    if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(
+            f"seed: expected an integer without axes, got {seed.dtype} of shape {seed.shape}; of a key, pass "
+            "jax.random.bits(key)"
+        )
+    high = seed >> 32 if seed.dtype.itemsize == 8 else -(seed < 0).astype(jnp.int32)
+    return jnp.stack([seed.astype(jnp.uint32), high.astype(jnp.uint32)])
 
 
 def _described(name: str, x: Any) -> Buffer:
@@ -249,10 +278,10 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
 
 def _differs(name: str, options: Options, mapped: list[bool]) -> bool:
-    """Whether one call on all entries would mix captured arrays, or batch indices, of several entries."""
+    """Whether one call on all entries would mix captured arrays, batch indices or dropped pairs of several entries."""
     names = () if options.score is None else [step.name for step in graph_of(options.score[0]).operations]
     # Gradients of captured arrays would be sums over the entries.
-    return any(mapped) or "b" in names or (bool(mapped) and name == ATTENTION_BACKWARD)
+    return options.dropout_p != 0 or any(mapped) or "b" in names or (bool(mapped) and name == ATTENTION_BACKWARD)
 
 
 def _one_by_one(

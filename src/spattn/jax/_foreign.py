@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from .. import dispatch
 from ..arrays import add_plain
@@ -33,7 +34,8 @@ class Options(NamedTuple):
     """Static arguments of a call, stored in the program.
 
     `score` is the serialized score function, its floats and its integers; None is the identity. `sinks` says whether
-    there are sinks, and `tables` how many arrays the function captures: they are the last operands, in this order.
+    there are sinks, and `tables` how many arrays the function captures. With dropout, there is a seed, the low and the
+    high 32 bits. They are the last operands, in this order.
     """
 
     pattern: str
@@ -43,11 +45,12 @@ class Options(NamedTuple):
     score: tuple[str, tuple[float, ...], tuple[int, ...]] | None = None
     sinks: bool = False
     tables: int = 0
+    dropout_p: float = 0.0
 
     @property
     def captured(self) -> int:
         """Number of operands behind the attention's own."""
-        return self.sinks + self.tables
+        return self.sinks + self.tables + (self.dropout_p != 0)
 
     @property
     def text(self) -> str:
@@ -64,11 +67,16 @@ def _options_of(text: str) -> tuple[Options, dict[str, Any]]:
 
 
 def _split(options: Options, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the attention's own operands, and the score function and sinks as arguments of the dispatch."""
+    """Return the attention's own operands, and arguments of the dispatch: score function, sinks and dropout."""
     own = len(operands) - options.captured
-    sinks, tables = operands[own : own + options.sinks], operands[own + options.sinks :]
+    rest = iter(operands[own:])
+    sinks = next(rest) if options.sinks else None
+    tables = tuple(next(rest) for _ in range(options.tables))
     score = None if options.score is None else restore(*options.score, tables)
-    return operands[:own], {"score": score, "sinks": sinks[0] if sinks else None}
+    seed = next(rest, None)
+    if seed is not None and XLA.ordinal(seed) is None:
+        seed = XLA.to_numpy(seed).view(np.uint64)[0]
+    return operands[:own], {"score": score, "sinks": sinks, "dropout_p": options.dropout_p, "seed": seed}
 
 
 def _attention(options: Options, *operands: Any, **same: Any) -> Any:

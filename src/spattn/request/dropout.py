@@ -10,10 +10,25 @@ import numpy as np
 
 from ._philox import philox
 
-__all__ = ["Dropout", "DropoutWords", "words"]
+__all__ = ["DeviceSeed", "Dropout", "DropoutWords", "checked_seed", "words"]
 
 _NUMBERS = 1 << 32  # values of a random number
 _STREAMS = {"query": 0, "key": 1}  # the last word of the generator's counter
+
+
+class DeviceSeed(NamedTuple):
+    """A seed in device memory, which kernels read when they run, modulo 2**64.
+
+    Attributes
+    ----------
+    address : int
+        Of 64 bits.
+    owner : object
+        Keeps the memory allocated.
+    """
+
+    address: int
+    owner: Any
 
 
 class Dropout(NamedTuple):
@@ -23,12 +38,12 @@ class Dropout(NamedTuple):
     ----------
     threshold : int
         A pair is dropped if its random number, of 32 bits, is below: the share is ``threshold / 2**32``.
-    seed : int
+    seed : int or DeviceSeed
         In [0, 2**64): the key of the generator.
     """
 
     threshold: int
-    seed: int
+    seed: Any
 
     @classmethod
     def of(cls, dropout_p: Any, seed: Any) -> Dropout | None:
@@ -45,7 +60,7 @@ class Dropout(NamedTuple):
             raise ValueError(f"dropout_p: must not exceed 1 - 2**-32, got {share}")
         if seed is None:
             raise ValueError("seed: required if dropout_p > 0; pass another integer at each training step")
-        return cls(threshold, _checked_seed(seed))
+        return cls(threshold, seed if isinstance(seed, DeviceSeed) else checked_seed(seed))
 
     @property
     def factor(self) -> float:
@@ -58,11 +73,14 @@ class Dropout(NamedTuple):
         return DropoutWords(self.threshold, self.factor, query, words(self.seed, batch, heads, kv_len, "key"))
 
 
-def _checked_seed(seed: Any) -> int:
+def checked_seed(seed: Any) -> int:
+    """Validate a seed and return it as an integer."""
+    # PyTorch's __index__ refuses uint64 above the range of int64.
+    value = seed.item() if getattr(seed, "shape", None) == () and hasattr(seed, "item") else seed
     try:
-        if isinstance(seed, (bool, np.bool_)):
+        if isinstance(value, bool):
             raise TypeError
-        number = operator.index(seed)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"seed: expected an integer, got {type(seed).__name__}") from None
     if not 0 <= number < 1 << 64:

@@ -137,7 +137,8 @@ class _Writer:
                 *(f"    {ctype} {name};" for name, (ctype, _) in self._members.items()),
                 "    Dropout<T> dropout;" if self.drops else "    NoDropout<T> dropout;",
                 "  };",
-                f"  static constexpr bool kDrops = {'true' if self.drops else 'false'};",
+                f"  static constexpr bool kDrops = {_truth(self.drops)};",
+                f"  static constexpr bool kIdentity = {_truth(self.graph.operations[value].name == 'score')};",
                 "",
                 "  template <class T>",
                 "  static SPATTN_SCORE Head<T> open(const ScoreArgs& args, int offset, int batch, int query_head) {",
@@ -245,7 +246,7 @@ class _Writer:
         return "\n".join(
             [
                 "  // Whether value() depends on positions, and is small: kernels have another copy for simple tiles.",
-                f"  static constexpr bool kPositions = {'true' if positions else 'false'};",
+                f"  static constexpr bool kPositions = {_truth(positions)};",
                 "  // Whether value() looks up elements inside arrays only, for positions in these ranges; false if",
                 "  // that is not known.",
                 "  template <class T>",
@@ -277,7 +278,7 @@ class _Writer:
         found, relative = self._distances(value), self._distances(*self.graph.results[:2]) is not None
         (shared,) = found if found is not None and len(found) == 1 else (None,)
         lines = ["  // Whether value() and derivative() depend on positions by key - query alone."]
-        lines.append(f"  static constexpr bool kRelative = {'true' if relative else 'false'};")
+        lines.append(f"  static constexpr bool kRelative = {_truth(relative)};")
         lines.append("  // Whether value() does by one number, which diagonal() computes.")
         lines.append(f"  static constexpr bool kDiagonal = {'false' if shared is None else 'true'};")
         if shared is None:
@@ -368,7 +369,7 @@ class _Writer:
                 f"  struct Use{number} {{",
                 f"    static constexpr int kNumber = {number}, kTable = {use.number};",
                 f"    static constexpr ScoreScope kScope = ScoreScope::{'head' if scope == CALL else scope};",
-                f"    static constexpr bool kDirect = {'true' if direct else 'false'};  // one pair per element",
+                f"    static constexpr bool kDirect = {_truth(direct)};  // one pair per element",
                 "",
                 "    // `gradient` is that with respect to the value.",
                 "    template <class T>",
@@ -393,7 +394,7 @@ class _Writer:
         """The member function ``of_sum``: the term of a whole diagonal, from the sum of its gradients with respect to
         the score."""
         summed = is_summed(self.program, use)
-        lines = [f"    static constexpr bool kSummed = {'true' if summed else 'false'};"]
+        lines = [f"    static constexpr bool kSummed = {_truth(summed)};"]
         if not summed:
             return lines
         same = use.derivative == self.graph.results[1]
@@ -579,9 +580,13 @@ def _missing(dtype: str) -> str:
     return {FLOAT: "score_nan<T>()", INT: "INT32_MIN", BOOL: "false"}[dtype]
 
 
+def _truth(value: object) -> str:
+    return "true" if value else "false"
+
+
 def _literal(value: float, dtype: str) -> str:
     if dtype == BOOL:
-        return "true" if value else "false"
+        return _truth(value)
     if dtype == INT:
         return f"int({(int(value) + (1 << 31)) % (1 << 32) - (1 << 31)}ll)"
     if math.isnan(value):

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "common/chain.cuh"
+
 namespace spattn::common {
 
 constexpr int kThreads = 256;
@@ -15,12 +17,16 @@ struct DropoutWords {
   uint2* rows;      // (batch, heads_q, q_len)
   uint32_t* words;  // (batch, heads_q, kv_len)
   uint64_t seed;
+  const uint64_t* device_seed;  // replaces `seed` unless null
   int batch, heads_q, q_len, kv_len;
 };
 
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(DropoutWords)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) dropout_words(const __grid_constant__ DropoutWords p) {
+#if __CUDA_ARCH__ >= 900
+  let_next_start();
+#endif
   const int64_t number = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t length = int64_t(p.q_len) + p.kv_len, head = number / length;
   if (head >= int64_t(p.batch) * p.heads_q) return;
@@ -28,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) dropout_words(const __gri
   const bool is_query = at < p.q_len;
   const int64_t position = is_query ? at + p.kv_len - p.q_len : at - p.q_len;
   uint32_t a = uint32_t(position), b = uint32_t(head % p.heads_q), c = uint32_t(head / p.heads_q), d = !is_query;
-  uint32_t low = uint32_t(p.seed), high = uint32_t(p.seed >> 32);
+  const uint64_t seed = p.device_seed ? *p.device_seed : p.seed;
+  uint32_t low = uint32_t(seed), high = uint32_t(seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     const uint64_t left = uint64_t(a) * 0xD2511F53u, right = uint64_t(c) * 0xCD9E8D57u;

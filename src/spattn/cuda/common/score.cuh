@@ -12,6 +12,7 @@
 //                                              value_on() takes it
 //   Score::Uses                                the uses of captured arrays that need a gradient
 //   Score::kDrops, Head::dropout               whether weights are dropped after the softmax; which (dropout.cuh)
+//   Score::kIdentity                           value() returns the score: calls with dropout alone
 //
 // Kernels apply value() and derivative() before the mask, so that their results for masked pairs may be arbitrary.
 #pragma once
@@ -25,7 +26,7 @@
 
 namespace spattn {
 
-constexpr bool kScored = SPATTN_SCORED;
+constexpr bool kScored = SPATTN_SCORED;  // there are ScoreArgs
 
 #if !SPATTN_SCORED
 struct ScoreArgs {};
@@ -35,7 +36,7 @@ struct Score {  // the identity
   struct Head {
     NoDropout<T> dropout;
   };
-  static constexpr bool kDrops = false;
+  static constexpr bool kDrops = false, kIdentity = true;
 
   template <class T>
   static SPATTN_SCORE Head<T> open(const ScoreArgs&, int, int, int) {
@@ -59,5 +60,7 @@ struct Score {  // the identity
   using Uses = ScoreUses<>;
 };
 #endif
+
+constexpr bool kModified = !Score::kIdentity;
 
 }  // namespace spattn

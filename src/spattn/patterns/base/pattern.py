@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
-from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
 from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
-from .class_registry import OPERATORS, Registered, pattern_class
+from .class_registry import CONVERSION, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
 
@@ -63,7 +61,23 @@ class Ordered(NamedTuple):
     kv_order: np.ndarray
 
 
-class Pattern(Registered, Serializable):
+class _PatternClass(type):
+    """Metaclass of patterns: in ``Causal & Sinks(4)``, a class stands for its instance without arguments.
+
+    ``Causal | Sinks`` remains Python's union of types.
+    """
+
+    def __and__(cls, other: Any) -> Pattern:
+        return _joined("&", cls, other)
+
+    def __sub__(cls, other: Any) -> Pattern:
+        return _joined("&", cls, ~_operand(other))  # type: ignore[operator]
+
+    def __invert__(cls) -> Pattern:
+        return ~_operand(cls)  # type: ignore[operator]
+
+
+class Pattern(Registered, Serializable, metaclass=_PatternClass):
     """A set of allowed (query, key) position pairs.
 
     Subclasses are frozen dataclasses that define :meth:`allows`. They may define hints, which must agree with it:
@@ -358,15 +372,13 @@ class Pattern(Registered, Serializable):
 
 
 def _operand(value: Any) -> Pattern | None:
-    """Convert an operand to a pattern (a bool array of any framework to a Mask); return None for other types."""
+    """Convert an operand to a pattern; return None for a dynamic mask, which has the operator itself."""
     if isinstance(value, Pattern):
         return value
-    if namespace_of(value) is None:
+    if hasattr(type(value), "to_host"):
         return None
-    if (got := dtype_name(value)) != "bool":
-        raise TypeError(f"operand: expected a pattern or a bool array (a Mask), got an array of {got}")
-    mask: Callable[[Any], Pattern] = pattern_class("mask")
-    return mask(value)
+    found: Pattern = CONVERSION[0](value, name="operand")
+    return found
 
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:

@@ -40,11 +40,11 @@ class MaskMod(ByContent, Pattern):
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if not self.trace.used <= SIDES:
-            raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
+            raise ValueError("mask_mod: it depends on the batch entry or head; use .at(batch, head)")
         return shared((self, q_len, kv_len), lambda: composed(self.trace, q_len, kv_len))
 
     def allows(self, q: Any, k: Any) -> Any:
-        raise ValueError("MaskMod: its rows depend on the lengths; use .bind(q_len, kv_len)")
+        raise ValueError("mask_mod: its rows depend on the lengths; use .bind(q_len, kv_len)")
 
     @property
     def _has_order(self) -> bool:  # type: ignore[override]  # per instance

@@ -5,10 +5,9 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST
@@ -21,6 +20,9 @@ from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
 from .intervals import RowIntervals
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Documents"]
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/element.cuh"
 #include "common/score.cuh"
@@ -65,6 +66,21 @@ struct ColumnPositions {
   int32_t padded;      // index of the entry if the sub-tile has padding, else -1
 };
 
+// Random words of an iteration, for dropout. Rows are keys in the dK/dV kernel, else queries.
+using QueryWords = Dropout<float>::Row;
+using RowWords = std::conditional_t<kByKeys, uint32_t, QueryWords>;
+using ColumnWords = std::conditional_t<kByKeys, QueryWords, uint32_t>;
+struct alignas(16) StageWords {
+  ColumnWords columns[kStep];
+  RowWords rows[kBlock];
+};
+
+// Returns the factor of weights that dropout keeps; Args is ScoreArgs.
+template <class Args>
+__device__ __forceinline__ float kept_factor(const Params& p) {
+  return float(static_cast<const Args*>(p.score)->dropout_factor);
+}
+
 constexpr uint32_t kQuerySumBytes = kSubtile * kDim * 4;
 
 // Shared memory for dQ in fused mode: dS of two iterations, and dQ of one iteration, one half per warpgroup. Between
@@ -94,6 +110,8 @@ struct alignas(1024) Shared {
   int32_t masks[kStages][kTiles][kWarpgroups];
   ColumnPositions positions[kScored ? kStages : 0][kTiles];
   ColumnPositions next_positions[kScored ? 2 : 0][32];  // private to the producer: positions of `columns`
+  StageWords words[Score::kDrops ? kStages : 0];
+  TilePositions row_positions[Score::kDrops ? kWarpgroups : 0];  // private to the producer: of the task's rows
 
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {

@@ -5,6 +5,7 @@
 // are transposed.
 #pragma once
 
+#include "sm90/backward/dropout.cuh"
 #include "sm90/backward/results.cuh"
 #include "sm90/backward/scores.cuh"
 #include "sm90/backward/table_sums.cuh"
@@ -26,7 +27,7 @@ struct Consumer {
   QueryProducts queries;
   Scores modification;  // of the item
   TableSums<std::conditional_t<kTableSums, Score::Uses, ScoreUses<>>> table_sums;
-  uint32_t kept[Score::kDrops ? (kProducts + 31) / 32 : 1];  // bits of the iteration's pairs that dropout keeps
+  WeightDrops drops;
 
   __device__ __forceinline__ void wait_stage() {
     barrier_wait(shared_address(&shared.full[own.ring.stage]), own.ring.parity);
@@ -81,7 +82,7 @@ struct Consumer {
       mask.partial |= number[t] != kFullTile;
       any |= number[t] != kNoTile;
     }
-    if constexpr (kScored) {
+    if constexpr (kModified) {
 #pragma unroll
       for (uint32_t& word : mask.word) word = ~0u;
     }
@@ -118,8 +119,8 @@ struct Consumer {
   __device__ __forceinline__ void weigh(float (&s)[kProducts], uint32_t (&weights)[kWeights],
                                         const StepMask<kTiles>& mask, const Pairs& pairs, float (&lse)[kStatistics],
                                         uint32_t stage) {
-    if constexpr (kScored) {
-      if constexpr (Score::kPositions && Score::kRelative && !Score::kDrops) {
+    if constexpr (kModified) {
+      if constexpr (Score::kPositions && Score::kRelative) {
         if (pairs.is_simple()) return weigh_pairs<true>(s, weights, mask, pairs, lse, stage);
       }
       return weigh_pairs<false>(s, weights, mask, pairs, lse, stage);
@@ -138,7 +139,20 @@ struct Consumer {
         at = exp2_flushed(at * p.scale_log2 - lse[of(i)]);
       }
     }
-    if constexpr (kValues) narrow_all(s, weights);
+    if constexpr (kValues) narrow_kept(s, weights);
+  }
+
+  // Narrows weights; dropped ones become 0.
+  __device__ __forceinline__ void narrow_kept(const float (&s)[kProducts], uint32_t (&weights)[kWeights]) const {
+#pragma unroll
+    for (int n = 0; n < kProducts; n += 8) {
+      float kept[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) kept[i] = s[n + i];
+      drops.drop(kept, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[n / 2 + i] = narrow2(kept[2 * i], kept[2 * i + 1]);
+    }
   }
 
   template <bool kSimple, class Pairs>
@@ -146,17 +160,18 @@ struct Consumer {
                                               const StepMask<kTiles>& mask, const Pairs& pairs,
                                               float (&lse)[kStatistics], uint32_t stage) {
 #pragma unroll
-    for (int n = 0; n < kProducts; n += 2) {
-      const int part = n / kPart, i = n % kPart;
-      if (part && i == 0) read_statistics(lse, &Statistic::lse, stage, part);
-      const auto first = pairs.template weigh<kSimple>(p, mask, n, s[n], lse[of(i)]);
-      const auto second = pairs.template weigh<kSimple>(p, mask, n + 1, s[n + 1], lse[of(i + 1)]);
-      if constexpr (kValues) weights[n / 2] = narrow2(first.weight * first.kept, second.weight * second.kept);
-      if constexpr (Score::kDrops) {
-        if (n % 32 == 0) kept[n / 32] = 0;
-        kept[n / 32] |= (first.kept != 0.0f) << n % 32 | (second.kept != 0.0f) << (n % 32 + 1);
+    for (int n = 0; n < kProducts; n += 8) {
+      float kept[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int part = (n + i) / kPart, at = (n + i) % kPart;
+        if (part && at == 0) read_statistics(lse, &Statistic::lse, stage, part);
+        const auto pair = pairs.template weigh<kSimple>(p, mask, n + i, s[n + i], lse[of(at)]);
+        kept[i] = pair.weight, s[n + i] = pair.gradient;
       }
-      s[n] = first.gradient, s[n + 1] = second.gradient;
+      drops.drop(kept, n);
+#pragma unroll
+      for (int i = 0; i < 4 && kValues; ++i) weights[n / 2 + i] = narrow2(kept[2 * i], kept[2 * i + 1]);
     }
   }
 
@@ -164,14 +179,14 @@ struct Consumer {
   __device__ __forceinline__ void differentiate(const float (&s)[kProducts], float (&d)[kProducts],
                                                 uint32_t (&gradients)[kWeights], float (&delta)[kStatistics],
                                                 uint32_t stage) {
+    drops.drop(d, 0);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part) read_statistics(delta, &Statistic::delta, stage, part);
 #pragma unroll
       for (int i = 0; i < kPart; ++i) {
         const int n = part * kPart + i;
-        if constexpr (Score::kDrops) d[n] = kept[n / 32] >> n % 32 & 1 ? d[n] * modification.kept_factor() : 0.0f;
-        d[n] = s[n] * (d[n] - delta[of(i)]);
+        d[n] = s[n] * drops.difference(d[n], delta[of(i)]);
       }
     }
     narrow_all(d, gradients);
@@ -271,6 +286,7 @@ struct Consumer {
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
     const Scores::Pairs pairs = modification.locate(own, first, carried.mask);
+    drops.find_kept(own, first);
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, weights, carried.mask, pairs, lse, second);
@@ -347,6 +363,7 @@ struct Consumer {
   }
 
   __device__ void run() {
+    drops.open(p);
     if (own.number == kWarpgroups - 1) pass_turn();
     for (;; own.tasks.advance(), own.rows.advance()) {
       barrier_wait(shared_address(&shared.assigned_full[own.tasks.stage]), own.tasks.parity);

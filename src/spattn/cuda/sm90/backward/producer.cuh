@@ -104,6 +104,47 @@ struct Producer {
     }
   }
 
+  // Computes the positions of a task's rows, for dropout.
+  __device__ __forceinline__ void look_up_rows(int now) {
+    const int subtile = lane % kWarpgroups, at = SPATTN_WORD(work.subtile) + 3 * subtile;
+    const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
+    const int x = word_of(now, at), y = word_of(now, at + 1), z = word_of(now, at + 2);
+    __syncwarp();
+    if (lane < kWarpgroups) shared.row_positions[lane] = tile_positions(view, x, y, z, kByKeys ? 0 : p.q_offset);
+    __syncwarp();
+  }
+
+  // A lane's share of an iteration's random words.
+  struct LaneWords {
+    ColumnWords columns[kStep / 32];
+    RowWords rows[kBlock / 32];
+  };
+
+  // Loads the random words of the next iteration.
+  template <class Own = decltype(Score::Head<float>::dropout)>
+  __device__ __forceinline__ void load_words(int now, uint32_t buffer, int place, int head, LaneWords& found) const {
+    const int query_head = shared.next_positions[buffer][place].query_head + head;
+    const Own own = Score::open<float>(*p.score, p.q_offset, word_of(now, SPATTN_WORD(task.batch)), query_head).dropout;
+    const auto read = [&](int position, auto& words) {
+      if constexpr (sizeof words == sizeof(uint32_t)) words = own.word(position);
+      else words = own.row(position);
+    };
+#pragma unroll
+    for (int i = 0; i < kStep / 32; ++i)
+      read(shared.next_positions[buffer][place + i / 2].cells.of(i % 2 * 32 + lane), found.columns[i]);
+#pragma unroll
+    for (int i = 0; i < kBlock / 32; ++i) read(shared.row_positions[i / 2].of(i % 2 * 32 + lane), found.rows[i]);
+  }
+
+  __device__ __forceinline__ void write_words(const LaneWords& found) {
+    StageWords& words = shared.words[ring.stage];
+#pragma unroll
+    for (int i = 0; i < kStep / 32; ++i) words.columns[i * 32 + lane] = found.columns[i];
+#pragma unroll
+    for (int i = 0; i < kBlock / 32; ++i) words.rows[i * 32 + lane] = found.rows[i];
+    __syncwarp();
+  }
+
   // Publishes the positions of the next stage; executed by one lane.
   __device__ __forceinline__ void publish_positions(uint32_t buffer, int place, int head) {
 #pragma unroll
@@ -117,14 +158,17 @@ struct Producer {
   // Fills the next stage with the columns of q or k (kSecond = 0), or of dout or v (1). Lane tile * kPanels + panel
   // issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
-  __device__ __forceinline__ void load_columns(uint32_t buffer, int place, int head) {
+  __device__ __forceinline__ void load_columns(int now, uint32_t buffer, int place, int head) {
     const Column* columns = shared.columns[buffer] + place;
     constexpr bool kStatistics = kByKeys && kSecond;
     constexpr int kCopies = kTiles * kPanels;
     const uint32_t full = shared_address(&shared.full[ring.stage]);
     const int number = lane < kCopies ? lane / kPanels : lane % kTiles, panel = lane % kPanels;
     const Column& column = columns[number];
+    LaneWords words;  // loaded before the wait for a stage, which hides it
+    if constexpr (Score::kDrops && !kSecond) load_words(now, buffer, place, head, words);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if constexpr (Score::kDrops && !kSecond) write_words(words);
     if (lane == 0) {
       if constexpr (kScored && !kSecond) publish_positions(buffer, place, head);
       for (int t = 0; !kSecond && t < kTiles; ++t) {
@@ -164,14 +208,15 @@ struct Producer {
     int next = 0;
     assign(now);
     for (int operand = kOperands - 1; operand > 0; --operand) load_rows(now, operand);
+    if constexpr (Score::kDrops) look_up_rows(now);
 #pragma unroll 1
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
       for (int e = begin; e < end; e += kTiles) {
         const int place = (e - begin) % 32;
         if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
-        load_columns<0>(buffer, place, head);
-        load_columns<1>(buffer, place, head);
+        load_columns<0>(now, buffer, place, head);
+        load_columns<1>(now, buffer, place, head);
         if (e != begin || head != 0) continue;
         load_rows(now, 0);
         rows.advance();

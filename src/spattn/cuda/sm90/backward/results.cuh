@@ -122,6 +122,16 @@ struct Results {
     }
   }
 
+  // Multiplies sums of weights by the factor that dropout gives these.
+  template <class Args = ScoreArgs>
+  __device__ __forceinline__ void scale_kept(float (&sums)[kValueSums]) const {
+    if constexpr (Score::kDrops) {
+      const float factor = kept_factor<Args>(own.p);
+#pragma unroll
+      for (float& sum : sums) sum *= factor;
+    }
+  }
+
   // Hands a task's results to the writer, or stores them in the workspace.
   __device__ __forceinline__ void finish(float (&scores)[kScoreSums], float (&values)[kValueSums],
                                          QueryProducts& queries) {
@@ -132,7 +142,10 @@ struct Results {
       for (int i = 0; i < kScoreSums; ++i) scores[i] *= p.scale;
       exact |= nonfinite_rows(scores);
     }
-    if constexpr (kValues) exact |= nonfinite_rows(values);
+    if constexpr (kValues) {
+      scale_kept(values);
+      exact |= nonfinite_rows(values);
+    }
     // Wait for all readers of the memory that stages the results: this warpgroup or, with dQ, both.
     if constexpr (kQueries) queries.end(own);
     else named_sync(kOwn + own.number, 128);

@@ -16,8 +16,6 @@ struct PlainScores {
 
   __device__ __forceinline__ void open(const Warpgroup&) {}
 
-  __device__ __forceinline__ float kept_factor() const { return 1.0f; }
-
   __device__ __forceinline__ Pairs locate(const Warpgroup&, uint32_t, StepMask<kTiles>&) const { return {}; }
 };
 
@@ -28,10 +26,9 @@ struct ModifiedScores {
   int opened;  // query head of `head`
   Score::Head<float> head;
 
-  // Weight of a pair without dropout, its product with the function's derivative, a factor of dS, and the factor that
-  // dropout gives the weight.
+  // Weight of a pair, and its product with the function's derivative, a factor of dS.
   struct Weighed {
-    float weight, gradient, kept;
+    float weight, gradient;
   };
 
   // Pairs of an iteration.
@@ -43,7 +40,7 @@ struct ModifiedScores {
     // True if the function depends on key - query alone, each tile's columns are one row of positions with the step of
     // the thread's rows, and no array index needs a bounds check.
     __device__ __forceinline__ bool is_simple() const {
-      bool found = Score::kPositions && Score::kRelative && !Score::kDrops;
+      bool found = Score::kPositions && Score::kRelative;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const TilePositions& tile = columns[t].cells;
@@ -74,8 +71,7 @@ struct ModifiedScores {
       const float score = product * (p.sign * p.scale_log2 * kLn2<float>);
       const float exponent = Score::value<kSimple>(score, query, key, head) * kLog2E<float> - lse;
       const float weight = mask.word[n / 32] >> (n % 32) & 1 ? exp2_flushed(exponent) : 0.0f;
-      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative<kSimple>(score, query, key, head),
-              head.dropout.of(query, key)};
+      return {weight, weight == 0.0f ? 0.0f : weight * Score::derivative<kSimple>(score, query, key, head)};
     }
   };
   static_assert(!kByKeys || kTiles == 1);  // one query head per iteration
@@ -94,9 +90,6 @@ struct ModifiedScores {
     }
     open_head(p, assigned.task.batch, assigned.task.head_q);
   }
-
-  // Returns the factor of the weights that dropout keeps.
-  __device__ __forceinline__ float kept_factor() const { return head.dropout.of_kept(); }
 
   __device__ __forceinline__ void open_head(const Params& p, int batch, int query_head) {
     opened = query_head;
@@ -126,6 +119,6 @@ struct ModifiedScores {
   }
 };
 
-using Scores = std::conditional_t<kScored, ModifiedScores, PlainScores>;
+using Scores = std::conditional_t<kModified, ModifiedScores, PlainScores>;
 
 }  // namespace spattn::sm90_backward

@@ -32,11 +32,14 @@ constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
 constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
-// Positions and numbers of diagonals may take the place of a stage, or of a third query tile.
-constexpr uint32_t kPositionBytes = kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
-constexpr bool kFull =
-    kScored && SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) + SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) >
-                   kSharedLimit;
+// Positions, numbers of diagonals and words of dropout may take the place of a stage, or of a third query tile.
+constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
+// Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the
+// keys of iteration i, consumers have released K0 or, after the words of iteration i - kWordStages, a later K or V.
+constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 : 0;
+constexpr uint32_t kSharedBytes = SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) +
+                                  SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4;
+constexpr bool kFull = kScored && kSharedBytes > kSharedLimit;
 constexpr int kQueries = SPATTN_QUERIES - (kFull && SPATTN_STAGES < 5);
 constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
@@ -68,7 +71,8 @@ struct alignas(1024) Shared {
   float lse[kQueries][kBlockQ];  // or kFailedRow
   uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
-  TilePositions positions[kScored ? kStages : 0][kTiles];  // of keys
+  TilePositions positions[kModified ? kStages : 0][kTiles];  // of keys
+  alignas(8) uint32_t words[kWordStages][kStepKV];           // of keys, for dropout
   IterationDiagonals diagonals[kDiagonals ? kStages : 0];
 };
 static_assert(sizeof(Shared) <= kSharedLimit);

@@ -3,6 +3,7 @@
 
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/config.cuh"
+#include "sm90/forward/dropout.cuh"
 #include "sm90/forward/mask.cuh"
 #include "sm90/forward/scores.cuh"
 #include "sm90/forward/softmax.cuh"
@@ -20,6 +21,7 @@ struct Consumer {
   Softmax softmax;
   int problem = 0;  // index of the problem of the next softmax
   Scores scores;    // modifies the scores of the next softmax
+  WeightDrops drops;
 
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
   // this function before loading mask words.
@@ -114,18 +116,20 @@ struct Consumer {
     return mask;
   }
 
-  // Computes the weights of an iteration, whose keys are in `stage`, and releases the stage.
+  // Computes the weights of an iteration, whose keys are in `stage`. Releases the stage if the scores are modified; with
+  // dropout, the CTA's first stage only after its words have been read: the producer fills its next stage before any
+  // values have been released (config.cuh).
+  template <bool kFirst = false>
   __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, uint32_t stage,
                                         float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     scores.apply(s, p, own, shared, stage);
-    if constexpr (kScored && !Score::kDrops) release(stage);
+    constexpr bool kLate = kFirst && Score::kDrops;
+    if constexpr (kModified && !kLate) release(stage);
     if (mask.partial) mask.apply(s);
     const bool moved = softmax.update(s, Scores::scale_log2(own), rescale);
-    if constexpr (Score::kDrops) {
-      scores.drop(s, p, shared, stage);
-      release(stage);
-    }
+    drops.apply(s, shared);
+    if constexpr (kLate) release(stage);
     return moved;
   }
 
@@ -239,7 +243,9 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
-    scores.open(p, shared.assigned[position.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4);
+    const int first_row = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
+    scores.open(p, shared.assigned[position.stage], first_row);
+    drops.open(p, shared.assigned[position.stage], first_row);
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
@@ -284,7 +290,7 @@ struct Consumer {
 
       wgmma_wait<1>();
       pin(s);
-      if constexpr (!kScored) release(key_stage);
+      if constexpr (!kModified) release(key_stage);
       const Softmax before = softmax;
       if (finished) softmax.reset();
       const bool moved = weigh(s, mask, key_stage, rescale);
@@ -317,9 +323,9 @@ struct Consumer {
     const uint32_t stage = ring.stage;
     wgmma_wait<0>();
     pin(s);
-    if constexpr (!kScored) release(stage);
+    if constexpr (!kModified && !Score::kDrops) release(stage);
     ring.advance();
-    weigh(s, mask, stage, rescale);
+    weigh<true>(s, mask, stage, rescale);
   }
 
   // Tells the writer that there are no more tasks.

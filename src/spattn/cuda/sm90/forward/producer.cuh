@@ -5,6 +5,7 @@
 #include "common/chain.cuh"
 #include "sm90/isa/barrier.cuh"
 #include "sm90/forward/config.cuh"
+#include "sm90/forward/dropout.cuh"
 #include "sm90/forward/gather.cuh"
 #include "sm90/forward/mask.cuh"
 #include "sm90/isa/tma.cuh"
@@ -21,7 +22,7 @@ struct Lookup {
   Task task;
   Work work;
   StepTile tiles;           // lane l holds the tile of entry begin + l
-  TilePositions positions;  // of that tile, for score functions
+  TilePositions positions;  // of that tile, for score functions and dropout
 };
 
 // Broadcasts lane `lane`'s tile to uniform registers, so that TMA instructions need no load after the wait for a stage.
@@ -55,6 +56,7 @@ struct Producer {
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
+  RingPosition<kWordStages> words;
   StepTiles previous;  // tiles whose values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
@@ -197,12 +199,44 @@ struct Producer {
     }
   }
 
-  // Publishes the key positions of a stage, which lane `place` and the following ones hold, while TMA loads the keys.
-  __device__ __forceinline__ void publish_positions(uint32_t stage, const TilePositions& positions, int place,
-                                                    const IterationDiagonals::Lane& diagonals) const {
+  // Loads the random words of an iteration's keys, whose tiles lane `place` and the following ones hold.
+  template <class Dropping>
+  __device__ __forceinline__ void load_words(const Lookup& now, int place, typename Dropping::Lane& found) const {
+    if constexpr (Score::kDrops) {
+      if (part != 0) return;  // the warp that publishes
+      const auto dropout = Dropping::dropout_of(p, {now.work, now.task.batch, now.task.head_q});
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        TilePositions tile = now.positions;
+        for (uint32_t* word :
+             {&tile.first, &tile.step, &tile.next_row, &tile.next_plane, &tile.per_cell, &tile.plane_per_row})
+          *word = __shfl_sync(0xffffffff, *word, place + t);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int cell = half * 32 + lane;
+          found.of[t][half] =
+              dropout.word(kGathers ? p.key_rows[int64_t(tile.first) * kBlockKV + cell] : tile.of(cell));
+        }
+      }
+    }
+  }
+
+  template <class Lane>
+  __device__ __forceinline__ void publish_words(const Lane& found) {
+    if constexpr (Score::kDrops) {
+      found.write(shared.words[words.stage]);
+      words.advance();
+    }
+  }
+
+  // Publishes with the keys of a stage, which TMA loads, what consumers need to know of them. Lane `place` and the
+  // following ones hold the positions.
+  __device__ __forceinline__ void publish(uint32_t stage, const TilePositions& positions, int place,
+                                          const IterationDiagonals::Lane& diagonals, const WeightDrops::Lane& found) {
     const uint32_t tile = lane - place;
-    if (tile < kTiles) shared.positions[stage][tile] = positions;
+    if (kModified && tile < kTiles) shared.positions[stage][tile] = positions;
     if constexpr (kDiagonals) shared.diagonals[stage].write(diagonals);
+    publish_words(found);
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&shared.full[stage]));
   }
@@ -213,7 +247,7 @@ struct Producer {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
-      if constexpr (kScored && kValue) barrier_arrive(full);  // values have no positions
+      if constexpr (kScored && kValue) barrier_arrive(full);  // nothing is published with values
 #pragma unroll
       for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
@@ -262,8 +296,10 @@ struct Producer {
   // Loads a task and returns the next one; draws the ticket of the one after that.
   __device__ __forceinline__ Lookup load_task(Lookup& now, int& ticket) {
     Lookup next;
-    StepRows ahead;  // key positions of the next iteration, prefetched
+    StepRows ahead;                 // key positions of the next iteration, prefetched
+    WeightDrops::Lane words_ahead;  // random words of the next iteration, prefetched
     if constexpr (kGathers) look_up_keys(now, 0, ahead);
+    load_words<WeightDrops>(now, 0, words_ahead);
     load_query(now);
     const Problem& own = problem_of(p, p.query_views[now.work.query_view]);
     StepKeys keys;
@@ -277,6 +313,7 @@ struct Producer {
       if (place == 0 && e > now.work.begin) {
         load_entry(now, e + lane);
         if constexpr (kGathers) look_up_keys(now, 0, ahead);
+        load_words<WeightDrops>(now, 0, words_ahead);
       }
       StepTiles current;
 #pragma unroll
@@ -289,7 +326,8 @@ struct Producer {
       IterationDiagonals::Lane diagonals;  // computed before the wait for a stage, which hides it
       compute_diagonals(now.positions, place, queries, diagonals);
       load_step<0>(current, keys);
-      if (kScored && part == 0) publish_positions(stage, now.positions, place, diagonals);
+      if (kScored && part == 0) publish(stage, now.positions, place, diagonals, words_ahead);
+      if (place + kTiles < 32) load_words<WeightDrops>(now, place + kTiles, words_ahead);
       load_previous_values();
       previous = current;
       previous_keys = keys;

@@ -23,8 +23,6 @@ struct PlainScores {
   }
 
   __device__ __forceinline__ static float scale_log2(const Problem& own) { return own.scale_log2; }
-
-  __device__ __forceinline__ void drop(float (&)[kStepKV / 2], const Params&, const Shared&, uint32_t) const {}
 };
 
 // Scores with a score function of the scaled score and the positions of query and key.
@@ -114,28 +112,6 @@ struct ModifiedScores {
     return false;
   }
 
-  // Drops weights of an iteration whose key positions are in a stage; finish() multiplies the rest.
-  template <class Function = Score>
-  __device__ __forceinline__ void drop(float (&s)[kStepKV / 2], const Params& p, const Shared& shared,
-                                       uint32_t stage) const {
-    if constexpr (Function::kDrops) {
-      const auto& dropout = head.dropout;
-      const auto first = dropout.row(query[0]), second = dropout.row(query[1]);
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        std::remove_all_extents_t<decltype(Keys::tile)> keys;
-        find(p, shared.positions[stage][t], keys);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const uint32_t word = dropout.word(keys.of(i / 2 * 8 + i % 2 + threadIdx.x % 4 * 2));
-          float* weights = s + (t * 8 + i / 2) * 4 + i % 2;
-          if (!dropout.keeps(first, word)) weights[0] = 0.0f;
-          if (!dropout.keeps(second, word)) weights[2] = 0.0f;
-        }
-      }
-    }
-  }
-
   // True if each tile is one row of positions and no array index of the iteration's pairs needs a bounds check.
   template <class Function>
   __device__ __forceinline__ bool is_simple(const Keys& keys) const {
@@ -170,7 +146,7 @@ struct ModifiedScores {
   __device__ __forceinline__ static float scale_log2(const Problem&) { return kLog2E<float>; }
 };
 
-using Scores = std::conditional_t<kScored, ModifiedScores, PlainScores>;
+using Scores = std::conditional_t<kModified, ModifiedScores, PlainScores>;
 
 // The factor of weights that dropout keeps.
 template <class Args = ScoreArgs>
