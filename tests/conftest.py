@@ -6,6 +6,7 @@ test. ``dev`` and ``ci`` are deterministic; with ``ci``, the default, the suite 
 """
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -32,10 +33,12 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 def pytest_configure(config):
     if importlib.util.find_spec("spattn"):  # tests/test_wheels.py runs without it
         from spattn._util import checks as _checks
+        from spattn.schedule import slow as _slow
 
         from .tables import check_table
 
         _checks.observers[:] = [check_table]
+        _slow._LEAST_SECONDS = math.inf  # plans are validated, which takes longer than planning
     config.addinivalue_line("markers", "footprint: measures the memory of a process; meaningless under a sanitizer")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
     config.addinivalue_line("markers", "family(name): the CUDA kernel family under test, sm80 or sm90; tests/cuda only")

@@ -6,13 +6,15 @@
     python benchmarks/planning/mask_mods.py natten disc      # names with these words, writes nothing
 
 Masks: tests/patterns/mask_corpus.py. CPU time on one thread of the plan for a float32 call on the CPU, best of up to
-three, none from the cache. A mask fails if it is refused, or takes longer than --most seconds. Needs PyTorch. Writes
-``mask_mods`` and prints the masks above the limits: 0.3 s for 8,192 tokens, 3 s for 65,536.
+three, none from the cache; and the memory that the first one needs. A mask fails if it is refused, or takes longer than
+--most seconds. Needs PyTorch and Linux. Writes ``mask_mods`` and prints the masks above the limits: 0.3 s for 8,192
+tokens, 3 s for 65,536.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import signal
 import sys
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 import numpy as np
 import record
+from child import resident
 
 sys.path.append(str(record.ROOT / "tests"))
 
@@ -51,6 +54,10 @@ def measure(name: str, tokens: int, most: float) -> dict[str, object]:
     arrays = [np.broadcast_to(np.float32(0), (batch, heads, length, 64)) for length in (q_len, kv_len, kv_len)]
     row: dict[str, object] = {"name": name, "tokens": tokens}
     best = float("inf")
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets VmHWM
+    before = resident("VmRSS")
     signal.setitimer(signal.ITIMER_REAL, most)
     try:
         for _ in range(3):
@@ -61,6 +68,8 @@ def measure(name: str, tokens: int, most: float) -> dict[str, object]:
                 start = time.process_time()
                 pattern = from_mask_mod(mask_mod, batch=batch, heads=heads)
                 plan = spattn.plan_for(pattern, *arrays, backend="cpu")
+                if best == float("inf"):
+                    grown = resident("VmHWM") - before
                 best = min(best, time.process_time() - start)
     except (TooSlow, ValueError) as error:
         if best == float("inf"):
@@ -69,6 +78,7 @@ def measure(name: str, tokens: int, most: float) -> dict[str, object]:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return row | {
         "processor_ms": round(1e3 * best, 1),
+        "peak_mib": round(grown / 2**20, 1),
         "warnings": len(told),
         "tile": plan.tile,
         "tiles": plan.tiles,
@@ -95,11 +105,13 @@ def main() -> None:
         for name in names:
             rows.append(measure(name, tokens, args.most))
             time_ms, error = rows[-1]["processor_ms"], str(rows[-1].get("error", ""))
-            print(f"{name:36}{tokens:8}{'fails' if time_ms is None else time_ms:>10} ms  {error[:100]}", flush=True)
+            shown = "    fails" if time_ms is None else f"{time_ms:9} ms{rows[-1]['peak_mib']:9} MiB"
+            print(f"{name:36}{tokens:8}{shown}  {error[:100]}", flush=True)
     if not args.quick and not args.words:
         notes = (
             "processor_ms: CPU time of from_mask_mod() and plan_for() a float32 call with heads of 64, on one thread, "
-            f"best of up to three, none from the cache; null: refused, or longer than {args.most:g} s."
+            f"best of up to three, none from the cache; null: refused, or longer than {args.most:g} s. peak_mib: "
+            "growth of the process's peak memory in the first of them."
         )
         record.write("mask_mods", rows, notes=notes)
     slow = [row for row in rows if (row["processor_ms"] or float("inf")) > LIMITS_MS.get(row["tokens"], float("inf"))]

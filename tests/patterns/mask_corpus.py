@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import noop_mask
 
+from spattn.index_set import AffineRows
+
 from . import flex_gallery as gallery
 
-__all__ = ["CORPUS"]
+__all__ = ["CORPUS", "index_sets"]
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 CORPUS: dict[str, Callable[[int], tuple[MaskMod, int, int, int, int]]] = {}
@@ -31,6 +33,16 @@ def case(name: str, *, q_len: int | None = None, batch: int = 1, heads: int = 1)
         return make
 
     return add
+
+
+def index_sets(plan: Any, mask: np.ndarray) -> list[AffineRows]:
+    """The rows of each variant of a plan; batch entries and heads with one variant must have equal masks."""
+    found: dict[int, np.ndarray] = {}
+    for b, h in np.ndindex(mask.shape[:2]):
+        variant = int(plan.variant[b % len(plan.variant), h % plan.variant.shape[1]])
+        expected = found.setdefault(variant, mask[b, h])
+        assert np.array_equal(expected, mask[b, h])
+    return [AffineRows.from_dense(found[variant]) for variant in range(plan.variants)]
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -5,24 +5,13 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.index_set import AffineRows
 from spattn.testing import check_plan
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
-from .mask_corpus import CORPUS  # noqa: E402
+from .mask_corpus import CORPUS, index_sets  # noqa: E402
 
 TOKENS = 257
-
-
-def index_sets(plan, mask):
-    """The rows of each variant; batch entries and heads with one variant have equal masks."""
-    found = {}
-    for b, h in np.ndindex(mask.shape[:2]):
-        variant = int(plan.variant[b % len(plan.variant), h % plan.variant.shape[1]])
-        expected = found.setdefault(variant, mask[b, h])
-        assert np.array_equal(expected, mask[b, h])
-    return [AffineRows.from_dense(found[variant]) for variant in range(plan.variants)]
 
 
 @pytest.mark.parametrize("name", CORPUS)

@@ -106,9 +106,10 @@ def plan(
     -----
     The cost is O(q_len + kv_len + tiles) if the planner can evaluate ``allows`` symbolically on whole tiles. Integer
     expressions of the query alone or the key alone always qualify. Expressions of both qualify if they consist of sums,
-    differences, products, comparisons, minima, maxima, absolute values, and ``//`` and ``%`` by constants. Any other
-    expression is evaluated cell by cell, on one tile of each equivalence class that the rest of the predicate does not
-    decide. A plan over a limit is rejected before its tiles are listed.
+    differences, products, constant powers, comparisons, minima, maxima, absolute values, bitwise operators, monotone
+    functions such as ``exp``, ``np.where``, ``np.isin``, and ``//`` and ``%`` by constants. Any other expression is
+    evaluated cell by cell, on one tile of each equivalence class that the rest of the predicate does not decide. A plan
+    over a limit is rejected before its tiles are listed.
 
     Examples
     --------

@@ -13,7 +13,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from ..arrays import ArrayNamespace, check_plain, dtype_name, namespace_of
 from .base.check import default_value
-from .base.class_registry import CONVERSION, generation, registered
+from .base.class_registry import CONTENTS, CONVERSION, generation, registered
 from .base.content import on_host
 from .base.pattern import Pattern
 from .listed.masks import Mask
@@ -63,6 +63,15 @@ def as_pattern(value: Any, sizes: Sizes = UNKNOWN, name: str = "pattern") -> Pat
 
 
 CONVERSION[:] = [as_pattern]  # for operands of patterns
+
+
+def _contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
+    with whole_imports:  # late: keeps `import spattn` fast
+        from .discovery.of_mask import contents
+    return contents(mask)
+
+
+CONTENTS[:] = [_contents]  # for masks
 
 
 def from_text(text: str) -> Pattern:

@@ -20,6 +20,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from .._util.index_checks import check_lengths
 from .._util.limits import memory
+from .._util.making import note_new_plan
 from ..patterns import Pattern
 from ..patterns.base.check import integer, integers
 from ..planning import Plan
@@ -106,6 +107,7 @@ def plan(
 def _found_or_made(key: tuple[Any, ...], max_bytes: int | None, tiled_for: int | None) -> Plan:
     kept = find(key)
     if kept is None:
+        note_new_plan()
         other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
         if other is not None and other.validated.growth is None:  # tiles do not depend on kv_len
             return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)

@@ -31,7 +31,8 @@ class Recorded(NDArrayOperatorsMixin):
     def record(self, function: Callable[..., Any], *operands: Any, dtype: Any = None) -> Recorded:
         """Append ``function(*operands)``; its `dtype` is that of the samples' result by default."""
         samples = (x.sample if isinstance(x, Recorded) else x for x in operands)
-        sample = function(*samples) if dtype is None else np.zeros(1, dtype)
+        with np.errstate(all="ignore"):
+            sample = function(*samples) if dtype is None else np.zeros(1, dtype)
         return Recorded(self.program, self.program.add(function, operands), sample)
 
     def astype(self, dtype: Any) -> Recorded:

@@ -11,6 +11,7 @@ from ..._util.imports import whole_imports
 from .check import default_value
 
 __all__ = [
+    "CONTENTS",
     "CONVERSION",
     "DEEPEST",
     "OPERATORS",
@@ -29,6 +30,7 @@ Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length i
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
 CONVERSION: list[Callable[..., Any]] = []  # as_pattern(); filled by the conversion module, which imports Pattern
+CONTENTS: list[Callable[..., Any]] = []  # what a mask is planned as; filled by the conversion module
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice

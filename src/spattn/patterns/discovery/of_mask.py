@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 
+from ..._util.making import shared
 from ...index_set import AffineRows, Runs
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, pair_count
@@ -30,6 +31,12 @@ def contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
 
     The regular pattern has no listed pairs, and exactly the pairs of the mask.
     """
+    where = mask.__array_interface__["data"][0], mask.shape  # heads are parts of one C-contiguous array
+    found, _ = shared((contents, *where), lambda: (_contents(mask), mask))  # `mask` keeps its memory from others
+    return found
+
+
+def _contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
     if mask.size < _LEAST_CELLS:
         return None, None
     count = np.count_nonzero(mask)

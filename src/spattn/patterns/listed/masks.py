@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
-from ..._util.making import shared
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.class_registry import register
+from ..base.class_registry import CONTENTS, register
 from ..base.content import ArrayPattern, Bound, dynamic, on_device
 from ..base.pattern import Ordered, Part, Pattern, whole_part
 from ..base.predicate import row_or_last
@@ -53,20 +51,11 @@ class Mask(ArrayPattern):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
         if self.sizes() != (1, 1):
             return self._bound()
-        own: np.ndarray = self._only(self.mask)
-        where = own.__array_interface__["data"][0], own.shape  # heads are parts of one array
-        found, _ = shared((Mask, *where), lambda: (self._planned(own), own))  # `own` keeps its memory from others
-        return found
-
-    def _planned(self, own: np.ndarray) -> Pattern:
-        """Return the pattern to plan: a regular one, or the bound mask, with its pairs listed if it is sparse."""
-        with whole_imports:  # late: discovery imports this module
-            from ..discovery.of_mask import contents
-
-        structure, pairs = contents(own)
+        structure, pairs = CONTENTS[0](self._only(self.mask))
         if structure is not None:
-            return structure.bind(*own.shape)
-        return self._bound() if pairs is None else _ListedMask(self._bound(), q_offset(*own.shape), pairs)
+            regular: Pattern = structure.bind(q_len, kv_len)
+            return regular
+        return self._bound() if pairs is None else _ListedMask(self._bound(), q_offset(q_len, kv_len), pairs)
 
     @cached_property
     def _table(self) -> BlockTable:
