@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -160,3 +161,21 @@ def test_results_do_not_depend_on_what_is_kept(monkeypatch):
         thread.join(120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert spattn.plan_cache_info().plans <= 2
+
+
+@pytest.mark.usefixtures("slow_plans", "no_plans")
+def test_only_new_plans_warn():
+    q, k, v = (np.zeros((1, 1, 100, 8), np.float32) for _ in range(3))
+    calls = [
+        lambda: spattn.plan(p.Causal(), 100),
+        lambda: spattn.plan_for(p.Causal(), q, k, v, backend="cpu"),
+        lambda: spattn.attention(q, k, v, p.SlidingWindow(9), backend="cpu"),
+    ]
+    for call in calls:
+        with pytest.warns(spattn.PlanningWarning, match="planning took") as seen:
+            call()
+        assert [one.filename for one in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in calls:
+            call()
