@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import spattn
@@ -235,7 +235,6 @@ lengths, heights = st.integers(1, MOST), st.sampled_from([7, 16, 33, 48])
 
 
 @pytest.mark.unfollowed
-@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(JOINED | TRUTHS, st.sampled_from(BY_ENTRY), lengths, lengths, heights)
 def test_plans_are_the_cells(truth, by_entry, q_len, kv_len, block_q):
     batch, heads = (1, 1) if by_entry is BY_ENTRY[0] else (2, 2)
@@ -248,7 +247,6 @@ def test_plans_are_the_cells(truth, by_entry, q_len, kv_len, block_q):
 
 
 @pytest.mark.unfollowed
-@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(
     JOINED | TRUTHS,
     TRUTHS,
