@@ -73,7 +73,8 @@ def measure(name: str, tokens: int, most: float) -> dict[str, object]:
                 best = min(best, time.process_time() - start)
     except (TooSlow, ValueError) as error:
         if best == float("inf"):
-            return row | {"processor_ms": None, "error": str(error) or f"more than {most:g} s"}
+            message = str(error).replace(f"{record.ROOT}/", "") or f"more than {most:g} s"
+            return row | {"processor_ms": None, "error": message}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return row | {
