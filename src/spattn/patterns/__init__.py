@@ -31,6 +31,7 @@ __all__ = [
     "KeyPadding",
     "Mask",
     "Neighborhood",
+    "PackedWindows",
     "Pattern",
     "PerAxis",
     "PerBatch",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from .papers.bigbird import BigBird
     from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
     from .registry import from_json
+    from .sequence.packed import PackedWindows
     from .sequence.queries_at import QueriesAt
 
 _MODULES = ("authoring", "deepspeed", "interop", "registry", "show")
@@ -92,6 +94,7 @@ _LATER = {
         "tri_shape",
     ),
     "registry": ("from_json",),
+    "sequence.packed": ("PackedWindows",),
     "sequence.queries_at": ("QueriesAt",),
 }
 

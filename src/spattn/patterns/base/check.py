@@ -74,7 +74,11 @@ def integers(name: str, value: Any, least: int | None = None, most: int | None =
     value = listed(value)
     if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
-    return tuple(integer(name, v, least, most) for v in value)
+    numbers = tuple(value)
+    if numbers and set(map(type, numbers)) == {int}:  # checks long sequences in C
+        if (least is None or least <= min(numbers)) and (most is None or max(numbers) <= most):
+            return numbers
+    return tuple(integer(name, v, least, most) for v in numbers)
 
 
 def flag(name: str, value: Any) -> bool:

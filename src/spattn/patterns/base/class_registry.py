@@ -35,6 +35,7 @@ _LATER = {  # module → the names that it registers; the first use of a name im
         "deepspeed_local_sliding_window",
         "deepspeed_variable",
     ),
+    "sequence.packed": ("packed_windows",),
     "sequence.queries_at": ("queries_at",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}

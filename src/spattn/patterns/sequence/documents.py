@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
-from ..._util.ragged import ramp
 from ...index_set import Runs
-from ..base.check import assign, integer, integers, listed, reach
+from ..base.check import assign, integer, integers, listed
 from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
-from .intervals import RowIntervals
 
 __all__ = ["Documents"]
 
@@ -54,26 +53,15 @@ def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
     return starts
 
 
-def windows_in_sequences(
-    queries: np.ndarray,
-    start: np.ndarray,
-    keys: np.ndarray,
-    kv_len: int,
-    left: int,
-    right: int,
-    at_end: bool = True,
-) -> RowIntervals:
-    """Return windows within packed sequences: sequence i has ``queries[i]`` queries and the keys from ``start[i]`` on.
+def packed_windows(name: str, queries: npt.ArrayLike, keys: npt.ArrayLike, left: int = -1, right: int = -1) -> Pattern:
+    """Return windows within packed sequences, whose cumulative lengths are `queries` and `keys`."""
+    with whole_imports:  # late: keeps `import spattn` fast
+        from .packed import PackedWindows
 
-    A query attends to `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to
-    the end of their sequence, or to its start if not `at_end`.
-    """
-    sequence = np.repeat(np.arange(len(queries)), queries)
-    first, end = start[sequence], (start + keys)[sequence]
-    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
-    low = first if left < 0 else np.maximum(first, position - reach(left))
-    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
-    return RowIntervals(low, high, kv_len)
+    starts, keys = check_cu_seqlens(name, queries), check_cu_seqlens("cu_seqlens_k", keys)
+    if len(keys) != len(starts):
+        raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
+    return PackedWindows(np.diff(starts), keys[:-1], np.diff(keys), int(keys[-1]), left, right)
 
 
 @register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
@@ -106,7 +94,7 @@ class Documents(Pattern):
         if not hasattr(lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
         lengths = tuple(lengths)
-        if any(hasattr(entry, "__iter__") for entry in lengths):
+        if any(hasattr(kind, "__iter__") for kind in set(map(type, lengths))):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
             assign(self, lengths=check_document_lengths(lengths))
@@ -129,7 +117,7 @@ class Documents(Pattern):
         Returns
         -------
         Documents
-            Without empty documents. If `cu_seqlens_k` is given, a :class:`RowIntervals` that is valid only for q_len ==
+            Without empty documents. If `cu_seqlens_k` is given, another pattern, which is valid only for q_len ==
             cu_seqlens[-1] and kv_len == cu_seqlens_k[-1]. :func:`from_flash_attention` adds causal masks and windows.
 
         Raises
@@ -151,14 +139,10 @@ class Documents(Pattern):
             if cu_seqlens_k is not None:
                 raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
             return dynamic("DynamicDocuments", cu_seqlens)
-        starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is None:
-            return cls(tuple(n for n in np.diff(starts).tolist() if n))
-        keys = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
-        if len(keys) != len(starts):
-            raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
-        queries = np.diff(starts)
-        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries), int(keys[-1]))
+            lengths = np.diff(check_cu_seqlens("cu_seqlens", cu_seqlens))
+            return cls(tuple(lengths[lengths > 0].tolist()))
+        return packed_windows("cu_seqlens", cu_seqlens, cu_seqlens_k)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for entry in self._entries():
