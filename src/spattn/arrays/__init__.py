@@ -26,12 +26,14 @@ __all__ = [
     "check_plain",
     "compiling",
     "dtype_name",
+    "is_array",
     "namespace_of",
     "of_any_length",
     "recorder",
     "cache_key",
     "to_host",
     "traced",
+    "unknown",
 ]
 
 NUMPY = NumPy()
@@ -120,6 +122,17 @@ def to_host(x: Any) -> Any:
     """Convert any array to NumPy, copying it from its device if necessary."""
     kind = namespace_of(x)
     return NUMPY.to_host(x) if kind is None else kind.to_host(x)
+
+
+def is_array(x: Any) -> bool:
+    """Return whether `x` is an array; torch.compile may trace this function, but not :func:`namespace_of`."""
+    return isinstance(x, (sys.modules["torch"].Tensor, np.ndarray)) if compiling() else namespace_of(x) is not None
+
+
+def unknown(x: Any) -> bool:
+    """Return whether `x` is an array without values, of a JAX program that is being traced."""
+    core = getattr(sys.modules.get("jax"), "core", None)
+    return core is not None and isinstance(x, core.Tracer)
 
 
 def compiling() -> bool:

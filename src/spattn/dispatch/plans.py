@@ -9,6 +9,8 @@ from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
 from ..patterns.base.class_registry import pattern_class
+from ..patterns.base.in_graphs import resolved
+from ..patterns.base.pattern import Deferred
 from ..planning import Plan, validate
 from ..request.call import Call
 
@@ -93,6 +95,8 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
 
     `sizes` are batch, heads_q, q_len and kv_len of the call; None if unknown.
     """
+    if isinstance(pattern, Deferred):  # after a graph break
+        return resolved(pattern)
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):

@@ -20,17 +20,19 @@ from ..request.layout import DEFAULT, Layout
 from . import calls, torch_scores
 from .plans import as_pattern, check_mask
 from .torch_schemas import (
+    ARRAYS,
     DEVICES,
     OPTIONS,
     cast_under_autocast,
     empty_like,
     empty_results,
+    given_arrays,
     in_order_of,
     joined,
     over_a_batch,
     padding,
 )
-from .torch_text import text_of
+from .torch_text import operands_of
 
 __all__ = ["attend", "attention", "attention_backward", "draw_seed"]
 
@@ -41,15 +43,22 @@ _FULL = '{"pattern":"full"}'
     "spattn::attention",
     mutates_args=(),
     device_types=DEVICES,
-    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, str? precision) -> (Tensor out, Tensor lse)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, str? precision, {ARRAYS}) -> (Tensor out, Tensor lse)",
 )
 def _forward(
-    q: Any, k: Any, v: Any, pattern: str, allowed: Any, scale: float | None, backend: str, precision: str | None
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: str,
+    allowed: Any,
+    scale: float | None,
+    backend: str,
+    precision: str | None,
+    arrays: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    own = joined(pattern, allowed, arrays)
     with torch.no_grad():
-        out, lse = calls.attention(
-            q, k, v, joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
-        )
+        out, lse = calls.attention(q, k, v, own, scale=scale, backend=backend, return_lse=True, precision=precision)
     return in_order_of(q, out), lse
 
 
@@ -58,16 +67,15 @@ def _forward(
     mutates_args=(),
     device_types=DEVICES,
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{OPTIONS}, str? precision=None) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f"{OPTIONS}, str? precision=None, {ARRAYS}) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits a default precision
+    named = dict(zip(("scale", "backend", "precision", "arrays"), options, strict=False))  # PyTorch omits defaults
+    own = joined(pattern, allowed, named.pop("arrays", None))
     with torch.no_grad():
-        gradients = calls.attention_backward(
-            without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed), dlse=dlse, **named
-        )
+        gradients = calls.attention_backward(without_repeats(dout), q, k, v, out, lse, own, dlse=dlse, **named)
     return tuple(in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
 
 
@@ -84,16 +92,21 @@ def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, pattern, allowed, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, allowed)
+    arrays, ctx.of_arrays = given_arrays(options[3:])
+    options = options[:3]
+    ctx.save_for_backward(q, k, v, *output, allowed, *arrays)
     ctx.pattern, ctx.options = pattern, options
     ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None, which saves work
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    *operands, allowed = ctx.saved_tensors
+    *operands, allowed = (saved := ctx.saved_tensors)[:6]
+    arrays = list(saved[6:])
     dout = torch.zeros_like(operands[3]) if dout is None else dout  # out is unused
-    gradients = torch.ops.spattn.attention_backward(dout, dlse, *operands, ctx.pattern, allowed, *ctx.options)
-    return *gradients, None, None, None, None, None
+    gradients = torch.ops.spattn.attention_backward(
+        dout, dlse, *operands, ctx.pattern, allowed, *ctx.options, arrays or None
+    )
+    return *gradients, None, None, None, None, None, *ctx.of_arrays
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)
@@ -127,13 +140,13 @@ def attention(
     check_options(backend, return_lse, precision, layout)
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
     modified = _without_defaults(modified)
-    text, allowed = _described((q, k, v), pattern, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
     _check_mask(allowed, pattern, *operands[:2])
-    out, lse = _operator(operands, text, allowed, (scale, backend, precision), **modified)
+    out, lse = _operator(operands, text, allowed, (scale, backend, precision), arrays, **modified)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
 
@@ -157,16 +170,18 @@ def attention_backward(
     check_options(backend, precision=precision, layout=layout)
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
     modified = _without_defaults(modified)
-    text, allowed = _described((q, k, v), pattern, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
     _check_mask(allowed, pattern, *operands[2:4])
     if modified:
-        dq, dk, dv, *more = torch_scores.gradients(*operands, text, allowed, scale, backend, precision, **modified)
+        dq, dk, dv, *more = torch_scores.gradients(
+            *operands, text, allowed, scale, backend, precision, arrays or None, **modified
+        )
         return given.back(dq), given.back(dk), given.back(dv), *more
-    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
+    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision, arrays or None)
     return tuple([given.back(x) for x in gradients])
 
 
@@ -177,15 +192,15 @@ def _without_defaults(modified: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operator(
-    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], **modified: Any
+    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], arrays: Any = (), **modified: Any
 ) -> tuple[Any, Any]:
     """Return out and lse of the operator of a call."""
     found: tuple[Any, Any]
     if modified:
         captured = torch_scores.captured_by(*operands[:2], **modified)
-        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options, list(arrays) or None)
     else:
-        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options, list(arrays) or None)
     return found
 
 
@@ -203,11 +218,11 @@ def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(from_json(text).grids())
+    return () if text[0] == "[" else tuple(from_json(text).grids())  # a pattern with operands has none here
 
 
-def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
-    """Return the operator's arguments (serialized pattern, mask tensor), or (None, None) if no operator applies.
+def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, list[Any], Any]:
+    """Return the operator's arguments (serialized pattern, its arrays, mask tensor); no text if no operator applies.
 
     Under torch.compile, the function first checks types, because Dynamo traces NumPy arrays and scalars as tensors.
     """
@@ -217,10 +232,11 @@ def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str
         and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
         and (scale is None or isinstance(scale, (int, float)))
     ):
-        return None, None
+        return None, [], None
     if is_mask:
-        return _FULL, pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
-    return text_of(pattern), None
+        return _FULL, [], pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
+    constant = operands[0].ndim > 4 or torch.compiler.is_exporting()  # the grid is that of one pattern
+    return *operands_of(pattern, constant), None
 
 
 def _eager(*arguments: Any, **options: Any) -> Any:

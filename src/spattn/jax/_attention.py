@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from ..arrays import unknown
 from ..arrays.xla import Buffer
 from ..dispatch import as_pattern
-from ..patterns import Pattern, from_json
+from ..dispatch.plans import check_mask
+from ..patterns import Mask, Pattern
+from ..patterns.base.in_graphs import described, serialized_call, stand_in
 from ..planning import Plan
 from ..request.call import Call, check_options
 from ..request.dropout import Dropout, checked_seed
@@ -53,8 +56,9 @@ def attention(
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
     pattern : Pattern, str or bool array, optional
-        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. It is a
-        constant of the program, so a mask must be concrete. Default "full".
+        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. A mask, and
+        arrays of a pattern, may be traced, as in ``Causal() & Documents.from_segment_ids(ids)``: one program then runs
+        with all their values, and checks and plans each. Numbers are constants of the program. Default "full".
     scale : float, optional
         Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -85,7 +89,7 @@ def attention(
     ------
     TypeError
         If q, k or v is not a JAX array, or has an unsupported dtype; if dtypes differ; if the dtype does not support
-        `precision`; if `pattern` is a plan, a traced mask or of an unregistered class; if `scale`, `backend`,
+        `precision`; if `pattern` is a plan, has a traced number or is of an unregistered class; if `scale`, `backend`,
         `return_lse`, `precision`, `dropout_p` or `seed` has the wrong type.
     ValueError
         If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
@@ -122,11 +126,11 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    text = _fitting_text(as_pattern(pattern, call.sizes), *call.sizes)
+    text, arrays = _described_pattern(pattern, call.sizes)
     options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
     if Dropout.of(dropout_p, None if seed is None else 0) is not None:
         options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))
-    found = _attend(options, q, k, v, *captured)
+    found = _attend(options._replace(arrays=len(arrays)), q, k, v, *captured, *arrays)
     return found if return_lse else found[0]
 
 
@@ -167,11 +171,39 @@ def _described(name: str, x: Any) -> Buffer:
     return Buffer(x.shape, x.dtype)
 
 
-@functools.lru_cache(maxsize=32)
-def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
-    """Serialize a pattern; raise errors at trace time if it does not match the sizes."""
+def _described_pattern(pattern: Any, sizes: tuple[int, int, int, int]) -> tuple[str, list[Any]]:
+    """Return the serialized pattern, and its arrays that the program has yet to compute."""
+    if unknown(pattern) and pattern.dtype == bool:
+        check_mask(pattern.shape, sizes)
+        pattern = Mask(pattern)
+    arrays: list[Any] = []
+    call = described(pattern, arrays, by_text=True) if isinstance(pattern, Pattern) else None
+    if not any(map(unknown, arrays)):
+        return _fitting_text(as_pattern(pattern, sizes), *sizes), []
+    arrays = [jnp.asarray(x) for x in arrays]
+    if not all(x.ndim for x in arrays):
+        raise TypeError(
+            f"pattern: numbers of a pattern are constants of the program, got a traced one in {pattern!r}; name the "
+            "argument in jax.jit(static_argnames=...)"
+        )
+    text = serialized_call(call, len(arrays))
+    if text is None:
+        raise TypeError(f"pattern: expected registered patterns of arrays and constants, got {pattern!r}")
+    if '"packed_windows"' not in text:  # whose lengths are values
+        _check_fit(stand_in(text, arrays), *sizes)
+    return text, arrays
+
+
+def _check_fit(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
+    """Raise errors at trace time if the pattern does not match the sizes."""
     for variant in pattern.variants(batch, heads)[0]:
         variant.bind(q_len, kv_len)
+
+
+@functools.lru_cache(maxsize=32)
+def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
+    """Serialize a pattern that fits the sizes."""
+    _check_fit(pattern, batch, heads, q_len, kv_len)
     text = pattern._serialized()
     if text is None:
         raise TypeError(
@@ -256,10 +288,9 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @call.def_vmap  # type: ignore[untyped-decorator]
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        if from_json(options.pattern).sizes()[0] != 1:
-            raise ValueError(
-                f"pattern: must not differ between batch entries under jax.vmap, got {from_json(options.pattern)}"
-            )
+        pattern = stand_in(options.pattern, operands[len(operands) - options.arrays :])
+        if pattern.sizes()[0] != 1 and not any(mapped[len(mapped) - options.arrays :]):
+            raise ValueError(f"pattern: must not differ between batch entries under jax.vmap, got {pattern}")
         if _differs(name, options, mapped[own:]):
             return _one_by_one(name, options, results, mapped, operands), (True,) * len(results)
         pairs = zip(operands[:own], mapped[:own], strict=True)

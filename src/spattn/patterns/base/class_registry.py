@@ -78,7 +78,9 @@ def register(
         old = _REGISTRY.get(name, cls)
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
-        cls.name = name
+        fields = getattr(cls, "__dataclass_fields__", None) and dataclasses.fields(cls)
+        cls.name, cls._registered = name, cls
+        cls._parameters = tuple(field.name for field in fields or () if field.init)
         if example is not None or typical is not None:
             cls._instances = {"example": example, "typical": typical}
         _GENERATION[0] += old is not cls
@@ -126,6 +128,8 @@ class Registered:
     """Mixin with the registered name of a pattern class and its instances for tests, benchmarks and the gallery."""
 
     name: ClassVar[str] = ""
+    _registered: ClassVar[Any] = None  # the class of this name; another one in subclasses without a name of their own
+    _parameters: ClassVar[tuple[str, ...]] = ()
     _instances: ClassVar[dict[str, Any]] = {}  # "example" and "typical" of register()
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
-from ...arrays import dtype_name, namespace_of
+from ...arrays import compiling, dtype_name, namespace_of, unknown
 from ...index_set import AffineRows, Runs
 from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
@@ -18,7 +18,7 @@ from .class_registry import OPERATORS, Registered, pattern_class
 from .codec import Serializable
 from .predicate import evaluate
 
-__all__ = ["Ordered", "Part", "Pattern", "whole_part"]
+__all__ = ["Deferred", "Ordered", "Part", "Pattern", "defers", "whole_part"]
 
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
@@ -93,6 +93,19 @@ class Pattern(Registered, Serializable):
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
+
+    _in_graph: ClassVar[tuple[str, tuple[str, ...]] | None] = None
+    """Constructor by which a graph restores a pattern, and the attributes that are its arguments."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a :class:`Deferred` pattern if arrays have no values yet, or torch.compile traces the caller."""
+        if defers(*args, *kwargs.values()):
+            symbol = getattr(cls, "symbol", "")
+            if symbol:
+                return Deferred.call(symbol, None, args[0], {})
+            if cls._registered is cls:
+                return Deferred.call(cls.name, None, args, kwargs)
+        return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -345,7 +358,7 @@ class Pattern(Registered, Serializable):
 
     def __sub__(self, other: Any) -> Pattern:
         other = _operand(other)
-        return NotImplemented if other is None else self & ~other
+        return NotImplemented if other is None else self & other.__invert__()  # torch.compile lacks ~
 
     def __rsub__(self, other: Any) -> Pattern:
         return _joined("&", other, ~self)
@@ -371,4 +384,50 @@ def _operand(value: Any) -> Pattern | None:
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
     one, other = _operand(left), _operand(right)
-    return NotImplemented if one is None or other is None else OPERATORS[symbol].of(one, other)
+    if one is None or other is None:
+        return NotImplemented
+    if compiling():  # operands may be equal only by their values
+        return Deferred.call(symbol, None, (one, other), {})
+    return OPERATORS[symbol].of(one, other)
+
+
+class Deferred(Pattern):
+    """The call of a constructor that a traced program runs later, because its arrays have no values yet.
+
+    Compared by identity. `target` is a registered name or an operator, `make` a constructor of its class, None for the
+    class itself.
+    """
+
+    target: str
+    make: str | None
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @staticmethod
+    def call(target: str, make: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Deferred:
+        made: Deferred = object.__new__(Deferred)
+        for name, value in (("target", target), ("make", make), ("args", args)):
+            object.__setattr__(made, name, value)
+        object.__setattr__(made, "names", tuple(kwargs.keys()))
+        object.__setattr__(made, "values", tuple(kwargs.values()))
+        return made
+
+    def _unknown(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError(f"pattern: {self!r} has no values before its program runs; pass it to attention() there")
+
+    bind = sizes = at = allows = _for_heads = grids = _description = _unknown
+
+    def __repr__(self) -> str:
+        return f"{self.target}{'' if self.make is None else '.' + self.make}(...)"
+
+
+def defers(*arguments: Any) -> bool:
+    """Whether a pattern of these arguments is a :class:`Deferred` one."""
+    return compiling() or any(map(_is_unknown, arguments))
+
+
+def _is_unknown(value: Any) -> bool:
+    if isinstance(value, tuple) and value and isinstance(value[0], Pattern):
+        return any(isinstance(x, Deferred) for x in value)
+    return isinstance(value, Deferred) or unknown(value)

@@ -14,7 +14,6 @@ from ..base.content import frozen_array
 from ..base.pattern import Pattern
 from ..grids.neighborhood import Neighborhood
 from ..sequence.basic import Causal
-from ..sequence.documents import packed_windows
 from ..sequence.intervals import ColumnIntervals
 from ..sequence.packed import PackedWindows
 from ..sequence.queries_at import QueriesAt
@@ -209,8 +208,8 @@ def from_flash_attention(
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_q: required with cu_seqlens_k, got None")
         return Causal() if (left, right) == (-1, 0) else SlidingWindow(left, right)
-    keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    return packed_windows("cu_seqlens_q", cu_seqlens_q, keys, left, right)
+    made: Pattern = PackedWindows.from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, left, right)
+    return made
 
 
 def from_xformers(attn_bias: Any) -> Pattern:

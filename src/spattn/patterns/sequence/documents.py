@@ -5,18 +5,19 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..._util.cached import cached_property
+from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
 from ..base.check import assign, integer, integers, listed
 from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
+from ..base.in_graphs import deferrable
 from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
@@ -53,17 +54,6 @@ def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
     return starts
 
 
-def packed_windows(name: str, queries: npt.ArrayLike, keys: npt.ArrayLike, left: int = -1, right: int = -1) -> Pattern:
-    """Return windows within packed sequences, whose cumulative lengths are `queries` and `keys`."""
-    with whole_imports:  # late: keeps `import spattn` fast
-        from .packed import PackedWindows
-
-    starts, keys = check_cu_seqlens(name, queries), check_cu_seqlens("cu_seqlens_k", keys)
-    if len(keys) != len(starts):
-        raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
-    return PackedWindows(np.diff(starts), keys[:-1], np.diff(keys), int(keys[-1]), left, right)
-
-
 @register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
 @dataclass(frozen=True)
 class Documents(Pattern):
@@ -89,6 +79,9 @@ class Documents(Pattern):
 
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
+    cu_seqlens: ClassVar[np.ndarray]  # set per instance: (documents + 1,), or (batch, most documents + 1)
+    _in_graph = "from_cu_seqlens", ("cu_seqlens",)
+
     def __post_init__(self) -> None:
         lengths = listed(self.lengths)
         if not hasattr(lengths, "__iter__"):
@@ -98,8 +91,15 @@ class Documents(Pattern):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
             assign(self, lengths=check_document_lengths(lengths))
+        entries = self._entries()
+        ends = np.zeros((len(entries), max(map(len, entries), default=0) + 1), np.int64)
+        for row, entry in zip(ends, entries, strict=True):
+            np.cumsum(entry, out=row[1 : len(entry) + 1])
+            row[len(entry) + 1 :] = row[len(entry)]
+        assign(self, cu_seqlens=frozen(ends if self._per_batch else ends[0]))
 
     @classmethod
+    @deferrable
     def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Any:
         """Create documents from the cumulative sequence lengths of variable-length attention functions.
 
@@ -107,10 +107,9 @@ class Documents(Pattern):
 
         Parameters
         ----------
-        cu_seqlens : (documents + 1,) int array
-            Start of each document and end of the last: ``0, n_0, n_0 + n_1, ...``. A GPU array, (documents + 1,) or
-            (batch, documents + 1), gives a :class:`~spattn.patterns.dynamic.DynamicDocuments`, which each call reads
-            on the device.
+        cu_seqlens : (documents + 1,) or (batch, documents + 1) int array
+            Start of each document and end of the last: ``0, n_0, n_0 + n_1, ...``. A GPU array gives a
+            :class:`~spattn.patterns.dynamic.DynamicDocuments`, which each call reads on the device.
         cu_seqlens_k : (documents + 1,) int array, optional
             Cumulative key lengths, if they differ from those of the queries.
 
@@ -140,9 +139,50 @@ class Documents(Pattern):
                 raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
             return dynamic("DynamicDocuments", cu_seqlens)
         if cu_seqlens_k is None:
-            lengths = np.diff(check_cu_seqlens("cu_seqlens", cu_seqlens))
-            return cls(tuple(lengths[lengths > 0].tolist()))
-        return packed_windows("cu_seqlens", cu_seqlens, cu_seqlens_k)
+            starts = frozen_array("cu_seqlens", cu_seqlens, np.int64, (1, 2))
+            entries = [np.diff(check_cu_seqlens("cu_seqlens", entry)) for entry in np.atleast_2d(starts)]
+            lengths = tuple(tuple(entry[entry > 0].tolist()) for entry in entries)
+            return cls(lengths if starts.ndim == 2 else lengths[0])
+        with whole_imports:  # late: keeps `import spattn` fast
+            from .packed import PackedWindows
+
+        return PackedWindows.from_cu_seqlens(cu_seqlens, cu_seqlens_k, name="cu_seqlens")
+
+    @classmethod
+    @deferrable
+    def from_segment_ids(cls, segment_ids: npt.ArrayLike) -> Documents:
+        """Create documents from the document of each token, as JAX libraries describe packed batches.
+
+        Parameters
+        ----------
+        segment_ids : (kv_len,) or (batch, kv_len) int array
+            Equal numbers in a row are one document; so is padding, whose results are to be ignored.
+
+        Returns
+        -------
+        Documents
+
+        Raises
+        ------
+        ValueError
+            If a number returns after another one; :class:`Clusters` supports any order.
+
+        Examples
+        --------
+        >>> Documents.from_segment_ids([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
+        Documents(lengths=((2, 3, 1), (4, 2)))
+        """
+        ids = frozen_array("segment_ids", segment_ids, np.int64, (1, 2))
+        lengths = []
+        for row in np.atleast_2d(ids):
+            first = np.flatnonzero(np.concatenate([[len(row) > 0], row[1:] != row[:-1]])[: len(row)])
+            if len(np.unique(row[first])) < len(first):
+                raise ValueError(
+                    "segment_ids: expected the tokens of a document in a row, got a number that returns after others; "
+                    "use Clusters(labels)"
+                )
+            lengths.append(tuple(np.diff(np.append(first, len(row))).tolist()))
+        return cls(tuple(lengths) if ids.ndim == 2 else lengths[0])
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for entry in self._entries():
@@ -165,12 +205,12 @@ class Documents(Pattern):
             return self
         return Documents(self._entries()[check_batch(batch, len(self.lengths))])
 
-    @cached_property
+    @property
     def _ends(self) -> np.ndarray:
         entries = self._entries()
         if len(entries) > 1:
             raise ValueError(f"lengths: expected one batch entry, got {len(entries)}; use .at(batch, head)")
-        return np.cumsum(entries[0], dtype=np.int64)
+        return self.cu_seqlens.reshape(-1)[1:]
 
     def allows(self, q: Any, k: Any) -> Any:
         starts = np.append(0, self._ends)

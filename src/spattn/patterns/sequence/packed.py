@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST, q_offset
@@ -13,9 +14,11 @@ from ...index_set import Runs
 from ..base.check import REACH, assign, flag, integer, reach
 from ..base.class_registry import register
 from ..base.content import Bound, ByContent, frozen_array
+from ..base.in_graphs import deferrable
 from ..base.pattern import Pattern
 from ..base.predicate import apply
 from ..hints.closed_forms import NO_RANGES, Bands, nearby
+from .documents import check_cu_seqlens
 
 __all__ = ["PackedWindows"]
 
@@ -72,6 +75,44 @@ class PackedWindows(ByContent, Pattern):
             assign(self, **{name: array})
         if (end := (self.start + self.keys).max(initial=0)) > self.kv_len:
             raise ValueError(f"keys: expected sequences that end by {self.kv_len} (kv_len), got {end}")
+
+    @classmethod
+    @deferrable
+    def from_cu_seqlens(
+        cls,
+        queries: npt.ArrayLike,
+        keys: npt.ArrayLike | None = None,
+        left: int = -1,
+        right: int = -1,
+        *,
+        name: str = "cu_seqlens_q",
+    ) -> PackedWindows:
+        """Create windows from cumulative lengths.
+
+        Parameters
+        ----------
+        queries, keys : (sequences + 1,) int arrays
+            Cumulative lengths of queries and keys; those of the keys default to those of the queries.
+        left, right : int, optional
+            As for the class.
+        name : str, optional
+            Name of `queries` in error messages.
+
+        Returns
+        -------
+        PackedWindows
+
+        Raises
+        ------
+        ValueError
+            If an array does not start with 0, decreases or exceeds the maximum sequence length, or the arrays differ
+            in length.
+        """
+        ends = check_cu_seqlens(name, queries)
+        starts = ends if keys is None else check_cu_seqlens("cu_seqlens_k", keys)
+        if len(starts) != len(ends):
+            raise ValueError(f"cu_seqlens_k: expected {len(ends)} numbers, got {len(starts)}")
+        return cls(np.diff(ends), starts[:-1], np.diff(starts), int(starts[-1]), left, right)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if (own := int(self.queries.sum())) != q_len:

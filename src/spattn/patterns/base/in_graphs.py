@@ -1,0 +1,152 @@
+"""Patterns in traced programs: serialized calls of constructors, whose arrays are operands of the program."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..._util.cached import BoundedCache
+from ..._util.frozen import content, owner_of
+from ..._util.imports import whole_imports
+from ...arrays import is_array
+from .check import WRITEABLE
+from .class_registry import OPERATORS, generation, pattern_class
+from .codec import decode
+from .composition import Composite
+from .pattern import Deferred, Pattern, defers
+
+__all__ = ["deferrable", "described", "resolved", "restored", "serialized_call", "stand_in"]
+
+_constructors: set[str] = set()
+_restored = BoundedCache(32)
+_MOST_BYTES = 1 << 24  # of arrays in a key of _restored
+_UNKNOWN = ("unknown",)
+
+
+def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a constructor of a pattern, which a traced program calls later if its arrays have no values yet."""
+    name = method.__name__
+    _constructors.add(name)
+
+    @functools.wraps(method)
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return (
+            Deferred.call(cls.name, name, args, kwargs)
+            if defers(*args, *kwargs.values())
+            else method(cls, *args, **kwargs)
+        )
+
+    return call
+
+
+def described(value: Any, operands: list[Any], by_text: bool = False) -> Any:
+    """Return the call that creates a pattern, as nested tuples; append its arrays to `operands`.
+
+    torch.compile traces this function. If `by_text`, patterns without operands are serialized.
+    """
+    if isinstance(value, Deferred):
+        args = tuple([described(x, operands, by_text) for x in value.args])
+        values = tuple([described(x, operands, by_text) for x in value.values])
+        return ("call", value.target, value.make, args, value.names, values)
+    if isinstance(value, Composite):
+        return ("call", value.symbol, None, tuple([described(x, operands, by_text) for x in value.operands]), (), ())
+    if isinstance(value, Pattern):
+        text = value._serialized() if by_text else None
+        return _described_fields(value, operands) if text is None else ("text", text)
+    if isinstance(value, (tuple, list)):
+        return ("tuple", tuple([described(x, operands, by_text) for x in value]))
+    if value is None or isinstance(value, (bool, str, float)):
+        return value
+    if isinstance(value, int):
+        return operator.index(value)  # torch.compile makes it a constant
+    if is_array(value):
+        operands.append(value)
+        return ("operand", len(operands) - 1)
+    return _UNKNOWN
+
+
+def _described_fields(value: Pattern, operands: list[Any]) -> Any:
+    cls = type(value)
+    if cls._registered is not cls:
+        return _UNKNOWN
+    make, names = (None, cls._parameters) if cls._in_graph is None else cls._in_graph
+    args = [getattr(value, WRITEABLE + name, None) for name in names]
+    args = [getattr(value, name) if x is None else x for name, x in zip(names, args, strict=True)]
+    return ("call", value.name, make, tuple([described(x, operands) for x in args]), (), ())
+
+
+def serialized_call(call: Any, operands: int) -> str | None:
+    """Serialize a call; that of a pattern without operands like the pattern. Return None if an argument is unknown."""
+    with whole_imports:
+        import json
+
+    text = json.dumps(call, separators=(",", ":"))
+    if json.dumps(_UNKNOWN) in text:
+        return None
+    if operands:
+        return text
+    try:
+        return _run(call, ())._serialized()
+    except (TypeError, ValueError):
+        return text  # the program raises the error
+
+
+def restored(text: str, operands: Sequence[np.ndarray] = ()) -> Pattern:
+    """Return the pattern of a text and its operands. Cached by value."""
+    with whole_imports:
+        import json
+
+    operands = [owner_of(x) for x in operands]
+    nbytes = sum(x.nbytes for x in operands)
+    key = None
+    if nbytes <= _MOST_BYTES:
+        key = (text, generation(), *((x.dtype.str, x.shape, content(x)) for x in operands))
+        if key in _restored:
+            return _restored[key]
+    data = json.loads(text)
+    found: Pattern = decode(data) if isinstance(data, dict) else _run(data, operands)
+    return found if key is None else _restored.keep(key, found)
+
+
+def stand_in(text: str, operands: Sequence[Any]) -> Pattern:
+    """Return a pattern like that of a text, for shapes: its arrays are 0."""
+    kinds = ((x.shape, str(x.dtype).removeprefix("torch.")) for x in operands)
+    return restored(text, [np.zeros(tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in kinds])
+
+
+def resolved(pattern: Deferred) -> Pattern:
+    """Return the pattern of a call whose arrays have values, as after a graph break."""
+    operands: list[Any] = []
+    call = described(pattern, operands, by_text=True)
+    if defers(*operands):
+        raise TypeError("pattern: arrays of a traced program have no values; pass the pattern to spattn.jax.attention")
+    if _UNKNOWN in (call, *call):
+        raise TypeError(f"pattern: expected registered patterns and arrays as arguments, got {pattern!r}")
+    found: Pattern = _run(call, operands)
+    return found
+
+
+def _run(call: Any, operands: Sequence[Any]) -> Any:
+    if not isinstance(call, (tuple, list)):
+        return call
+    kind, *rest = call
+    if kind == "operand":
+        return operands[rest[0]]
+    if kind == "text":
+        return restored(rest[0])
+    if kind == "tuple":
+        return tuple(_run(x, operands) for x in rest[0])
+    name, make, args, names, values = rest
+    function: Any = OPERATORS[name].of if name in OPERATORS else pattern_class(name)
+    if make is not None:
+        if make not in _constructors:
+            raise ValueError(f"pattern: expected a constructor of {', '.join(sorted(_constructors))}, got {make!r}")
+        function = getattr(function, make)
+    return function(
+        *(_run(x, operands) for x in args),
+        **{key: _run(x, operands) for key, x in zip(names, values, strict=True)},
+    )
