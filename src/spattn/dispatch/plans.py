@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from .._util.imports import whole_imports
 from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
 from ..patterns.base.class_registry import pattern_class
-from ..patterns.base.in_graphs import resolved
 from ..patterns.base.pattern import Deferred
 from ..planning import Plan, validate
 from ..request.call import Call
@@ -96,6 +96,9 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
     `sizes` are batch, heads_q, q_len and kv_len of the call; None if unknown.
     """
     if isinstance(pattern, Deferred):  # after a graph break
+        with whole_imports:
+            from ..patterns.base.in_graphs import resolved
+
         return resolved(pattern)
     if isinstance(pattern, Pattern):
         return pattern

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,30 +16,13 @@ from .check import WRITEABLE
 from .class_registry import OPERATORS, generation, pattern_class
 from .codec import decode
 from .composition import Composite
-from .pattern import Deferred, Pattern, defers
+from .pattern import CONSTRUCTORS, Deferred, Pattern, defers
 
-__all__ = ["deferrable", "described", "resolved", "restored", "serialized_call", "stand_in"]
+__all__ = ["described", "resolved", "restored", "serialized_call", "stand_in"]
 
-_constructors: set[str] = set()
 _restored = BoundedCache(32)
 _MOST_BYTES = 1 << 24  # of arrays in a key of _restored
 _UNKNOWN = ("unknown",)
-
-
-def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a constructor of a pattern, which a traced program calls later if its arrays have no values yet."""
-    name = method.__name__
-    _constructors.add(name)
-
-    @functools.wraps(method)
-    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return (
-            Deferred.call(cls.name, name, args, kwargs)
-            if defers(*args, *kwargs.values())
-            else method(cls, *args, **kwargs)
-        )
-
-    return call
 
 
 def described(value: Any, operands: list[Any], by_text: bool = False) -> Any:
@@ -143,8 +125,8 @@ def _run(call: Any, operands: Sequence[Any]) -> Any:
     name, make, args, names, values = rest
     function: Any = OPERATORS[name].of if name in OPERATORS else pattern_class(name)
     if make is not None:
-        if make not in _constructors:
-            raise ValueError(f"pattern: expected a constructor of {', '.join(sorted(_constructors))}, got {make!r}")
+        if make not in CONSTRUCTORS:
+            raise ValueError(f"pattern: expected a constructor of {', '.join(sorted(CONSTRUCTORS))}, got {make!r}")
         function = getattr(function, make)
     return function(
         *(_run(x, operands) for x in args),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,8 +19,9 @@ from .class_registry import OPERATORS, Registered, pattern_class
 from .codec import Serializable
 from .predicate import evaluate
 
-__all__ = ["Deferred", "Ordered", "Part", "Pattern", "defers", "whole_part"]
+__all__ = ["CONSTRUCTORS", "Deferred", "Ordered", "Part", "Pattern", "deferrable", "defers", "whole_part"]
 
+CONSTRUCTORS: set[str] = set()  # names of the methods that traced programs may call
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
@@ -420,6 +422,22 @@ class Deferred(Pattern):
 
     def __repr__(self) -> str:
         return f"{self.target}{'' if self.make is None else '.' + self.make}(...)"
+
+
+def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a constructor of a pattern, which a traced program calls later if its arrays have no values yet."""
+    name = method.__name__
+    CONSTRUCTORS.add(name)
+
+    @functools.wraps(method)
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return (
+            Deferred.call(cls.name, name, args, kwargs)
+            if defers(*args, *kwargs.values())
+            else method(cls, *args, **kwargs)
+        )
+
+    return call
 
 
 def defers(*arguments: Any) -> bool:

@@ -17,8 +17,7 @@ from ...index_set import Runs
 from ..base.check import assign, integer, integers, listed
 from ..base.class_registry import register
 from ..base.content import dynamic, frozen_array, on_device
-from ..base.in_graphs import deferrable
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, deferrable
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
 

@@ -14,8 +14,7 @@ from ...index_set import Runs
 from ..base.check import REACH, assign, flag, integer, reach
 from ..base.class_registry import register
 from ..base.content import Bound, ByContent, frozen_array
-from ..base.in_graphs import deferrable
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, deferrable
 from ..base.predicate import apply
 from ..hints.closed_forms import NO_RANGES, Bands, nearby
 from .documents import check_cu_seqlens

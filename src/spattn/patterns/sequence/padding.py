@@ -16,8 +16,7 @@ from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
 from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
-from ..base.in_graphs import deferrable
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, deferrable
 from ..base.predicate import member
 from ..hints.closed_forms import Bands, same_keys
 from .basic import always
