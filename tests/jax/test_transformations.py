@@ -221,8 +221,8 @@ refused(ValueError, "kv_len: expected 9 (a grid", lambda: attention(q, k, v, pat
 refused(ValueError, "batch entries", lambda: attention(q, k, v, patterns.Documents(((70,),) * 3)))
 refused(TypeError, "pattern: expected a Pattern, a registered name or a bool array, got a Plan",
         lambda: spattn.jax.attention(q, k, v, spattn.plan(WINDOW, 50, 70)))
-mask = jnp.ones((50, 70), bool)
-refused(TypeError, "pattern: expected a plain array, got a tracer, which has no values",
+mask = jnp.ones((50, 70), int)
+refused(TypeError, "pattern: got an array of int32; a mask must be bool",
         lambda: jax.jit(lambda mask: spattn.jax.attention(q, k, v, mask))(mask))
 refused(TypeError, "scale must be an int", lambda: jax.jit(lambda s: spattn.jax.attention(q, k, v, scale=s))(0.5))
 refused(ValueError, "scale must be finite", lambda: attention(q, k, v, scale=float("inf")))

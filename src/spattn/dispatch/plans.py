@@ -99,7 +99,8 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
         with whole_imports:
             from ..patterns.base.in_graphs import resolved
 
-        return resolved(pattern)
+        made: Pattern = resolved(pattern)
+        return made
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ import numpy as np
 from ..._util.cached import BoundedCache
 from ..._util.frozen import content, owner_of
 from ..._util.imports import whole_imports
-from ...arrays import is_array
+from ...arrays import is_array, unknown
 from .check import WRITEABLE
 from .class_registry import OPERATORS, generation, pattern_class
 from .codec import decode
 from .composition import Composite
-from .pattern import CONSTRUCTORS, Deferred, Pattern, defers
+from .pattern import CONSTRUCTORS, Deferred, Pattern
 
 __all__ = ["described", "resolved", "restored", "serialized_call", "stand_in"]
 
@@ -100,16 +100,16 @@ def stand_in(text: str, operands: Sequence[Any]) -> Pattern:
     return restored(text, [np.zeros(tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in kinds])
 
 
-def resolved(pattern: Deferred) -> Pattern:
-    """Return the pattern of a call whose arrays have values, as after a graph break."""
-    operands: list[Any] = []
-    call = described(pattern, operands, by_text=True)
-    if defers(*operands):
+def resolved(value: Any) -> Any:
+    """Return the pattern of a call whose arrays have values, as after a graph break; other arguments are unchanged."""
+    if isinstance(value, Deferred):
+        options = dict(zip(value.names, map(resolved, value.values), strict=True))
+        return _called(value.target, value.make, map(resolved, value.args), options)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(resolved, value))
+    if unknown(value):
         raise TypeError("pattern: arrays of a traced program have no values; pass the pattern to spattn.jax.attention")
-    if _UNKNOWN in (call, *call):
-        raise TypeError(f"pattern: expected registered patterns and arrays as arguments, got {pattern!r}")
-    found: Pattern = _run(call, operands)
-    return found
+    return value
 
 
 def _run(call: Any, operands: Sequence[Any]) -> Any:
@@ -123,12 +123,14 @@ def _run(call: Any, operands: Sequence[Any]) -> Any:
     if kind == "tuple":
         return tuple(_run(x, operands) for x in rest[0])
     name, make, args, names, values = rest
+    options = {key: _run(x, operands) for key, x in zip(names, values, strict=True)}
+    return _called(name, make, (_run(x, operands) for x in args), options)
+
+
+def _called(name: str, make: str | None, args: Iterable[Any], options: dict[str, Any]) -> Any:
     function: Any = OPERATORS[name].of if name in OPERATORS else pattern_class(name)
     if make is not None:
         if make not in CONSTRUCTORS:
             raise ValueError(f"pattern: expected a constructor of {', '.join(sorted(CONSTRUCTORS))}, got {make!r}")
         function = getattr(function, make)
-    return function(
-        *(_run(x, operands) for x in args),
-        **{key: _run(x, operands) for key, x in zip(names, values, strict=True)},
-    )
+    return function(*args, **options)
