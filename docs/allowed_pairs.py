@@ -220,6 +220,15 @@ ALLOWED = {
         "SlidingWindow(4, 0)": square(64, window(4, 0)),
     },
     "price.rst": {"spattn.patterns.windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
+    "slow.rst": {
+        "spattn.patterns.SlidingWindow(64)": square(1024, window(64, 64)),
+        "spattn.patterns.Mask(mask)": square(1024, dilated(8, 64)),
+    },
+    "verify.rst": {
+        "SlidingWindow(3, 0)": square(16, window(3, 0)),
+        "SlidingWindow(4, 0)": square(16, window(4, 0)),
+        "Causal()": square(9, causal),
+    },
     "dropout.rst": {"SlidingWindow(16, 0)": square(200, window(16, 0))},
     "scores.rst": {
         "SlidingWindow(16, 0)": square(200, window(16, 0)),
@@ -229,9 +238,6 @@ ALLOWED = {
         "SlidingWindow(128)": square(1000, window(128, 128)),
         STREAMING: square(1000, streaming(4, 256)),
         "PerBatch([behind(tokens) for tokens in (0, 30)])": square(1000, left_padded(0, 30), batch=2),
-        "spattn.patterns.registry.get('longformer', window=256, global_tokens=4)": square(
-            1000, longformer(256, range(4))
-        ),
         "spattn.patterns.from_json(text)": square(1000, streaming(4, 256)),
         "SlidingWindow(2, 0)": square(6, window(2, 0)),
         "spattn.patterns.DilatedWindow(256, dilation=4)": square(2048, dilated(256, 4)),

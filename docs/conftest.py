@@ -7,6 +7,7 @@ import pytest
 from .recipes import check_example
 
 NEEDS = {
+    "drop_in.rst": "torch",
     "dropout.rst": "torch",
     "torch_tensors.rst": "torch",
     "torch_training.rst": "torch",
@@ -16,6 +17,7 @@ NEEDS = {
     "jax.rst": "jax",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
+    "verify.rst": "torch",
 }
 SLOW = {"character_model.rst", "from_flex_attention.rst", "jax.rst", "torch_training.rst"}
 

@@ -216,6 +216,7 @@ def test_a_device_that_is_neither_cpu_nor_cuda_is_named(device, backend):
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_on_another_device_than_q(monkeypatch, name):
     given = arguments()
+    spattn.clear_plan_cache()  # its keys have no devices of NumPy arrays
     monkeypatch.setattr(NUMPY, "device", lambda x: "cuda:3" if x is given[name] else "cpu")
     where = ("k", "cuda:3", "cpu") if name == "q" else (name, "cpu", "cuda:3")
     with pytest.raises(ValueError, match="^{}: expected device {} like q, got {}$".format(*where)):

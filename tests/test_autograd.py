@@ -126,7 +126,7 @@ def test_wrong_arguments_are_named_as_ever(leaves):
     with pytest.raises(TypeError, match="^v: expected a torch array like q, got numpy"):
         spattn.attention(q, k, v.detach().numpy(), WINDOW)
     with pytest.raises(ValueError, match="^pattern: expected one of "):
-        spattn.attention(q, k, v, "nothing of that name")
+        spattn.attention(q, k, v, "nothing_of_that_name")
     with pytest.raises(ValueError, match="^scale must be finite"):
         spattn.attention(q, k, v, WINDOW, scale=np.nan)
 

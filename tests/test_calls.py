@@ -98,7 +98,7 @@ def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
             want = spattn.attention_backward(2 * plain, *leaves, plain, lse, pattern, **options)
         assert out.requires_grad and not plain.requires_grad and torch.equal(out, plain)
         assert all(map(torch.equal, got, want))
-    assert len(prepared) == 3 + (pattern == "causal")  # on record, not on record, the gradients, and by name
+    assert len(prepared) == 3  # on record, not on record, the gradients
 
 
 def test_no_signature_for_arrays_of_several_kinds_or_classes():
@@ -119,21 +119,21 @@ def test_what_was_prepared_is_not_used_where_a_derivative_is_taken():
 
 
 def test_whatever_differs_is_prepared_for_itself(prepared):
-    """Shape, strides and dtype of each tensor, the pattern, the backend and the precision."""
+    """Shape, strides and dtype of each tensor, the pattern, the backend and the precision; a name is its pattern."""
     for pattern in ("causal", "full", p.Causal(), p.Full()):
         spattn.attention(*tensors(), pattern)
-    assert len(prepared) == 4
+    assert len(prepared) == 2
     spattn.attention(*tensors(), "causal", backend="cpu")
     moved = torch.ones(1, 10, 2, 8).transpose(1, 2)
     for name in NAMES:
         spattn.attention(*tensors(**{name: moved}), "causal")
     spattn.attention(*tensors(v=torch.ones(1, 2, 10, 16)), "causal")
     spattn.attention(*(x.double() for x in tensors()), "causal")
-    assert len(prepared) == 10
+    assert len(prepared) == 8
     with pytest.raises(ValueError, match="^precision: 'tf32' is not supported by backend"):
         spattn.attention(*tensors(), "causal", precision="tf32")
     spattn.attention(*tensors(), "causal")
-    assert len(prepared) == 10
+    assert len(prepared) == 8
 
 
 def test_what_was_prepared_for_a_plan_ends_with_it(prepared):

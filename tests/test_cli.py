@@ -148,7 +148,7 @@ def test_descriptions(text, pattern):
         ),
         (
             "sliding_window",
-            r"pattern: expected sliding_window\(left, right=None\), got missing a required .*: 'left'",
+            r"pattern: expected sliding_window\(left, right=None\), missing a required .*: 'left'",
         ),
         ("sinks(4, width=3)", r"pattern: expected sinks\(count\), got an unexpected keyword argument 'width'"),
         ("sinks(2 + 3)", "pattern: expected a description like .*, got '2 \\+ 3'"),

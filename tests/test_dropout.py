@@ -426,7 +426,7 @@ def test_expectation_and_variance_of_attention():
         ({"dropout_p": 0.1, "seed": True}, TypeError, "^seed: expected an integer, got bool"),
         ({"dropout_p": 0.1, "seed": -1}, ValueError, r"^seed: must be in \[0, 2\*\*64\), got -1"),
         ({"dropout_p": 0.1, "seed": 2**64}, ValueError, r"^seed: must be in \[0, 2\*\*64\), got 18446744073709551616"),
-        ({"dropout": 0.1}, TypeError, "'dropout'; pass dropout_p= and seed= in training"),
+        ({"dropout": 0.1}, TypeError, "'dropout'; write dropout_p= and seed= in training"),
     ],
 )
 def test_refusals(options, error, words):

@@ -74,7 +74,7 @@ def test_what_is_refused(outs, lses, options, error, message):
 
 
 def test_keywords_of_other_functions_get_a_hint():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'is_causal'; pass pattern=\"causal\""):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'is_causal'; write pattern=\"causal\""):
         spattn.attention(OUT, OUT, OUT, is_causal=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'patern'$"):
         spattn.attention(OUT, OUT, OUT, patern=p.Causal())

@@ -412,21 +412,19 @@ def work(connection: Connection, options: argparse.Namespace) -> None:
 def share_compilers() -> None:
     """Make workers that need the same kernel wait for the one that compiles it."""
     import fcntl
-    import hashlib
 
-    from spattn.cuda.driver import compile
+    from spattn.cuda.driver.compile import Unit
 
-    original = compile.cubin
+    original = Unit.compile
 
-    def cubin(source: str, arch: str, defines: Any, structs: Any) -> bytes:
-        key = hashlib.sha256(repr((source, arch, sorted(defines.items()))).encode()).hexdigest()[:24]
+    def compile_alone(unit: Unit, compiler: Path) -> bytes:
         folder = Path(tempfile.gettempdir()) / f"spattn-compilers-{os.getuid()}"
         folder.mkdir(exist_ok=True)
-        with open(folder / key, "w") as lock:
+        with open(folder / unit.name(compiler), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return original(source, arch, defines, structs)
+            return original(unit, compiler)  # from the cache, if another worker has compiled it
 
-    compile.cubin = cubin
+    Unit.compile = compile_alone
 
 
 def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:

@@ -73,7 +73,7 @@ def judge(pattern: patterns.Pattern) -> float:
 def layer(pattern: patterns.Pattern, model: Any) -> patterns.Pattern:
     spattn_transformers.register()
     spattn_transformers.use(model, pattern).eval()
-    made = spattn_torch.SparseAttention(64, 4, pattern, bias=False, heads_kv=2, device="cpu", dtype=None)
+    made = spattn_torch.SparseAttention(64, 4, pattern, bias=False, num_kv_heads=2, device="cpu", dtype=None)
     made.pattern = spattn_torch.attention(made(1, 2, 3, key_padding_mask=None, need_weights=False)[0], 1, 2, "causal")
     spattn_jax.attention(1, 2, 3, made.pattern, scale=0.5, backend="cpu", return_lse=True, precision=None)
     return made.pattern

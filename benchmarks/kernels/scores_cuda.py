@@ -7,7 +7,9 @@
 Forward and backward, bfloat16, batch 1, 16 heads, 16384 tokens, head_dim 128: ALiBi, a soft-cap, a table of relative
 positions whose gradient is wanted, and sinks. FlexAttention gets the same function. Results and gradients are checked
 against dense float64 on sampled rows before timing. The rows "first call" are the time of a process's first call with a
-new expression, with an empty cache of kernels and with a full one. Writes ``scores_cuda``.
+new expression, with an empty cache of kernels and with a full one: of a forward without gradients, of the backward
+after it, and of a training step with another new expression, whose kernels are compiled together. ``--first-calls``
+measures and prints these rows alone. Writes ``scores_cuda``.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ slopes = torch.rand(4, device="cuda")
 spattn.attention(q, k, v, "causal").backward(dout)
 def score(s, b, h, q, k):
     return 20 * torch.tanh((s - slopes[h] * abs(q - k)) / 20)
+def other(s, b, h, q, k):
+    return 20 * torch.tanh(s / 20) - slopes[h] * abs(q - k)
 times = []
 def measure(call):
     torch.cuda.synchronize()
@@ -62,6 +66,7 @@ with torch.no_grad():
     measure(lambda: spattn.attention(q, k, v, "causal", score=score))
 out = spattn.attention(q, k, v, "causal", score=score)
 measure(lambda: torch.autograd.grad(out, leaves, dout))
+measure(lambda: torch.autograd.grad(spattn.attention(q, k, v, "causal", score=other), leaves, dout))
 print(*times)
 """
 
@@ -88,14 +93,15 @@ def functions(torch) -> dict[str, tuple[Callable, Callable, list]]:
 
 
 def first_calls() -> list[dict]:
-    """Time of the first forward, and of the backward after it, in a process without and one with compiled kernels."""
+    """Time of the first forward, backward and training step in a process without and one with compiled kernels."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for cache in ("empty", "full"):
             command = [sys.executable, "-W", "ignore", "-c", FIRST_CALL]
             environment = {**os.environ, "SPATTN_CACHE_DIR": str(Path(folder) / "kernels")}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            for which, taken in zip(("forward", "backward"), map(float, done.stdout.split()), strict=True):
+            passes = "forward", "backward", "training step"
+            for which, taken in zip(passes, map(float, done.stdout.split()), strict=True):
                 rows.append({"problem": "first call", "cache": cache, "pass": which, "ms": round(taken, 1)})
                 print(*rows[-1].values(), sep="  ", flush=True)
     return rows
@@ -189,7 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="problem names; writes nothing")
     parser.add_argument("--without-flex", action="store_true", help="skip FlexAttention")
+    parser.add_argument("--first-calls", action="store_true", help="only first calls; writes nothing")
     args = parser.parse_args()
+    if args.first_calls:
+        first_calls()
+        return
     import torch
 
     torch._dynamo.config.recompile_limit = 1000

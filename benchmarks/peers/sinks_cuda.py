@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compare spattn with FlashAttention-4 on gpt-oss's attention: 64 heads on 8, causal window 128, learned sinks.
+"""Compare spattn and FlashAttention-4 on gpt-oss's attention with sinks.
 
     python benchmarks/peers/sinks_cuda.py        # half a minute; needs torch and flash_attn.cute
 
-Forward and backward, bfloat16, batch 1, head_dim 64, the gradient of the sinks included where a contender has it.
-spattn's results are checked against dense float64 on sampled rows, FlashAttention-4's against spattn's. Writes
-``sinks_cuda``.
+Forward and backward, bfloat16, batch 1, 64 heads on 8, head_dim 64, a causal window of 128 keys, learned sinks. The
+gradient of the sinks is included where a contender has it. spattn's results are checked against dense float64 on
+sampled rows, FlashAttention-4's against spattn's. Writes ``sinks_cuda``.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ __all__ = [
     "set_num_threads",
     "show_versions",
     "threads",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .api.merge import merge_attentions
     from .api.versions import show_versions
     from .cpu import set_num_threads, threads
+    from .testing.verify import verify
 
     __version__: str
 
@@ -63,6 +65,10 @@ def __getattr__(name: str) -> object:
             from . import cpu
 
             return getattr(cpu, name)
+        if name == "verify":
+            from .testing.verify import verify
+
+            return verify
         if name in ("__version__", "show_versions"):
             from .api import versions as _versions
 

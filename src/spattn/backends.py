@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "CompilingBackend",
+    "Execution",
     "GroupingBackend",
     "Limits",
     "PredictingBackend",
@@ -53,6 +55,8 @@ class Limits(NamedTuple):
         Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
         Whether dynamic masks are supported: the backend is a :class:`DynamicMaskBackend`.
+    compiles : bool
+        Whether kernels are compiled at first use: the backend is a :class:`CompilingBackend`.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
@@ -63,7 +67,32 @@ class Limits(NamedTuple):
     grows: bool = False
     groups: bool = False
     selects: bool = False
+    compiles: bool = False
     predicts: bool = False
+
+
+class Execution(NamedTuple):
+    """How a backend executes a call, in words.
+
+    Parameters
+    ----------
+    kernels : str
+        Instruction set or kernel family, and device.
+    arithmetic : str
+        Arithmetic of the matrix products.
+    workers : int
+        Threads of the CPU, or SMs of the GPU.
+    workers_reason : str
+        Unit of `workers`, and the limit on their number.
+    advice : str or None
+        What would be faster, if the kernels alone determine it.
+    """
+
+    kernels: str
+    arithmetic: str
+    workers: int
+    workers_reason: str
+    advice: str | None = None
 
 
 class PreparedForward(Protocol):
@@ -145,6 +174,9 @@ class Backend(Protocol):
     def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
         """Return whether :meth:`prepare`, or :meth:`prepare_backward`, supports a valid plan for this call."""
 
+    def execution(self, call: Call, plan: Plan) -> Execution:
+        """Return how :meth:`prepare` would execute a plan."""
+
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
         """Return the cached dispatch of `call`.
 
@@ -186,6 +218,16 @@ class PredictingBackend(Backend, Protocol):
 
     def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
         """Return a plan of the same pattern with a lower predicted time, or None."""
+
+
+class CompilingBackend(Backend, Protocol):
+    """A backend that compiles kernels at their first use."""
+
+    def compile_backward(self, call: Call, plan: Plan) -> None:
+        """Start to compile the kernels of :meth:`prepare_backward` that are in no cache, and wait for none of them.
+
+        The call of a kernel raises the errors of its compilation.
+        """
 
 
 class GroupingBackend(Backend, Protocol):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ._util.index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
 from ._util.ragged import offsets, ramp
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["AffineRows", "Runs"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._util import limits as _limits
-from .backends import Limits, PreparedBackward, PreparedForward
+from .backends import Execution, Limits, PreparedBackward, PreparedForward
 from .index_set import AffineRows
 from .patterns import Pattern
 from .planning import Plan
@@ -28,6 +28,7 @@ __all__ = [
     "accepts",
     "attend",
     "backward",
+    "execution",
     "forward",
     "gradients",
     "info",
@@ -199,6 +200,11 @@ def info() -> dict[str, object]:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """Plan `pattern` with the default tile shape; :func:`forward` uses only the plan's pattern."""
     return compiler.plan_for(pattern, call, max_bytes=max_bytes)
+
+
+def execution(call: Call, plan: Plan) -> Execution:
+    """Implement :meth:`.backends.Backend.execution`."""
+    return Execution("NumPy, row by row", "float64", 1, "thread: the reference is not parallel")
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.arrays import namespace_of, to_host
-from spattn.cuda.driver import device
+from spattn.cuda.driver import compile, device, jobs
 from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm90 import maps
@@ -122,6 +122,27 @@ def card(monkeypatch):
     monkeypatch.setattr(device, "get", lambda ordinal=None: own)
     spattn.clear_plan_cache()
     return own
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty cache of kernels, and no compilation of an earlier test."""
+    monkeypatch.setenv("SPATTN_CACHE_DIR", str(tmp_path / "cache"))
+    compile._compiler_key.cache_clear()
+    own = jobs._Jobs()
+    monkeypatch.setattr(jobs, "_jobs", own)
+    yield tmp_path / "cache"
+    own.end()
+
+
+@pytest.fixture
+def nvcc(tmp_path, monkeypatch, place):
+    """A script in place of nvcc."""
+    from .fake_nvcc import Compiler  # tests/test_suite_names.py copies this file elsewhere
+
+    compiler = Compiler(tmp_path / "toolkit")
+    monkeypatch.setenv("SPATTN_NVCC", str(compiler.path))
+    return compiler
 
 
 @pytest.fixture

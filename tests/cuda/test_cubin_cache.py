@@ -13,46 +13,13 @@ from spattn.cuda.driver import cache, compile
 from spattn.cuda.host.score import generated
 from spattn.cuda.sm80.params import structs_of
 
+from .fake_nvcc import Compiler
 from .score_trees import operands
 
 pytestmark = pytest.mark.family("sm80")
 
 SOURCE = "sm80/forward/merge.cu"
 SLOPE = 0.1
-FAKE_NVCC = """#!/bin/sh
-echo "$@" >> "{log}"
-if [ "$1" = --version ]; then echo "{version}"; exit 0; fi
-while [ "$1" != -o ]; do shift; done
-printf 'machine code by {version}' > "$2"
-"""
-
-
-class Compiler:
-    """A stand-in for nvcc that counts its runs."""
-
-    def __init__(self, folder: Path, version: str = "release 1"):
-        folder.mkdir()
-        self.path, self.log = folder / "nvcc", folder / "log"
-        self.path.write_text(FAKE_NVCC.format(log=self.log, version=version))
-        self.path.chmod(0o755)
-
-    @property
-    def runs(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPATTN_CACHE_DIR", str(tmp_path / "cache"))
-    compile._compiler_key.cache_clear()
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def nvcc(tmp_path, monkeypatch, place):
-    compiler = Compiler(tmp_path / "toolkit")
-    monkeypatch.setenv("SPATTN_NVCC", str(compiler.path))
-    return compiler
 
 
 def make(**defines) -> bytes:

@@ -40,7 +40,7 @@ def upload(device, arrays):
 def no_gpu(monkeypatch, tensor_maps):
     for module in (params, prepared):
         monkeypatch.setattr(module, "upload", upload)
-    monkeypatch.setattr(launches, "kernel", lambda *arguments: arguments)
+    monkeypatch.setattr(launches, "load_kernels", lambda device, requests: requests)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_operands_are_checked(bound):
 
 def test_portable_kernels_depend_on_the_score(call, monkeypatch):
     """Each text has kernels of its own."""
-    monkeypatch.setattr(kernels, "kernel", lambda *arguments: arguments[6])
+    monkeypatch.setattr(kernels, "load_kernels", lambda device, requests: [one.text for one in requests])
     call.device = type("Gpu", (), {"arch": "sm_90", "shared_bytes": 227 << 10})()  # kernels are cached by device
     on_device = params.plan_on_device(call.plan, GPU, 2, 4)
     for text in ("", "one", "another", "one", ""):

@@ -101,15 +101,17 @@ def emulated(kernel, monkeypatch):
         kept.append(arrays)
         return arrays, {name: x.ctypes.data for name, x in arrays.items()}
 
-    def load(device, source, macros, text="", tables=0):
-        entry = source.rpartition("/")[2].removesuffix(".cu").partition("_")[0]
-        return kernel(source, tuple(macros.items()), entry, text, tables)
+    def load(device, one):
+        tables = one.defines.get("SPATTN_TABLES", 0)
+        return kernel(one.source, tuple(one.defines.items()), one.entry, one.text, tables)
 
     def allocate(nbytes):
         kept.append(np.zeros(nbytes + 8, np.uint8))
         return kept[-1].ctypes.data
 
-    monkeypatch.setattr(kernels, "_kernel", load)
+    for module in (kernels, captured):
+        monkeypatch.setattr(module, "kernel", load)
+    monkeypatch.setattr(kernels, "load_kernels", lambda device, requests: [load(device, one) for one in requests])
     monkeypatch.setattr(params, "upload", upload)
     monkeypatch.setattr(host_score, "upload", upload)
     monkeypatch.setattr(host_score, "keep_if_captured", lambda *_: None)

@@ -400,11 +400,12 @@ def test_without_queries_or_keys(library, request):
 @pytest.mark.family("sm80")
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_operands(with_sinks, with_dlse):
+def test_operands(monkeypatch, with_sinks, with_dlse):
     """Sinks are the last bound arrays, their gradients the last results."""
     args, score = problem("float32", 5, 7), score_of(SINKS, "float32") if with_sinks else None
     calls = []
     family = SimpleNamespace(backward=calls.append)
+    monkeypatch.setattr(execute.Backward, "_requests", lambda self, call: [])
     dispatch = execute.Backward(call_of(*args[:3], score), None, None, lambda: family)
     names = ["dout", "q", "k", "v", "out", "lse", *["dlse"] * with_dlse, "dq", "dk", "dv", *["dsinks"] * with_sinks]
     bound = dispatch.binder.bind(0, score, [Operand(77, (HEADS,), (1,))] * with_sinks, (1, 1), None)
@@ -429,7 +430,7 @@ def tables(monkeypatch, tensor_maps):
     """Uploads without a GPU; kernels are their macros."""
     for module in (portable_params, prepared, group):
         monkeypatch.setattr(module, "upload", lambda device, arrays: (None, dict.fromkeys(arrays, 4096)))
-    monkeypatch.setattr(launches, "kernel", lambda device, source, arch, defines, *_: (source, defines))
+    monkeypatch.setattr(launches, "load_kernels", lambda device, requests: requests)
 
 
 def forward_pass(q_len, kv_len, workers=1, address=77):
@@ -447,7 +448,7 @@ def test_parameters(tables, q_len, packed):
     """A sink belongs to `sink_rows` rows: those of its head, which may be packed with others of the group."""
     call = forward_pass(q_len, 4000, workers=9)
     ready = prepared.prepare(call)
-    assert ready._attention[1]["SPATTN_SINKS"] == 1
+    assert ready._attention.defines["SPATTN_SINKS"] == 1
     problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, 5 << 30
     to = hopper_params.Addresses(*problem, 0, 0, SCALE, sinks=77)
     (found,) = np.frombuffer(ready.template.fill(0, [to]), hopper_params.params_dtype(MAPS[0]))
@@ -456,10 +457,10 @@ def test_parameters(tables, q_len, packed):
     assert own["q_len"] == q_len * packed
     (merging,) = ready._merges
     (merge,) = np.frombuffer(merging.params(to), hopper_params.MERGE)
-    assert merging.kernel[1]["SPATTN_SINKS"] == 1
+    assert merging.kernel.defines["SPATTN_SINKS"] == 1
     assert (merge["sinks"], merge["sink_rows"], merge["q_len"]) == (77, q_len, q_len * packed)
     plain = prepared.prepare(replace(call, score=IDENTITY))
-    assert plain is not ready and "SPATTN_SINKS" not in plain._attention[1] | plain._merges[0].kernel[1]
+    assert plain is not ready and "SPATTN_SINKS" not in plain._attention.defines | plain._merges[0].kernel.defines
 
 
 @pytest.mark.family("sm80")
@@ -477,7 +478,7 @@ def test_groups_are_cut(tables):
     assert group.cut(parts) == [[0, 2], [1, 3]]
     for own, with_sinks in zip(group.cut(parts), (False, True), strict=True):
         ready = group.prepare([parts[n] for n in own])
-        assert ("SPATTN_SINKS" in ready._attention[1]) == with_sinks
+        assert ("SPATTN_SINKS" in ready._attention.defines) == with_sinks
 
 
 NVCC = pytest.mark.skipif(compile.find_nvcc() is None, reason="nvcc was not found")

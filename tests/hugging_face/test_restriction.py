@@ -97,7 +97,7 @@ def test_positions_after_a_cache_forgot(tokens):
 
 @pytest.mark.parametrize("given", ["window", '{"pattern": "window"}', "[]", 7, {"pattern": "causal"}])
 def test_no_pattern(given, tokens):
-    with pytest.raises(ValueError, match=r"^spattn_pattern: expected a pattern, its JSON from to_json\(\), .*, got"):
+    with pytest.raises(ValueError, match=r"^spattn_pattern: expected a pattern, its text or JSON, .*, got"):
         restricted("bert", given)(tokens)
 
 

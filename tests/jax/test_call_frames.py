@@ -106,6 +106,9 @@ class Kernels:
         host(run.out)[...] = out
         np.ndarray(lse.shape, np.float32, (ctypes.c_float * lse.size).from_address(run.lse))[...] = lse
     @staticmethod
+    def backward_requests(run):
+        return []
+    @staticmethod
     def backward(run):
         seen.append(run.stream)
         run.allocate(2000)

@@ -167,18 +167,18 @@ def test_bool_arrays_are_masks(convert):
 
 @pytest.mark.parametrize("join", [operator.and_, operator.or_, operator.sub])
 def test_other_operands_are_refused(join):
-    numbers = r"^operand: expected a pattern or a bool array \(a Mask\), got an array of (int|float)64"
+    numbers = r"^operand: got an array of (int|float)64"
     for array in (MASK * 1, MASK * 1.0, np.ones(3)):
         for pair in ((p.Causal(), array), (array, p.Causal())):
             with pytest.raises(TypeError, match=numbers):
                 join(*pair)
     for pair in ((p.Causal(), np.ma.masked_array(MASK, ~MASK)), (np.ma.masked_array(MASK, ~MASK), p.Causal())):
-        with pytest.raises(TypeError, match=r"^mask: expected a plain array, got a masked array.*\.filled\(False\)"):
+        with pytest.raises(TypeError, match=r"^operand: expected a plain array, got a masked array.*\.filled\("):
             join(*pair)
-    for other in ([[True]], None, 3, "causal", np.True_):
-        with pytest.raises(TypeError, match="unsupported operand|does not support"):
+    for other in ([[True]], None, 3, np.True_):
+        with pytest.raises(TypeError, match="^operand: expected a Pattern"):
             join(p.Causal(), other)
-        with pytest.raises(TypeError, match="unsupported operand|does not support"):
+        with pytest.raises(TypeError, match="^operand: expected a Pattern|does not support"):
             join(other, p.Causal())
 
 

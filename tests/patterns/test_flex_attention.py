@@ -186,7 +186,7 @@ def test_copies_and_pickles():
     pattern = p.interop.from_mask_mod(documents([3, 5]))
     for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
         assert again == pattern and again.index_set(8, 8) == pattern.index_set(8, 8)
-    assert repr(pattern).startswith("QueriesAt(inner=MaskMod(<")
+    assert repr(pattern).startswith("QueriesAt(inner=mask_mod(<")
     with pytest.raises(ValueError, match="^pattern: expected a registered class with JSON-serializable parameters"):
         pattern.to_json()
 
@@ -327,7 +327,7 @@ def test_sizes_are_checked(batch, heads, error):
 
 def test_unresolved():
     pattern = p.interop.from_mask_mod(padding([3, 4]))
-    with pytest.raises(ValueError, match=r"^MaskMod: .*use \.at\(batch, head\)"):
+    with pytest.raises(ValueError, match=r"^mask_mod: .*use \.at\(batch, head\)"):
         pattern.bind(8, 8).allows(np.arange(8), np.arange(8))
 
 

@@ -63,7 +63,7 @@ def test_bool_masks_broadcast_as_in_torch(name, convert, attend):
 @pytest.mark.parametrize("shape", [(2, 1, 1, 9), (1, 1, 1, 9), (1, 9), (6, 1), (1, 1), (2, 4, 6, 1)], ids=str)
 def test_hints_for_masks_that_broadcast_along_queries_or_keys(shape):
     """PyTorch's attention broadcasts them too; here a pattern says the same without the cells."""
-    hint = "KeyPadding(mask)" if shape[-2:] == (1, 9) else "np.broadcast_to"
+    hint = "key_padding=mask" if shape[-2:] == (1, 9) else "np.broadcast_to"
     with pytest.raises(ValueError, match=rf"^pattern: .*got {re.escape(str(shape))}; .*use .*{re.escape(hint)}"):
         spattn.attention(*operands(), np.ones(shape, bool))
 

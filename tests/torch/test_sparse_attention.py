@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def pair(pattern=WINDOW, **options):
     torch.manual_seed(0)
     own = SparseAttention(32, 4, pattern, dtype=torch.float64, **options)
     torch.manual_seed(0)
-    return own, nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float64, **options)
+    return own, nn.MultiheadAttention(32, 4, **{"batch_first": True, "dtype": torch.float64} | options)
 
 
 def mask(pattern, q_len=20, kv_len=20):
@@ -187,9 +188,15 @@ def test_what_is_refused(x):
     own, _ = pair()
     for options, error, words in (
         ({"need_weights": True}, ValueError, "^need_weights: only False is supported"),
-        ({"attn_mask": mask(WINDOW)}, ValueError, "^attn_mask: only None is supported"),
-        ({"is_causal": True}, ValueError, "^is_causal: only False is supported"),
-        ({"dropout": 0.1}, TypeError, "^dropout: not an argument of nn.MultiheadAttention, got 0.1"),
+        (
+            {"is_causal": True},
+            ValueError,
+            '^is_causal: a hint about attn_mask; without one, write layer.pattern = "causal"',
+        ),
+        ({"attn_mask": mask(WINDOW)[1:]}, ValueError, r"^attn_mask: expected shape \(20, 20\), got \(19, 20\)"),
+        ({"attn_mask": torch.zeros(4, 20, 20)}, ValueError, r"^attn_mask: expected shape \(8, 20, 20\), got"),
+        ({"attn_mask": mask(WINDOW).int()}, TypeError, "^attn_mask: expected a boolean .*; write attn_mask.bool"),
+        ({"dropout": 0.1}, TypeError, "^dropout: not an argument of nn.MultiheadAttention.forward, got 0.1"),
         ({"key_padding_mask": PADDING[:1]}, ValueError, r"^key_padding_mask: expected shape \(2, 20\), got \(1, 20\)"),
         (
             {"key_padding_mask": PADDING.int()},
@@ -197,7 +204,8 @@ def test_what_is_refused(x):
             "^key_padding_mask: expected a boolean or floating-point tensor",
         ),
         ({"key_padding_mask": PADDING * -3.5}, ValueError, "additive biases are not supported"),
-        ({"query": x[0]}, ValueError, r"^query: expected shape \(batch, length, 32\), got \(20, 32\)"),
+        ({"query": x[0]}, ValueError, r"^key: expected shape \(length, 32\), got \(2, 20, 32\)"),
+        ({"query": x[..., 0]}, ValueError, r"^query: expected shape \(length, 32\), got \(2, 20\)"),
         ({"value": x[..., :31]}, ValueError, r"^value: expected shape \(batch, length, 32\), got \(2, 20, 31\)"),
         ({"key": x[:, 1:]}, ValueError, "^v: expected shape"),
     ):
@@ -208,6 +216,7 @@ def test_what_is_refused(x):
         ((0, 1), ValueError, "^embed_dim: "),
         ((32, 4.0), TypeError, "^num_heads: "),
         ((32, 4, 7), TypeError, "^pattern: expected a Pattern"),
+        ((32, 4, 0.1), TypeError, "^pattern: expected a Pattern as the third argument, got 0.1; write dropout=0.1"),
         ((32, 4, "casual"), ValueError, "^pattern: expected one of .*did you mean 'causal'"),
     ):
         with pytest.raises(error, match=words):
@@ -215,6 +224,89 @@ def test_what_is_refused(x):
     for num_kv_heads, words in ((3, r"^num_kv_heads: must divide num_heads \(4\), got 3"), (0, "^num_kv_heads: ")):
         with pytest.raises(ValueError, match=words):
             SparseAttention(32, 4, num_kv_heads=num_kv_heads)
+
+
+def additive_pairs(other):
+    """What a mask adds to scores: -inf and other numbers."""
+    numbers = torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return numbers.masked_fill(other, -torch.inf)
+
+
+FURTHER = ~(torch.ones(8, 20, 20).tril().bool() | (torch.arange(20) < 3))  # each query keeps a key that is no padding
+ATTN_MASKS = {
+    "bool": lambda: FURTHER[0],
+    "additive": lambda: additive(FURTHER[0]),
+    "bias": lambda: additive_pairs(FURTHER[0]),
+    "bool per head": lambda: FURTHER & (torch.arange(8)[:, None, None] % 2 == 0),
+    "bias per head": lambda: additive_pairs(FURTHER[0]) * torch.arange(1.0, 9.0, dtype=torch.float64)[:, None, None],
+}
+
+
+@pytest.mark.parametrize(
+    "form, compiled",
+    [(None, False), (lambda padding: padding, False), (additive, False), (additive, True)],
+    ids=["alone", "bool", "additive", "compiled"],
+)
+def test_attn_mask(x, form, compiled):
+    """As PyTorch's layer has it, with a padding mask and without; the layer's pattern holds, too."""
+    own, other = pair("full")
+    padding = None if form is None else form(PADDING)
+    for name in ("bias per head",) if compiled else ATTN_MASKS:
+        run = torch.compile(own, backend="aot_eager", fullgraph=True) if compiled else own
+        given = ATTN_MASKS[name]()
+        got = run(x, x, x, padding, attn_mask=given, is_causal=True)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the masks differ in dtype
+            want = other(x, x, x, padding, attn_mask=given, need_weights=False)[0]
+        torch.testing.assert_close(got, want, msg=name)
+    own.pattern = "sliding_window(5, 2)"
+    both = FURTHER[0] | mask(WINDOW)
+    want = other(x, x, x, padding, attn_mask=both if form is not additive else additive(both), need_weights=False)[0]
+    torch.testing.assert_close(own(x, x, x, padding, attn_mask=FURTHER[0])[0], want)
+
+
+@pytest.mark.parametrize("options", [{"kdim": 7, "vdim": 5}, {"vdim": 12, "bias": False}, {"kdim": 32}], ids=str)
+def test_other_features_of_keys_and_values(x, options):
+    own, other = pair(**options)
+    assert own.state_dict().keys() == other.state_dict().keys()
+    assert all(map(torch.equal, own.state_dict().values(), other.state_dict().values()))
+    key, value = (torch.randn(2, 20, options.get(name, 32), dtype=torch.float64) for name in ("kdim", "vdim"))
+    want = other(x, key, value, attn_mask=mask(WINDOW), need_weights=False)[0]
+    torch.testing.assert_close(own(x, key, value)[0], want)
+
+
+def test_batch_second_and_no_batch(x):
+    own, other = pair(batch_first=False)
+    turned = x.transpose(0, 1)
+    want = other(turned, turned, turned, PADDING, attn_mask=mask(WINDOW), need_weights=False)[0]
+    torch.testing.assert_close(own(turned, turned, turned, PADDING)[0], want)
+    for layer in (own, pair()[0]):
+        got = layer(x[1], x[1], x[1], PADDING[1], attn_mask=FURTHER[:4])[0]
+        want = other(x[1], x[1], x[1], PADDING[1], attn_mask=FURTHER[:4] | mask(WINDOW), need_weights=False)[0]
+        torch.testing.assert_close(got, want)
+
+
+def test_a_key_of_zeros(x):
+    own, other = pair(add_zero_attn=True)
+    want = other(x, x, x, PADDING, attn_mask=mask(WINDOW), need_weights=False)[0]
+    torch.testing.assert_close(own(x, x, x, PADDING)[0], want)
+    with pytest.raises(ValueError, match="^add_bias_kv: only False is supported"):
+        pair(add_bias_kv=True)
+    learned = SparseAttention(32, 4, WINDOW, sinks=True, dtype=torch.float64)
+    learned.load_state_dict(own.state_dict() | {"sinks": torch.zeros(4)})
+    torch.testing.assert_close(learned(x, x, x, PADDING)[0], want)  # a sink of 0 is the same
+
+
+def test_in_decoder_layers(x):
+    """They pass masks of both kinds, by name."""
+    layer = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True, dtype=torch.float64)
+    own = copy.deepcopy(layer)
+    for name in ("self_attn", "multihead_attn"):
+        setattr(own, name, SparseAttention(32, 4, "full", dtype=torch.float64))
+    own.load_state_dict(layer.state_dict())
+    later = nn.Transformer.generate_square_subsequent_mask(20, dtype=torch.float64)
+    masks = {"tgt_mask": later, "memory_key_padding_mask": PADDING, "tgt_is_causal": True}
+    torch.testing.assert_close(own(x, x, **masks), layer(x, x, **masks))
 
 
 def test_the_same_function():

@@ -29,6 +29,7 @@ def attention(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
     **others: Never,
 ) -> Any:
     r"""Compute softmax attention over the (query, key) pairs that a pattern allows.
@@ -41,11 +42,17 @@ def attention(
         Key, with the array library, dtype and device of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
-    pattern : Pattern, str, Plan or bool array, optional
-        The allowed pairs: a pattern, its registered name, a plan from :func:`spattn.plan`, or a boolean mask
-        (True = attend) of shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), whose
-        leading axes may be 1. A pattern of GPU indices is read on the device (:mod:`spattn.patterns.dynamic`).
-        Default "full": every query attends to every key. Pass "causal" for causal attention.
+    pattern : Pattern, str, Plan, mask_mod, BlockMask, sparse matrix or mask, optional
+        The allowed pairs. Default "full": every query attends to every key. Pass "causal" for causal attention.
+
+        - A pattern, its class if that needs no parameters, or a plan from :func:`spattn.plan`. A pattern of GPU indices
+          is read on the device (:mod:`spattn.patterns.dynamic`).
+        - Text: a registered name, an expression like ``"causal & sliding_window(255, 0)"``, a pattern's repr or JSON.
+        - A ``mask_mod(b, h, q_idx, kv_idx)`` or ``BlockMask`` of FlexAttention, whose indices count from the first
+          query. Each call traces it again: convert it once (:mod:`spattn.patterns.interop`) if calls are short.
+        - A sparse matrix of SciPy or PyTorch, (q_len, kv_len): its non-zero entries are allowed.
+        - A boolean mask (True = attend) of shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len,
+          kv_len), whose leading axes may be 1; or an additive one, whose elements are all 0 (attend) or −∞.
     scale : float, optional
         Factor of the scores; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -73,6 +80,9 @@ def attention(
     seed : int or integer array without axes, optional
         In [0, 2**64); required if ``dropout_p > 0``. Calls with equal seeds and shares drop the same pairs. A PyTorch
         tensor on the GPU of `q` is read by the kernels, modulo 2**64.
+    key_padding : (batch, kv_len) array, optional
+        Keys that are not padding: True, or 1 in a tokenizer's integer mask; or an additive mask of floats, 0 at tokens
+        and −∞ at padding. The pattern is restricted to these keys. PyTorch's ``key_padding_mask`` is its complement.
     **others
         Not accepted: keywords of other attention functions raise a TypeError that says what to pass instead.
 
@@ -88,9 +98,9 @@ def attention(
     ------
     TypeError
         If an argument has the wrong type or an unsupported dtype; if array libraries or dtypes differ; if the dtype
-        does not support `precision`; if an array or mask is masked, sparse, nested, quantized or without data (a meta
-        tensor, a JAX tracer, a tensor under a :mod:`torch.func` derivative); if PyTorch traces the call and the
-        pattern's class is not registered.
+        does not support `precision`; if an array or mask is masked, nested, quantized or without data (a meta tensor, a
+        JAX tracer, a tensor under a :mod:`torch.func` derivative); if `pattern` is an integer mask, or a float mask
+        with numbers other than 0 and −∞; if PyTorch traces the call and the pattern has no serialized form.
     ValueError
         If shapes do not match each other, the layout or the pattern; if arrays have a grid that is not the pattern's;
         if arrays are on different or unsupported devices, or the backend does not support their device; if the name of
@@ -155,6 +165,7 @@ def attention(
             sinks=sinks,
             dropout_p=dropout_p,
             seed=seed,
+            key_padding=key_padding,
         )
         if found is not NotImplemented:
             return found
@@ -168,6 +179,7 @@ def attention(
         return_lse=return_lse,
         precision=precision,
         layout=layout,
+        key_padding=key_padding,
         **modifiers(score, sinks, dropout_p, seed),
     )
 
@@ -190,6 +202,7 @@ def attention_backward(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
 ) -> tuple[Any, ...]:
     r"""Compute the gradients of :func:`attention` with respect to q, k and v, captured arrays and sinks.
 
@@ -205,7 +218,7 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient with respect to `lse`, in its dtype; None means zero. It is ignored in rows with ``lse = -inf``.
-    scale, backend, precision, layout, score, sinks, dropout_p, seed
+    scale, backend, precision, layout, score, sinks, dropout_p, seed, key_padding
         As in the forward call.
 
     Returns
@@ -246,7 +259,7 @@ def attention_backward(
     """
     arrays = dout, q, k, v, out, lse, pattern
     options: dict[str, Any] = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision}
-    options |= modifiers(score, sinks, dropout_p, seed)
+    options |= modifiers(score, sinks, dropout_p, seed) | {"key_padding": key_padding}
     if not compiling():
         found = dispatch.attention_backward(*arrays, layout=layout, **options)
         if found is not NotImplemented:

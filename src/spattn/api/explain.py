@@ -1,20 +1,24 @@
-"""Explain a plan: tiling, efficiency, and predicted times of sparse and dense attention."""
+"""Explain a plan: tiling, efficiency, and predicted times of sparse and dense attention; or a call."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
+from ..arrays import namespace_of
 from ..backends import PredictingBackend, module_of
+from ..patterns import Pattern
 from ..patterns.base.check import choice, integer
 from ..patterns.show import draw
 from ..planning import Plan, positions
 from ..schedule import compiler
+from .explain_call import CallExplanation, explain_call
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["CallExplanation", "Explanation", "explain"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEVICES = {"cpu": "one CPU thread", "cuda": "an H200"}
@@ -116,45 +120,110 @@ class Explanation:
         return ax
 
 
+@overload
 def explain(
-    plan: Plan, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
-) -> Explanation:
-    """Explain a plan: its tiling, its efficiency, and its predicted time on a CPU or a GPU.
+    plan: Plan, /, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: Pattern | Plan | str | Any = "full",
+    /,
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    precision: str | None = None,
+    layout: str = "bhsd",
+    score: Callable[..., Any] | None = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    key_padding: Any = None,
+    backward: bool = False,
+) -> CallExplanation: ...
+
+
+def explain(plan: Any, /, *operands: Any, **options: Any) -> Explanation | CallExplanation:
+    """Explain a plan: its tiling and predicted time. Or explain a call: what it runs, and what bounds its time.
+
+    ``explain(plan, batch=1, heads=1, head_dim=64, dtype="float32", device="cpu")`` executes nothing.
+    ``explain(q, k, v, pattern, backward=False, ...)`` takes the arguments of :func:`spattn.attention` and runs the call
+    for about a second.
 
     Parameters
     ----------
     plan : Plan
-    batch, heads, head_dim : int, optional
-        Sizes of the call. `batch` and `heads` must match the plan.
-    dtype : {"float32", "float64", "float16", "bfloat16"}, optional
-        Dtype of the arrays; on a GPU, float16 or bfloat16.
-    device : {"cpu", "cuda"}, optional
-        Device of the prediction: one CPU thread of the benchmark machine with this machine's instruction set, or an
-        H200; no GPU needs to be present. GPU predictions support tiles of 64 keys and of 128 or at most 64 queries, and
-        `head_dim` up to 128.
+        The plan to explain, or `q` of a call.
+    *operands
+        `k`, `v` and `pattern` of a call.
+    **options
+        For a plan:
+
+        batch, heads, head_dim : int, optional
+            Sizes of the call. `batch` and `heads` must match the plan.
+        dtype : {"float32", "float64", "float16", "bfloat16"}, optional
+            Dtype of the arrays; on a GPU, float16 or bfloat16.
+        device : {"cpu", "cuda"}, optional
+            Device of the prediction: one CPU thread of the benchmark machine with this machine's instruction set, or an
+            H200; no GPU needs to be present. GPU predictions support tiles of 64 keys and of 128 or at most 64 queries,
+            and `head_dim` up to 128.
+
+        For a call:
+
+        scale, backend, precision, layout, score, sinks, dropout_p, seed, key_padding
+            As for :func:`spattn.attention`.
+        backward : bool, optional
+            Also measure :func:`spattn.attention_backward`.
 
     Returns
     -------
-    Explanation
-        ``print()`` shows a summary; the method ``draw()`` plots the plan.
+    Explanation or CallExplanation
+        ``print()`` shows a summary. The method ``draw()`` of an Explanation plots the plan. A CallExplanation has the
+        fields ``backend``, ``backend_reason``, ``execution`` (kernels, arithmetic, threads), ``plan``, ``plan_source``,
+        ``planning_ms``, ``predicted_ms``, ``measured_ms``, ``host_ms``, ``memory_ms``, ``bound_by``, ``advice``, and
+        ``backward_ms``.
 
     Raises
     ------
     TypeError
-        If a size is not an integer.
+        If a size is not an integer; if an option is not one of those above; for a call, as :func:`spattn.attention`.
     ValueError
         If a size is less than 1; if `dtype` or `device` is unknown; if `batch` or `heads` does not match the plan; if
-        a gathered plan has no pattern and `device` is "cpu"; if the cost model does not support the GPU call.
+        a gathered plan has no pattern and `device` is "cpu"; if the cost model does not support the GPU call; for a
+        call, as :func:`spattn.attention`.
+
+    Notes
+    -----
+    Advice on speed states the measured time of the call and of the alternative, which ran in turns: two threads,
+    contiguous arrays, the patterns that :func:`spattn.patterns.discover` finds in a mask, attention over all pairs.
 
     Examples
     --------
-    >>> import spattn
+    >>> import numpy as np, spattn
     >>> found = spattn.explain(spattn.plan("causal", 1024))
     >>> found.predicted_ms < found.dense_ms
     True
+    >>> q = k = v = np.zeros((1, 2, 256, 32), np.float32)
+    >>> found = spattn.explain(q, k, v, "causal", backend="cpu")
+    >>> found.backend, found.backend_reason, found.measured_ms > 0
+    ('cpu', 'named by the caller', True)
     """
+    if operands or namespace_of(plan) is not None:
+        return explain_call(plan, *operands, **options)
+    return _explain_plan(plan, **options)
+
+
+def _explain_plan(
+    plan: Plan, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
+) -> Explanation:
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan: expected a Plan, as spattn.plan() returns it, got {type(plan).__name__}")
+        raise TypeError(
+            f"plan: expected a Plan, as spattn.plan() returns it, or q, k, v and a pattern, got {type(plan).__name__}"
+        )
     given = {"batch": batch, "heads": heads, "head_dim": head_dim}
     batch, heads, head_dim = (integer(name, value, 1) for name, value in given.items())
     choice("dtype", dtype, _DTYPES)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
-from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
+from ..dispatch import CONSTANT, backend_for, find_plan, resolve
 from ..patterns import Pattern
-from ..patterns.base.class_registry import pattern_class
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..request.call import Call, check_options, check_scale, default_scale
@@ -109,7 +108,7 @@ def grouped_attention(
     modified = modifiers(score, sinks, dropout_p, seed)
     if compiling():  # one operator per call in the graph
         return [attention(q, k, v, pattern, return_lse=return_lse, **options, **modified) for q, k, v, pattern in given]
-    given = [(*(autocast(q, k, v) or (q, k, v)), pattern) for q, k, v, pattern in given]
+    given = [(*(autocast(q, k, v) or (q, k, v)), _read(pattern, n)) for n, (q, k, v, pattern) in enumerate(given)]
     check_options(backend, return_lse, precision, layout)
     options["scale"] = scale = None if scale is None else check_scale(scale, "float64")
     results: list[Any] = [None] * len(given)
@@ -133,6 +132,14 @@ def _checked(problems: Any) -> list[_Problem]:
             what = f"{len(problem)} items" if isinstance(problem, (tuple, list)) else type(problem).__name__
             raise TypeError(f"problems[{number}]: expected (q, k, v, pattern), got {what}")
     return given
+
+
+def _read(pattern: Any, number: int) -> Any:
+    """Convert a text or a class; attention() converts what depends on the arrays."""
+    if not isinstance(pattern, (str, type)):
+        return pattern
+    with _named(number):
+        return resolve(pattern)
 
 
 @contextlib.contextmanager
@@ -188,19 +195,16 @@ def _returning(found: tuple[Any, Any]) -> Callable[..., tuple[Any, Any]]:
 
 def _find(given: list[_Problem], backend: str, precision: str | None, return_lse: bool, layout: str) -> list[_Group]:
     """Find groups among the problems; the result is cached with the plan of the first candidate."""
-    signatures, named = {}, []
+    signatures, patterns = {}, []
     for number, (q, k, v, pattern) in enumerate(given):
         own = cache_key(q, k, v) if isinstance(pattern, CONSTANT) else None
         if own is not None and _in_device_memory(q):
             signatures[number] = own
-            if isinstance(pattern, str):  # the registry may map the name to another class later
-                with _named(number):
-                    pattern = pattern_class(pattern)
-            named.append(pattern)
+            patterns.append(pattern)
     if len(signatures) < 2:
         return []
     numbers = tuple(signatures)
-    key = "group", numbers, *signatures.values(), *named, backend, precision, return_lse, layout
+    key = "group", numbers, *signatures.values(), *patterns, backend, precision, return_lse, layout
     found: list[_Group] | None = find_call(given[numbers[0]][3], key)
     if found is None:
         found, plans = _prepare(given, numbers, backend, precision, return_lse, layout)
@@ -241,9 +245,8 @@ def _prepare(
             if not module.LIMITS.groups:
                 continue
             if record is not None:
-                constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
                 backward = functools.partial(
-                    attention_backward, pattern=constant, backend=backend, precision=precision, layout=layout
+                    attention_backward, pattern=pattern, backend=backend, precision=precision, layout=layout
                 )
                 record = functools.partial(record, backward)
             own = candidates.setdefault(cast(GroupingBackend, module), {})

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from ..arrays import autocast
-from ..dispatch import as_pattern, backend_for, find_plan
+from ..dispatch import backend_for, find_plan, resolve
 from ..patterns import Pattern
 from ..planning import Plan
 from ..request.call import Call, check_options
@@ -56,6 +56,7 @@ def plan(
     *,
     batch: int = 1,
     heads: int | None = None,
+    key_padding: Any = None,
     tiling: Tiling = _DEFAULT,
     max_bytes: int | None = None,
 ) -> Plan:
@@ -63,13 +64,15 @@ def plan(
 
     Parameters
     ----------
-    pattern : Pattern, str or bool array
-        As for :func:`spattn.attention`.
+    pattern
+        As for :func:`spattn.attention`, but not a plan.
     q_len, kv_len : int
         Lengths in tokens; `kv_len` defaults to `q_len`.
     batch, heads : int, optional
         Batch size and query heads; relevant only to patterns that differ between batch entries or heads. `heads`
         defaults to the pattern's number of heads.
+    key_padding : (batch, kv_len) array, optional
+        As for :func:`spattn.attention`.
     tiling : Tiling, optional
         Tile size, query box and number of workers.
     max_bytes : int, optional
@@ -85,8 +88,7 @@ def plan(
     Raises
     ------
     TypeError
-        If `pattern` is not a pattern, a name or a bool array; if `tiling` is not a Tiling; if a number is not an
-        integer.
+        If `pattern` is not a pattern; if `tiling` is not a Tiling; if a number is not an integer.
     ValueError
         If the pattern does not match the lengths, the batch size or the heads; if a number is out of range; if the plan
         would have 2³¹ or more runs of tiles (tiles, for :func:`plan_for` on a GPU), or would need more than `max_bytes`
@@ -115,8 +117,11 @@ def plan(
 
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: expected a spattn.Tiling, got {tiling!r}")
+    own = resolve(pattern, (batch, heads, q_len, q_len if kv_len is None else kv_len), key_padding)
+    if isinstance(own, Plan):
+        raise TypeError("pattern: expected a Pattern, got a Plan, which is planned already")
     return compiler.plan(
-        as_pattern(pattern, (None, heads, None, None)),
+        own,
         q_len,
         kv_len,
         batch=batch,
@@ -134,6 +139,7 @@ def plan_for(
     k: Any,
     v: Any,
     *,
+    key_padding: Any = None,
     backend: str = "auto",
     layout: str = "bhsd",
     max_bytes: int | None = None,
@@ -142,7 +148,7 @@ def plan_for(
 
     Parameters
     ----------
-    pattern, q, k, v, backend, layout
+    pattern, q, k, v, key_padding, backend, layout
         As for :func:`spattn.attention`. The values of q, k and v are not read.
     max_bytes : int, optional
         As for :func:`plan`.
@@ -166,4 +172,4 @@ def plan_for(
     """
     check_options(backend, layout=layout)
     call = Call.of(*(autocast(q, k, v) or (q, k, v)), layout=layout)
-    return find_plan(backend_for(call, backend), pattern, call, max_bytes)
+    return find_plan(backend_for(call, backend), resolve(pattern, call.sizes, key_padding), call, max_bytes)

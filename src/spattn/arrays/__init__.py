@@ -34,6 +34,7 @@ __all__ = [
     "to_host",
     "traced",
     "unknown",
+    "untraced",
 ]
 
 NUMPY = NumPy()
@@ -130,9 +131,18 @@ def is_array(x: Any) -> bool:
 
 
 def unknown(x: Any) -> bool:
-    """Return whether `x` is an array without values, of a JAX program that is being traced."""
-    core = getattr(sys.modules.get("jax"), "core", None)
+    """Return whether `x` is an array without values, of a program that JAX, torch.export or a vmap is tracing."""
+    core, tensor = (getattr(sys.modules.get(name), of, None) for name, of in (("jax", "core"), ("torch", "Tensor")))
+    if tensor is not None and isinstance(x, tensor):
+        kind = namespace_of(x)
+        return kind is not None and kind.traced() and kind.oddity(x) is not None
     return core is not None and isinstance(x, core.Tracer)
+
+
+def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function, and all that it calls, without torch.compile: the call breaks a graph."""
+    disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)  # None before the first compilation
+    return (function if disable is None else disable(function))(*arguments)
 
 
 def compiling() -> bool:

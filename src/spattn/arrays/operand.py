@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["IN_ORDER", "Operand", "in_order", "memory_order", "row_major"]
+__all__ = ["IN_ORDER", "Operand", "in_order", "like", "memory_order", "row_major"]
 
 IN_ORDER = (0, 1, 2, 3)
 
@@ -35,6 +35,13 @@ def memory_order(x: Operand) -> tuple[int, ...]:
     longer = [axis for axis in range(3) if x.shape[axis] > 1]
     ranked = iter(sorted(longer, key=lambda axis: -abs(x.strides[axis])))
     return (*(next(ranked) if axis in longer else axis for axis in range(3)), 3)
+
+
+def like(x: Operand, shape: tuple[int, ...]) -> Operand:
+    """Return an array of a shape in the memory order of `x`, without gaps, with the address of `x` as a placeholder."""
+    ordered, back = in_order(shape, memory_order(x))
+    strides = row_major(ordered)
+    return Operand(x.pointer, shape, strides if back is None else tuple(strides[axis] for axis in back))
 
 
 def in_order(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._util import limits as _limits
 from .._util.cached import BoundedCache
-from ..backends import Limits, PreparedBackward, PreparedForward
+from ..backends import Execution, Limits, PreparedBackward, PreparedForward
 from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
@@ -24,6 +24,7 @@ from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite, _score
+from ._execution import arithmetic, threads_of
 from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 
@@ -34,6 +35,7 @@ __all__ = [
     "backward",
     "cheaper",
     "dense_ms",
+    "execution",
     "forward",
     "free_workspaces",
     "info",
@@ -156,6 +158,12 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Return whether the CPU supports a plan: it supports every tile shape, but no gathered KV."""
     return not plan.gathered
+
+
+def execution(call: Call, plan: Plan) -> Execution:
+    """Implement :meth:`.backends.Backend.execution`."""
+    isa = _default_isa()
+    return Execution(f"{isa} kernels", arithmetic(isa, call, plan), *threads_of(_useful_threads(call, plan)))
 
 
 def _check_places(plan: Plan) -> None:

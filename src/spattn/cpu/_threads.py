@@ -9,9 +9,9 @@ from .._util import limits as _limits
 from ..patterns.base.check import integer
 from . import _core
 
-__all__ = ["num_threads", "set_num_threads", "team_size", "threads"]
+__all__ = ["IMPORTED_BY", "num_threads", "requested", "set_num_threads", "team_size", "threads"]
 
-_IMPORTED_BY = os.getpid()
+IMPORTED_BY = os.getpid()
 _OPENMP_AT_IMPORT = _core.openmp_threads()
 _ALWAYS_ALLOWED = 64  # a caller may request this many threads on any machine
 
@@ -41,7 +41,7 @@ def num_threads() -> int:
     >>> spattn.cpu.num_threads() >= 1
     True
     """
-    if os.getpid() != _IMPORTED_BY:
+    if os.getpid() != IMPORTED_BY:
         return 1
     openmp = _core.openmp_threads()
     asked = _of_context.get() or _of_process
@@ -52,6 +52,11 @@ def num_threads() -> int:
     elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # lower only if threadpoolctl set it
         asked = min(asked, openmp)
     return asked if asked <= _ALWAYS_ALLOWED else min(asked, max(_ALWAYS_ALLOWED, 4 * _limits.processors()))
+
+
+def requested() -> str | None:
+    """Return the call that set the thread count, or None for the default."""
+    return "spattn.threads" if _of_context.get() else "spattn.set_num_threads" if _of_process else None
 
 
 def team_size(useful: int) -> int:

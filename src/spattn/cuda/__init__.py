@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from .._util.imports import whole_imports
-from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
+from ..backends import Execution, Limits, PreparedBackward, PreparedForward, PreparedGroup
 from ..choose.chooser import Sizes
 from ..choose.group_plans import Member
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
@@ -26,7 +26,9 @@ from ..request.score import ScoreOperands
 from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
+from .driver.launch import compile_early
 from .host import dynamic_masks, execute, group, repeat
+from .host.dropout import words_request
 from .sm80.backward.captured import CapturedGradients
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "accepts",
     "cheaper",
     "dense_ms",
+    "execution",
     "forward",
     "info",
     "memory",
@@ -45,7 +48,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
+LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True, compiles=True)
 
 _works_in: int | None = None  # id of the process in which the backend was found to work
 _log = logging.getLogger(__name__)
@@ -134,6 +137,8 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
             plan.block_kv,
             gpu.name,
         )
+    if call.score is not None and call.score.dropout is not None:
+        compile_early(gpu, [words_request(gpu)])
     return repeat.forward(call, plan, family, gpu, _forward_again)
 
 
@@ -152,6 +157,18 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.rows or call.kv_len == 0:
         return execute.no_gradients(call)
+    return repeat.backward(call, plan, *_gradients(call, plan))
+
+
+def compile_backward(call: Call, plan: Plan) -> None:
+    """Let threads compile the kernels of the gradients of a call that are in no cache; see :func:`prepare_backward`."""
+    plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    if 0 not in call.rows and call.kv_len > 0:
+        execute.Backward(call, plan, *_gradients(call, plan)).compile_early(call)
+
+
+def _gradients(call: Call, plan: Plan) -> tuple[device.Device, Callable[[], families.Family], CapturedGradients | None]:
+    """Return the arguments of :class:`~spattn.cuda.host.execute.Backward` after the plan."""
     gpu = device.get(call.kind.ordinal(call.q))
     sizes = call.dtype, call.head_dim, call.head_dim_v
 
@@ -160,7 +177,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
     choose()  # raises ValueError if no family executes the plan
     captured = CapturedGradients(call) if call.score is not None and True in call.score.wanted else None
-    return repeat.backward(call, plan, gpu, choose, captured)
+    return gpu, choose, captured
 
 
 def memory(call: Call) -> int:
@@ -262,6 +279,19 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """True if :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts the plan."""
     return families.accepts(call, device.get(call.kind.ordinal(call.q)), plan, backward)
+
+
+def execution(call: Call, plan: Plan) -> Execution:
+    """Return how :func:`prepare` would execute a plan."""
+    gpu = device.get(call.kind.ordinal(call.q))
+    family = families.executing(families.of_call(call, gpu), plan)
+    return Execution(
+        f"{family.name} kernels on {gpu.name}",
+        families.arithmetic(family.name, call.dtype, call.precision),
+        gpu.sm_count,
+        f"SMs for {len(plan.work)} work items",
+        families.advice(call.dtype, call.precision),
+    )
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from .sm80.family import FAMILY as PORTABLE
 from .sm80.forward import LARGEST_HEAD_DIM
 from .sm90.family import Hopper
 
-__all__ = ["FAMILIES", "Family", "accepts", "executing", "launcher_of", "note", "of", "of_call"]
+__all__ = ["FAMILIES", "Family", "accepts", "advice", "arithmetic", "executing", "launcher_of", "note", "of", "of_call"]
 
 FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), PORTABLE)  # in order of preference; the last supports every GPU
 
@@ -68,3 +68,23 @@ def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
 def note(gpu: device.Device) -> str | None:
     """Return what users should know about a device's kernels, or None."""
     return sm100.missing(gpu)
+
+
+def arithmetic(family: str, dtype: str, precision: str | None) -> str:
+    """Return the arithmetic of the forward's matrix products in the kernels of a family."""
+    if dtype == "float64":
+        return "float64 multiply-adds on CUDA cores (FFMA kernels)"
+    if dtype == "float32":
+        return "TF32 tensor cores" if precision else "float32 as two TF32 terms, by tensor cores"
+    return f"{dtype} tensor cores ({'mma.sync' if family == PORTABLE.name else 'WGMMA'}), float32 sums"
+
+
+def advice(dtype: str, precision: str | None) -> str | None:
+    """Return what the kernels of another dtype or precision use instead, or None."""
+    if dtype == "float64":
+        return "float64 on a GPU runs in FFMA kernels, without tensor cores; float32 arrays use tensor cores"
+    if dtype == "float32" and precision is None:
+        return (
+            "float32 takes three TF32 products for each product; precision='tf32' takes one, with 11 significant bits"
+        )
+    return None

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .._util.imports import whole_imports
 from .._util.index_checks import LONGEST
-from ..arrays import NUMPY, ArrayNamespace, autocast, of_any_length, recorder, traced
+from .._util.meanwhile import meanwhile
+from ..arrays import NUMPY, ArrayNamespace, autocast, namespace_of, of_any_length, recorder, traced
 from ..arrays import cache_key as cache_key_of
-from ..backends import Backend, DynamicMaskBackend, PredictingBackend
+from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
+from ..patterns.base.pattern import Deferred
+from ..patterns.conversion import as_pattern, from_text, key_padding_of
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
-from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
+from .plans import backend_for, check_grid, find_plan, name_for, resolve
 
 if TYPE_CHECKING:
     from ..patterns.dynamic import MaskedPattern
@@ -27,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
-CONSTANT = (Pattern, Plan, str)  # immutable, unlike a mask array, so that calls can be cached
+CONSTANT = (Pattern, Plan)  # what calls are cached with; a dynamic mask is neither
 
 
 def attention(
     q: Any,
     k: Any,
     v: Any,
-    pattern: Pattern | Plan | str | Any = "full",
+    pattern: Any = "full",
     *,
     scale: float | None = None,
     backend: str = "auto",
@@ -46,12 +49,22 @@ def attention(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention` on concrete arrays; return NotImplemented for traced PyTorch tensors.
 
     `gradients` is the backward function for autograd, by default :func:`attention_backward`.
     """
     check_options(backend, return_lse, precision, layout)
+    if isinstance(pattern, str) and key_padding is None:
+        pattern = from_text(pattern)
+    elif key_padding is not None or not isinstance(pattern, CONSTANT):
+        if _selected(pattern) is not None:
+            pattern = pattern if key_padding is None else pattern & key_padding_of(key_padding)
+        elif traced(q, k, v):
+            return NotImplemented
+        else:
+            pattern = _resolved(pattern, q, k, v, layout, key_padding)
     key: tuple[Any, ...] = (cache_key_of(q, k, v), backend, precision, return_lse, layout)
     plain = score is None and sinks is None and dropout_p == 0.0
     given = None if plain else _read(score, sinks, dropout_p, seed, q, k, v, backend, layout)
@@ -61,10 +74,11 @@ def attention(
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
-        if cast is not None:
-            q, k, v = cast
+        made = as_pattern(pattern) if isinstance(pattern, Deferred) else pattern  # before a graph break
+        if cast is not None or made is not pattern:
+            q, k, v = cast or (q, k, v)
             options |= {"score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
-            return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
+            return attention(q, k, v, made, return_lse=return_lse, gradients=gradients, **options)
         chosen = _selected(pattern)
         if chosen is not None:
             found = _attend_masked(q, k, v, chosen, return_lse, gradients or attention_backward, given, **options)
@@ -75,17 +89,19 @@ def attention(
         wants_lse = return_lse or record is not None
         call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
         call = _with_score(call, given)
+        work = None
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            # Copy a mask, which the caller may change before the backward pass.
-            constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
             backward = gradients or attention_backward if given is None else backward_with_score
-            record = functools.partial(record, functools.partial(backward, pattern=constant, **options))
-        prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
-    else:
-        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+            record = functools.partial(record, functools.partial(backward, pattern=pattern, **options))
+            work = functools.partial(_compile_backward, _with_wanted(call, given), pattern, backend)
+        with meanwhile(work):
+            prepared = _prepare(call, pattern, backend, key, record=record)
+            found = prepared.run(q, k, v, call.scale, *_more(given))
+        return found if return_lse else found[0]
+    scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
     found = prepared.run(q, k, v, scale) if given is None else prepared.run(q, k, v, scale, *_more(given))
     return found if return_lse else found[0]
 
@@ -108,9 +124,14 @@ def attention_backward(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
 ) -> Any:
     """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
+    if key_padding is not None or not isinstance(pattern, CONSTANT) or isinstance(pattern, Deferred):
+        if traced(q, k, v):
+            return NotImplemented
+        pattern = _resolved(pattern, q, k, v, layout, key_padding)
     arrays = dout, q, k, v, out, lse, pattern
     options: dict[str, Any] = {
         "dlse": dlse,
@@ -159,7 +180,7 @@ def _backward(
     key: tuple[Any, ...] = (cache_key_of(*arrays), backend, precision, layout)
     if given is not None:
         key = *key, given.key
-    prepared = find_call(pattern, key) if isinstance(pattern, CONSTANT) else None
+    prepared = find_call(pattern, key)
     if prepared is None:
         if traced(q, k, v):
             return NotImplemented
@@ -175,6 +196,11 @@ def _backward(
         return prepared.run(dout, q, k, v, out, lse, dlse, scale)
     found = prepared.run(dout, q, k, v, out, lse, dlse, scale, given.operands)
     return _scores().gradients_of(given, found)
+
+
+def _resolved(pattern: Any, q: Any, k: Any, v: Any, layout: str, key_padding: Any) -> Pattern | Plan:
+    """Convert a pattern and key padding for concrete arrays."""
+    return resolve(pattern, Call.of(*(autocast(q, k, v) or (q, k, v)), layout=layout).sizes, key_padding)
 
 
 def _read(score: Any, sinks: Any, dropout_p: float, seed: Any, q: Any, *others: Any, **options: Any) -> Given | None:
@@ -255,10 +281,26 @@ def _prepare(
     moves = goes and call.layout.is_default and not backward and record is None
     least = own.least if moves and not isinstance(pattern, Plan) else None
     prepared = CachedCall(run, default_scale(call.head_dim), call.dtype, least or 0)
-    if key[0] is not None and isinstance(pattern, CONSTANT):
+    if key[0] is not None:
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
+
+
+def _compile_backward(call: Call, pattern: Pattern | Plan, backend: str) -> None:
+    """Start to compile the kernels of a call's backward pass."""
+    module = backend_for(call, backend)
+    if module.LIMITS.compiles:
+        cast(CompilingBackend, module).compile_backward(call, find_plan(module, pattern, call, backward=True))
+
+
+def _with_wanted(call: Call, given: Given | None) -> Call:
+    """Return the call of the backward pass, with the captured arrays that need a gradient; autograd is recording."""
+    if given is None or call.score is None:
+        return call
+    kinds = map(namespace_of, given.tables)
+    wanted = tuple(kind is not None and kind.wants_gradient(x) for kind, x in zip(kinds, given.tables, strict=True))
+    return replace(call, score=call.score._replace(wanted=wanted))
 
 
 def _selected(pattern: Any) -> MaskedPattern | None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 
 from ..arrays import compiling, traced
 from ..arrays.torch_gradients import without_repeats
 from ..patterns import Pattern, from_json
+from ..patterns.conversion import check_mask, check_padding, is_key_padding
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
 from . import calls, torch_scores
-from .plans import as_pattern, check_mask
+from .plans import resolve
 from .torch_schemas import (
     ARRAYS,
     DEVICES,
@@ -30,9 +32,9 @@ from .torch_schemas import (
     in_order_of,
     joined,
     over_a_batch,
-    padding,
+    pattern_of,
 )
-from .torch_text import operands_of
+from .torch_text import operands_of, text_of
 
 __all__ = ["attend", "attention", "attention_backward", "draw_seed"]
 
@@ -131,6 +133,7 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = DEFAULT,
+    key_padding: Any = None,
     **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention` while PyTorch traces the call.
@@ -139,13 +142,14 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
+    options["key_padding"] = key_padding
     modified = _without_defaults(modified)
-    text, arrays, allowed = _described((q, k, v), pattern, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
-    _check_mask(allowed, pattern, *operands[:2])
+    _check_masks(pattern, key_padding, *operands[:2])
     out, lse = _operator(operands, text, allowed, (scale, backend, precision), arrays, **modified)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
@@ -164,18 +168,20 @@ def attention_backward(
     backend: str = "auto",
     precision: str | None = None,
     layout: str = DEFAULT,
+    key_padding: Any = None,
     **modified: Any,
 ) -> Any:
     """Implement :func:`spattn.attention_backward` while PyTorch traces the call."""
     check_options(backend, precision=precision, layout=layout)
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
+    options["key_padding"] = key_padding
     modified = _without_defaults(modified)
-    text, arrays, allowed = _described((q, k, v), pattern, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
-    _check_mask(allowed, pattern, *operands[2:4])
+    _check_masks(pattern, key_padding, *operands[2:4])
     if modified:
         dq, dk, dv, *more = torch_scores.gradients(
             *operands, text, allowed, scale, backend, precision, arrays or None, **modified
@@ -204,9 +210,15 @@ def _operator(
     return found
 
 
-def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
-    if allowed is not None:
-        check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
+def _check_masks(pattern: Any, key_padding: Any, q: Any, k: Any) -> None:
+    sizes = *q.shape[:3], k.shape[2]
+    if isinstance(pattern, torch.Tensor):
+        check_mask(tuple(pattern.shape), sizes)
+    if isinstance(key_padding, torch.Tensor):
+        check_padding(tuple(key_padding.shape), sizes)
+    for name, mask in (("pattern", pattern), ("key_padding", key_padding)):
+        if isinstance(mask, torch.Tensor) and mask.requires_grad:
+            raise TypeError(f"{name}: a mask has no gradient; write score=spattn.score.bias(mask) for one")
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
@@ -218,25 +230,51 @@ def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
-    return () if text[0] == "[" else tuple(from_json(text).grids())  # a pattern with operands has none here
+    return () if text[0] == "[" else tuple(from_json(text).grids())  # operands_of() refuses operands with a grid
 
 
-def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, list[Any], Any]:
+def _described(
+    operands: tuple[Any, ...], pattern: Any, key_padding: Any, scale: Any
+) -> tuple[str | None, list[Any], Any]:
     """Return the operator's arguments (serialized pattern, its arrays, mask tensor); no text if no operator applies.
 
     Under torch.compile, the function first checks types, because Dynamo traces NumPy arrays and scalars as tensors.
     """
-    is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
+    is_mask = _is_mask(pattern)
     if torch.compiler.is_dynamo_compiling() and not (
         all(isinstance(x, torch.Tensor) for x in operands)
-        and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
+        and (is_mask or isinstance(pattern, (Pattern, Plan, str, type)))
         and (scale is None or isinstance(scale, (int, float)))
     ):
         return None, [], None
-    if is_mask:
-        return _FULL, [], pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
-    constant = operands[0].ndim > 4 or torch.compiler.is_exporting()  # the grid is that of one pattern
-    return *operands_of(pattern, constant), None
+    has_grid = operands[0].ndim > 4
+    allowed = pattern[(None,) * (4 - pattern.ndim)] if is_mask and pattern.ndim in (2, 3) else pattern
+    if key_padding is None:
+        return (_FULL, [], allowed) if is_mask else (*operands_of(pattern, has_grid), None)
+    if isinstance(pattern, Plan):
+        return None, [], None
+    if is_key_padding(key_padding):
+        if is_mask:
+            return *operands_of(key_padding, has_grid), allowed
+        joint = pattern & key_padding if isinstance(pattern, Pattern) else key_padding & pattern
+        return *operands_of(joint, has_grid), None
+    if not isinstance(key_padding, torch.Tensor):
+        return None, [], None
+    valid = key_padding[None] if key_padding.ndim == 1 else key_padding
+    if valid.ndim == 4:
+        valid = valid[:, 0, 0]
+    if not is_mask:
+        return *operands_of(pattern, has_grid), valid
+    if torch.bool in (pattern.dtype, valid.dtype) and pattern.dtype == valid.dtype:
+        return _FULL, [], allowed & valid[:, None, None]
+    return None, [], None
+
+
+def _is_mask(pattern: Any) -> bool:
+    """Return whether `pattern` is a tensor that an operator takes: a plain one of bools or, if additive, of floats."""
+    if not isinstance(pattern, torch.Tensor) or pattern.layout is not torch.strided:
+        return False
+    return pattern.dtype == torch.bool or (pattern.is_floating_point() and not isinstance(pattern, CausalBias))
 
 
 def _eager(*arguments: Any, **options: Any) -> Any:
@@ -257,9 +295,14 @@ def _eager_backward(*arguments: Any, **options: Any) -> Any:
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """Call without an operator: torch.compile breaks the graph here, and for other tracers this raises TypeError."""
     if traced(arguments[0]):
-        pattern = arguments[-1]
-        if not isinstance(pattern, Plan):
-            pattern = as_pattern(pattern)  # raises TypeError if it is not a pattern
+        if options.get("key_padding") is not None:
+            raise TypeError(
+                "key_padding: a PyTorch graph requires a tensor, and a serializable pattern or, with bools, a mask"
+            )
+        given = arguments[-1]
+        pattern = resolve(given)  # raises TypeError if it is not a pattern
+        if pattern is not given and text_of(pattern) is not None:
+            raise TypeError(f"pattern: convert it before PyTorch traces the call; write {pattern!r}")
         raise TypeError(
             "pattern: a PyTorch graph requires a serializable pattern, of a registered class with parameters that "
             f"from_json() restores; got {pattern!r}"
@@ -284,7 +327,7 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern, **modified: Any) -> Any:
-    return _eager(q, k, v, pattern if valid is None else pattern & padding(valid), **modified)
+    return _eager(q, k, v, pattern if valid is None else pattern & pattern_of(valid), **modified)
 
 
 def draw_seed() -> torch.Tensor:

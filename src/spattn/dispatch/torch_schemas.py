@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ..arrays import autocast
+from ..arrays import autocast, to_host
 from ..arrays.operand import Operand, memory_order
-from ..patterns import Full, KeyPadding, Mask, Pattern
+from ..patterns import Full, Pattern
 from ..patterns.base.in_graphs import restored, stand_in
+from ..patterns.conversion import as_pattern, key_padding_of
 
 __all__ = [
     "ARRAYS",
@@ -23,7 +24,7 @@ __all__ = [
     "in_order_of",
     "joined",
     "over_a_batch",
-    "padding",
+    "pattern_of",
 ]
 
 DEVICES = ("cpu", "cuda")
@@ -37,10 +38,10 @@ ARRAYS = "Tensor[]? arrays=None"  # operands of the pattern, last in schemas
 
 def joined(text: str, allowed: torch.Tensor | None, arrays: Sequence[torch.Tensor] | None = None) -> Pattern:
     """Return the intersection of the serialized pattern, with its operands, and the mask tensor."""
-    pattern = restored(text, [x.detach().cpu().numpy() for x in arrays or ()])
+    pattern = restored(text, [to_host(x.detach()) for x in arrays or ()])
     if allowed is None:
         return pattern
-    also = padding(allowed) if allowed.ndim == 2 else Mask(allowed)
+    also = pattern_of(allowed)
     return also if isinstance(pattern, Full) else pattern & also
 
 
@@ -50,9 +51,9 @@ def given_arrays(rest: Sequence[Any]) -> tuple[Any, list[Any]]:
     return arrays, [[None] * len(arrays)] if arrays else []
 
 
-def padding(valid: torch.Tensor) -> KeyPadding:
-    """Return the pattern of a padding mask, boolean or additive."""
-    return KeyPadding.from_additive(valid) if valid.is_floating_point() else KeyPadding(valid)
+def pattern_of(allowed: torch.Tensor) -> Pattern:
+    """Return the pattern of a mask tensor: of key padding if it has two axes, else of pairs."""
+    return key_padding_of(allowed) if allowed.ndim == 2 else as_pattern(allowed)
 
 
 def empty_like(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.Tensor:
@@ -116,14 +117,14 @@ def over_a_batch(
         whole = len(arguments) == len(operator._opoverload._schema.arguments)  # PyTorch omits defaults
         arrays, mapped = (arguments[-1], dims[-1]) if whole and arguments[-1] else ((), ())
         differs = allowed is not None and (dims[at + 1] is not None or allowed.shape[0] != 1)
-        own = stand_in(pattern, arrays)
-        if differs or any(dim is not None for dim in mapped) or own.sizes()[0] != 1:
+        own = None if any(dim is not None for dim in mapped) else stand_in(pattern, arrays)
+        if differs or (own is not None and own.sizes()[0] != 1):
             raise ValueError(
                 "pattern: must not differ between batch entries under torch.func.vmap, got "
                 f"{'a mask tensor with a batch axis' if differs else own}"
             )
         size = info.batch_size
-        if alone is not None and alone(dims, *arguments):
+        if own is None or (alone is not None and alone(dims, *arguments)):
             found = zip(*(operator(*_entry(arguments, dims, n)) for n in range(size)), strict=True)
             results = [torch.stack(x) for x in found]
         else:

@@ -9,8 +9,8 @@ import torch
 from ..patterns import Pattern
 from ..patterns.base.in_graphs import described, serialized_call
 from ..patterns.base.pattern import Deferred
+from ..patterns.conversion import from_text
 from ..planning import Plan
-from .plans import as_pattern
 
 __all__ = ["operands_of", "text_of"]
 
@@ -22,6 +22,8 @@ torch.compiler.assume_constant_result(Pattern._serialized)
 
 def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
     """Serialize a `pattern` argument of attention(), or the pattern of a plan; None if it is not serializable."""
+    if isinstance(pattern, type):
+        pattern = getattr(pattern, "name", "")
     if isinstance(pattern, str):
         return _text_of_name(pattern)
     if isinstance(pattern, Plan):
@@ -35,24 +37,26 @@ def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _text_of_name(name: str) -> str | None:
     try:
-        return as_pattern(name)._serialized()
-    except ValueError:  # not a registered name
+        return from_text(name)._serialized()
+    except ValueError:  # no pattern's text
         return None
 
 
-def operands_of(pattern: Any, constant: bool = False) -> tuple[str | None, list[torch.Tensor]]:
-    """Serialize a `pattern` argument in the graph of torch.compile; return its arrays apart, which may then change.
+def operands_of(pattern: Any, has_grid: bool) -> tuple[str | None, list[torch.Tensor]]:
+    """Serialize a `pattern` argument in a graph; return its arrays apart, which may then change.
 
-    The graph depends on the values of all other parameters, not on the identity of patterns. If `constant`, arrays of
-    existing patterns are constants of the graph.
+    The graph depends on the values of all other parameters, not on the identity of patterns. In exported programs, and
+    for tensors that have a grid, arrays of existing patterns are constants.
     """
-    if not torch.compiler.is_dynamo_compiling() or not isinstance(pattern, Pattern):
-        return text_of(pattern), []
-    if constant and not isinstance(pattern, Deferred):
+    later, compiles = isinstance(pattern, Deferred), torch.compiler.is_dynamo_compiling()
+    constant = has_grid or not compiles or torch.compiler.is_exporting()
+    if not later and (constant or not isinstance(pattern, Pattern)):
         return text_of(pattern), []
     arrays: list[Any] = []
-    text = _text_of_call(described(pattern, arrays), len(arrays))
-    return (text_of(pattern), []) if text is None else (text, [torch.as_tensor(x) for x in arrays])
+    text = _text_of_call(described(pattern, arrays, not compiles), len(arrays))
+    if text is None or (has_grid and arrays):  # a text with operands has no grid
+        return None if later else text_of(pattern), []
+    return text, [torch.as_tensor(x) for x in arrays]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -10,14 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
 from ..arrays import unknown
 from ..arrays.xla import Buffer
-from ..dispatch import as_pattern
-from ..dispatch.plans import check_mask
-from ..patterns import Mask, Pattern
+from ..dispatch import resolve
+from ..patterns import Pattern
 from ..patterns.base.in_graphs import described, serialized_call, stand_in
+from ..patterns.base.pattern import Deferred
+from ..patterns.base.walk import leaves
+from ..patterns.sequence.packed import PackedWindows
 from ..planning import Plan
 from ..request.call import Call, check_options
 from ..request.dropout import Dropout, checked_seed
@@ -44,6 +47,7 @@ def attention(
     sinks: Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
+    key_padding: Any = None,
 ) -> Any:
     r"""Compute softmax attention over the pairs that a pattern allows, for JAX arrays and transformations.
 
@@ -55,10 +59,11 @@ def attention(
         Key, with the dtype of `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Value.
-    pattern : Pattern, str or bool array, optional
-        The allowed pairs, as for :func:`spattn.attention`, but not a plan: each device plans the pattern. A mask, and
-        arrays of a pattern, may be traced, as in ``Causal() & Documents.from_segment_ids(ids)``: one program then runs
-        with all their values, and checks and plans each. Numbers are constants of the program. Default "full".
+    pattern : Pattern, str, sparse matrix or mask, optional
+        The allowed pairs, as for :func:`spattn.attention`, but neither a plan, as each device plans the pattern, nor a
+        mask_mod. A mask, and arrays of a pattern, may be traced, as in ``Causal() & Documents.from_segment_ids(ids)``:
+        one program then runs with all their values, and checks and plans each. Numbers are constants of the program.
+        Default "full".
     scale : float, optional
         Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -77,6 +82,8 @@ def attention(
     seed : int or integer array without axes, optional
         As for :func:`spattn.attention`; required if ``dropout_p > 0``. An array may be traced, and is taken modulo
         2**64. Of a key, pass ``jax.random.bits(key)``.
+    key_padding : (batch, kv_len) array, optional
+        As for :func:`spattn.attention`; may be traced.
 
     Returns
     -------
@@ -126,7 +133,7 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    text, arrays = _described_pattern(pattern, call.sizes)
+    text, arrays = _described_pattern(resolve(pattern, call.sizes, key_padding), call.sizes)
     options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
     if Dropout.of(dropout_p, None if seed is None else 0) is not None:
         options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))
@@ -172,15 +179,12 @@ def _described(name: str, x: Any) -> Buffer:
 
 
 def _described_pattern(pattern: Any, sizes: tuple[int, int, int, int]) -> tuple[str, list[Any]]:
-    """Return the serialized pattern, and its arrays that the program has yet to compute."""
-    if unknown(pattern) and pattern.dtype == bool:
-        check_mask(pattern.shape, sizes)
-        pattern = Mask(pattern)
-    arrays: list[Any] = []
-    call = described(pattern, arrays, by_text=True) if isinstance(pattern, Pattern) else None
-    if not any(map(unknown, arrays)):
-        return _fitting_text(as_pattern(pattern, sizes), *sizes), []
-    arrays = [jnp.asarray(x) for x in arrays]
+    """Return the serialized pattern, and its arrays if the program has yet to compute some of them."""
+    if not isinstance(pattern, Deferred):
+        return _fitting_text(pattern, *sizes), []
+    given: list[Any] = []
+    call = described(pattern, given, by_text=True)
+    arrays = list(map(_operand, given))
     if not all(x.ndim for x in arrays):
         raise TypeError(
             f"pattern: numbers of a pattern are constants of the program, got a traced one in {pattern!r}; name the "
@@ -189,9 +193,18 @@ def _described_pattern(pattern: Any, sizes: tuple[int, int, int, int]) -> tuple[
     text = serialized_call(call, len(arrays))
     if text is None:
         raise TypeError(f"pattern: expected registered patterns of arrays and constants, got {pattern!r}")
-    if '"packed_windows"' not in text:  # whose lengths are values
-        _check_fit(stand_in(text, arrays), *sizes)
+    alike = stand_in(text, arrays)
+    if alike is not None and not any(isinstance(x, PackedWindows) for x in leaves(alike)):  # its lengths are values
+        _check_fit(alike, *sizes)
     return text, arrays
+
+
+def _operand(x: Any) -> jax.Array:
+    """Return an array of a pattern as an operand of the program."""
+    made = jnp.asarray(x)
+    if not unknown(x) and made.dtype != x.dtype and not np.array_equal(made, x):
+        raise ValueError(f"pattern: JAX converts {x.dtype} to {made.dtype}, which loses values; set jax_enable_x64")
+    return made
 
 
 def _check_fit(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
@@ -251,7 +264,8 @@ def _remember(options: Options, *operands: Any) -> tuple[Any, Any]:
 def _gradients(options: Options, kept: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
     q, k, v, *captured, out, lse = kept
     sinks, tables = captured[: options.sinks], captured[options.sinks :]
-    wanted = [jnp.issubdtype(x.dtype, jnp.floating) for x in tables]
+    own = len(tables) - options.arrays
+    wanted = [jnp.issubdtype(x.dtype, jnp.floating) and n < own for n, x in enumerate(tables)]
     like = (q, k, v, *(x for x, own in zip(tables, wanted, strict=True) if own), *sinks)
     results = tuple((x.shape, x.dtype, 0.0) for x in like)
     dq, dk, dv, *rest = _call(ATTENTION_BACKWARD, options, results, *cotangents, q, k, v, out, lse, *captured)
@@ -288,10 +302,13 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @call.def_vmap  # type: ignore[untyped-decorator]
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        pattern = stand_in(options.pattern, operands[len(operands) - options.arrays :])
-        if pattern.sizes()[0] != 1 and not any(mapped[len(mapped) - options.arrays :]):
-            raise ValueError(f"pattern: must not differ between batch entries under jax.vmap, got {pattern}")
-        if _differs(name, options, mapped[own:]):
+        differs = _differs(name, options, mapped[own:])
+        if not any(mapped[len(mapped) - options.arrays :]):
+            pattern = stand_in(options.pattern, operands[len(operands) - options.arrays :])
+            differs |= pattern is None
+            if pattern is not None and pattern.sizes()[0] != 1:
+                raise ValueError(f"pattern: must not differ between batch entries under jax.vmap, got {pattern}")
+        if differs:
             return _one_by_one(name, options, results, mapped, operands), (True,) * len(results)
         pairs = zip(operands[:own], mapped[:own], strict=True)
         given = (x if over else jnp.broadcast_to(x, (size, *x.shape)) for x, over in pairs)

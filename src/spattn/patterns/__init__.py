@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .._util.imports import whole_imports
+from . import conversion as conversion  # converts operands of patterns
 from .base.pattern import Pattern
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR

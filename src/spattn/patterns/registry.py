@@ -6,10 +6,11 @@ import ast
 import functools
 import inspect
 import operator
+import sys
 from typing import Any
 
 from .._util.imports import whole_imports
-from .base.class_registry import DEEPEST, generation, names, pattern_class
+from .base.class_registry import DEEPEST, generation, names, pattern_class, registered
 from .base.codec import decode
 from .base.pattern import Pattern
 
@@ -39,7 +40,12 @@ def get(name: str, **params: Any) -> Pattern:
     TypeError
         If a parameter is missing, unknown or of a wrong type.
     """
-    found: Pattern = pattern_class(name)(**params)
+    cls = pattern_class(name)
+    try:
+        inspect.signature(cls).bind(**params)
+    except TypeError as error:
+        raise TypeError(f"pattern: expected {signature(name)}, {error}") from error
+    found: Pattern = cls(**params)
     return found
 
 
@@ -102,25 +108,36 @@ def _read(text: str, generation: int) -> Pattern:
 
 def signature(name: str) -> str:
     """Return the call signature of a registered pattern, without annotations."""
-    called = inspect.signature(pattern_class(name))
+    called = inspect.signature(class_named(name))
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in called.parameters.values()]
     return name + str(called.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
+def class_named(name: str) -> type[Any]:
+    """Return the class with this registered name, or with this name in Python, as in reprs."""
+    if name not in names() and name[:1].isupper():
+        getattr(sys.modules[__package__], name, None)  # imports the module of a public class
+        for cls in registered():
+            if cls.__name__ == name:
+                return cls
+    return pattern_class(name)
+
+
 def make(name: str, *args: Any, **params: Any) -> Pattern:
     """Create a registered pattern; ValueError if a parameter is missing or unknown."""
-    cls = pattern_class(name)
+    cls = class_named(name)
     try:
         inspect.signature(cls).bind(*args, **params)
     except TypeError as error:
-        raise ValueError(f"pattern: expected {signature(name)}, got {str(error).removeprefix('got ')}") from error
+        raise ValueError(f"pattern: expected {signature(name)}, {error}") from error
     return cls(*args, **params)
 
 
 def parse(text: str) -> Pattern:
-    """Parse registered names, with or without arguments, joined by ``& | - ~`` and parentheses.
+    """Parse names of patterns, with or without arguments, joined by ``& | - ~`` and parentheses.
 
-    Arguments are Python literals or patterns: ``per_head((causal, ~sinks(4)))``. Raises ValueError for anything else,
+    A name is registered, or that of the class, so that a repr without arrays is parsed, too. Arguments are Python
+    literals or patterns: ``per_head((causal, ~sinks(4)))``. Raises ValueError for anything else,
     and TypeError if a parameter is of a wrong type.
     """
     try:
@@ -131,9 +148,10 @@ def parse(text: str) -> Pattern:
 
 def _pattern(node: ast.expr) -> Pattern:
     match node:
-        case ast.Name(name):
-            return make(name)
-        case ast.Call(ast.Name(name), args, keywords):
+        case ast.Name() | ast.Attribute():
+            return make(_name(node))
+        case ast.Call(ast.Name() | ast.Attribute() as function, args, keywords):
+            name = _name(function)
             named = {keyword.arg: _argument(keyword.value) for keyword in keywords if keyword.arg is not None}
             if len(named) == len(keywords):
                 return make(name, *map(_argument, args), **named)
@@ -144,11 +162,17 @@ def _pattern(node: ast.expr) -> Pattern:
     raise _unexpected(ast.unparse(node))
 
 
+def _name(node: ast.expr) -> str:
+    """Return the registered name in a name or, as in ``deepspeed.fixed``, in an attribute of a module."""
+    name = ast.unparse(node).removeprefix("spattn.").removeprefix("patterns.")
+    return name.replace("deepspeed.", "deepspeed_", 1)
+
+
 def _argument(node: ast.expr) -> Any:
     match node:
         case ast.Tuple(elements) | ast.List(elements):
             return tuple(map(_argument, elements))
-        case ast.Name() | ast.Call() | ast.BinOp() | ast.UnaryOp(ast.Invert()):
+        case ast.Name() | ast.Attribute() | ast.Call() | ast.BinOp() | ast.UnaryOp(ast.Invert()):
             return _pattern(node)
     try:
         return ast.literal_eval(node)

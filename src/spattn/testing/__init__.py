@@ -13,12 +13,15 @@ from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
 from .dropout import dropout_mask
 from .gradients import GradientExpectation, naive_from_results
+from .verify import Difference, Verification
 
 __all__ = [
     "DTYPES",
+    "Difference",
     "Expectation",
     "GradientExpectation",
     "LAYOUTS",
+    "Verification",
     "assert_within_bound",
     "at_protected_page",
     "check_pattern",

@@ -117,3 +117,23 @@ class GradientExpectation:
         """
         for name, got, exact, low in zip(NAMES, gradients, self._exact, self._low, strict=True):
             assert_within_bound(got, exact, list(low), self._dtype, f"{what} {name}".strip())
+
+    def problems(self, gradients: tuple[Any, ...]) -> list[str]:
+        """Return the messages of :meth:`check`, one for each gradient that exceeds its bound.
+
+        Parameters
+        ----------
+        gradients : (dq, dk, dv)
+            NumPy arrays.
+
+        Returns
+        -------
+        list of str
+        """
+        found = []
+        for name, got, exact, low in zip(NAMES, gradients, self._exact, self._low, strict=True):
+            try:
+                assert_within_bound(got, exact, list(low), self._dtype, name)
+            except AssertionError as error:
+                found.append(str(error))
+        return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,26 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..dispatch import as_pattern
 from ..dispatch.torch_operators import attend, draw_seed
 from ..dispatch.torch_text import text_of
 from ..patterns import Pattern
-from ..patterns.base.check import integer
+from ..patterns.base.check import flag, integer
+from ..patterns.conversion import as_pattern
 from ..request.dropout import Dropout
+from ._drop_ins import Masked, masked
 
 __all__ = ["SparseAttention"]
-
-# Arguments of nn.MultiheadAttention.forward, with the only supported values: the defaults, but need_weights=False.
-_USUAL = {name: one.default for name, one in inspect.signature(nn.MultiheadAttention.forward).parameters.items()}
-_USUAL["need_weights"] = False
-# Other constructor arguments of nn.MultiheadAttention, with the only supported values.
-_MADE_WITH = {
-    "add_bias_kv": False,
-    "add_zero_attn": False,
-    "kdim": None,
-    "vdim": None,
-    "batch_first": True,
-}
 
 
 class SparseAttention(nn.Module):  # type: ignore[misc]
@@ -44,8 +32,8 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         Embedding dimension, a multiple of `num_heads`.
     num_heads : int
         Number of query heads.
-    pattern : Pattern, str or bool array, optional
-        As for :func:`spattn.attention`; default "full".
+    pattern : Pattern, str, mask_mod or mask, optional
+        As for :func:`spattn.attention`, but not a plan; default "full".
     bias : bool, optional
         Whether the projections have a bias.
     num_kv_heads : int, optional
@@ -59,10 +47,16 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     dropout : float, optional
         Share of the attention weights that training mode drops, `dropout_p` of :func:`spattn.attention`. The seed of
         each call is drawn from PyTorch's default generator on the CPU.
+    kdim, vdim : int, optional
+        Features of `key` and `value`; default `embed_dim`.
+    batch_first : bool, optional
+        Whether tensors are (batch, length, features), the default here, or (length, batch, features).
+    add_zero_attn : bool, optional
+        Whether every query also attends to a key and a value of zeros.
+    add_bias_kv : bool, optional
+        Must be False: learned keys and values are not supported.
     device, dtype : optional
         Device and dtype of the parameters.
-    **others
-        Other arguments of ``nn.MultiheadAttention``; only ``batch_first=True`` and the defaults are supported.
 
     Attributes
     ----------
@@ -72,16 +66,15 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     Raises
     ------
     TypeError
-        If `embed_dim`, `num_heads` or `num_kv_heads` is not an integer, or `pattern` is not a pattern.
+        If a number is not an integer, or `pattern` is not a pattern.
     ValueError
         If a number is less than 1; if `num_heads` does not divide `embed_dim`, or `num_kv_heads` does not divide
-        `num_heads`; if another argument has an unsupported value.
+        `num_heads`; if `add_bias_kv` is True.
 
     Notes
     -----
-    Differences from ``nn.MultiheadAttention``: query rows with no allowed key are 0, not NaN, before the output
-    projection; inputs must have a batch axis; the host reads a padding mask during planning, which synchronizes with
-    the GPU.
+    Differences from ``nn.MultiheadAttention``: the third argument is the pattern; query rows with no allowed key are 0,
+    not NaN, before the output projection; the host reads masks during planning, which synchronizes with the GPU.
 
     Examples
     --------
@@ -94,7 +87,6 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     torch.Size([2, 100, 64])
     """
 
-    batch_first = True
     # Disables the dense fast path of PyTorch's encoder layers.
     _qkv_same_embed_dim = False
 
@@ -109,18 +101,26 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         score: Callable[..., Any] | None = None,
         sinks: bool = False,
         dropout: float = 0.0,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        add_zero_attn: bool = False,
+        add_bias_kv: bool = False,
         device: Any = None,
         dtype: Any = None,
-        **others: Any,
     ) -> None:
         super().__init__()
-        for name, value in others.items():
-            if name not in _MADE_WITH:
-                raise TypeError(f"{name}: not an argument of nn.MultiheadAttention, got {value!r}")
-            if value != _MADE_WITH[name]:
-                raise ValueError(f"{name}: only {_MADE_WITH[name]!r} is supported, got {value!r}")
+        if add_bias_kv:
+            raise ValueError("add_bias_kv: only False is supported; append a learned token to key and value yourself")
+        if isinstance(pattern, float):
+            raise TypeError(
+                f"pattern: expected a Pattern as the third argument, got {pattern}; write dropout={pattern}"
+            )
+        self.batch_first, self.add_zero_attn = flag("batch_first", batch_first), flag("add_zero_attn", add_zero_attn)
         self.embed_dim = integer("embed_dim", embed_dim, 1)
         self.num_heads = integer("num_heads", num_heads, 1)
+        self.kdim = self.embed_dim if kdim is None else integer("kdim", kdim, 1)
+        self.vdim = self.embed_dim if vdim is None else integer("vdim", vdim, 1)
         self.num_kv_heads = self.num_heads if num_kv_heads is None else integer("num_kv_heads", num_kv_heads, 1)
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim: must be a multiple of num_heads ({self.num_heads}), got {self.embed_dim}")
@@ -137,14 +137,19 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         self.dropout = dropout
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
-        self.in_proj_weight = nn.Parameter(torch.empty(rows, self.embed_dim, **like))
+        packed = self.kdim == self.vdim == self.embed_dim
+        self.in_proj_weight = nn.Parameter(torch.empty(rows, self.embed_dim, **like)) if packed else None
+        for name, n, features in zip("qkv", self._rows, (self.embed_dim, self.kdim, self.vdim), strict=True):
+            own = None if packed else nn.Parameter(torch.empty(n, features, **like))
+            self.register_parameter(f"{name}_proj_weight", own)
         self.in_proj_bias = nn.Parameter(torch.empty(rows, **like)) if bias else None
         self.out_proj = nn.Linear(self.embed_dim, self.embed_dim, bias=bias, **like)
         self.sinks = nn.Parameter(torch.zeros(self.num_heads, **like)) if sinks else None
         self._start()
 
     def _start(self) -> None:
-        nn.init.xavier_uniform_(self.in_proj_weight)
+        for weight in self._weights():
+            nn.init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
@@ -154,6 +159,12 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         """Return the number of rows of the q, k and v projections."""
         of_heads = self.embed_dim // self.num_heads * self.num_kv_heads
         return self.embed_dim, of_heads, of_heads
+
+    def _weights(self) -> tuple[torch.Tensor, ...]:
+        """Return the parameters of the q, k and v projections: one for all of them, or one for each."""
+        if self.in_proj_weight is not None:
+            return (self.in_proj_weight,)
+        return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
 
     @property
     def pattern(self) -> Pattern:
@@ -171,6 +182,9 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         value: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
         need_weights: bool = False,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Compute multi-head attention of `query` over `key` and `value`.
@@ -178,64 +192,113 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         query : (batch, q_len, embed_dim) tensor
-        key, value : (batch, kv_len, embed_dim) tensor
+            (q_len, batch, embed_dim) if `batch_first` is False; without the batch axis for a single sequence.
+        key, value : (batch, kv_len, kdim or vdim) tensor
             Keys and values. Query row i is at position ``i + kv_len - q_len``, as in :func:`spattn.attention`.
         key_padding_mask : (batch, kv_len) tensor, optional
             Boolean mask, True at padding; or additive float mask, 0 at tokens and −inf at padding.
         need_weights : bool, optional
             Must be False: attention weights are never materialized.
+        attn_mask : (q_len, kv_len) or (batch * num_heads, q_len, kv_len) tensor, optional
+            Further restricts the pattern. Boolean mask, True at pairs that are *not* allowed, as in
+            ``nn.MultiheadAttention``; or float mask, which is added to the scores.
+        average_attn_weights : bool, optional
+            No effect: there are no attention weights.
+        is_causal : bool, optional
+            A hint that `attn_mask` is causal, which is not needed. Requires `attn_mask`.
         **others
-            Other arguments of ``nn.MultiheadAttention.forward``; only their defaults are supported.
+            Not accepted.
 
         Returns
         -------
         out : (batch, q_len, embed_dim) tensor
+            With the axes of `query`.
         None
             In place of the attention weights.
 
         Raises
         ------
         TypeError
-            If `key_padding_mask` is neither boolean nor floating-point, or an argument is unknown; otherwise, as for
+            If a mask is neither boolean nor floating-point, or an argument is unknown; otherwise, as for
             :func:`spattn.attention`.
         ValueError
-            If inputs have wrong shapes; if `need_weights` is True or another argument is not its default; if an element
-            of an additive `key_padding_mask` is not 0, −inf or its dtype's minimum; as for :func:`spattn.attention`.
+            If inputs have wrong shapes; if `need_weights` is True; if `is_causal` is True without `attn_mask`; if an
+            element of an additive `key_padding_mask` is not 0, −inf or its dtype's minimum, and `attn_mask` is None; as
+            for :func:`spattn.attention`.
         """
-        self._check(query, key, value, others | {"need_weights": need_weights})
-        weights, biases = self.in_proj_weight.split(self._rows), (None, None, None)
-        if self.in_proj_bias is not None:
-            biases = self.in_proj_bias.split(self._rows)
-        q, k, v = (
-            F.linear(x, weight, bias).unflatten(2, (-1, self.embed_dim // self.num_heads)).transpose(1, 2)
-            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-        )
-        valid = None if key_padding_mask is None else _valid(key_padding_mask, key)
-        named = {"score": self.score, "sinks": self.sinks}
-        modified = {name: given for name, given in named.items() if given is not None}
+        for name, given in others.items():
+            raise TypeError(f"{name}: not an argument of nn.MultiheadAttention.forward, got {given!r}")
+        if need_weights:
+            raise ValueError("need_weights: only False is supported: attention weights are never materialized")
+        if is_causal and attn_mask is None:
+            raise ValueError('is_causal: a hint about attn_mask; without one, write layer.pattern = "causal"')
+        batched = query.ndim == 3
+        inputs = [
+            self._batch_first(*one, batched)
+            for one in zip(
+                ("query", "key", "value"), (query, key, value), (self.embed_dim, self.kdim, self.vdim), strict=True
+            )
+        ]
+        q, k, v = self._projected(inputs)
+        allowed, score = self._masked(key_padding_mask, attn_mask, q, k, batched)
+        modified: dict[str, Any] = {} if score is None else {"score": score}
+        sinks = self.sinks
+        if self.add_zero_attn:  # a key of zeros has the score 0 and no value, like a sink
+            zeros = q.new_zeros(self.num_heads)
+            sinks = zeros if sinks is None else torch.logaddexp(sinks, zeros)
+        if sinks is not None:
+            modified["sinks"] = sinks
         if self.training and self.dropout != 0.0:
             modified |= {"dropout_p": self.dropout, "seed": draw_seed()}
-        out = attend(q, k, v, valid, self._text, self._pattern, **modified)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), None
+        out = self.out_proj(attend(q, k, v, allowed, self._text, self._pattern, **modified).transpose(1, 2).flatten(2))
+        if not batched:
+            return out[0], None
+        return out if self.batch_first else out.transpose(0, 1), None
 
-    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, others: dict[str, Any]) -> None:
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            if x.ndim != 3 or x.shape[2] != self.embed_dim:
-                raise ValueError(f"{name}: expected shape (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
-        for name, value in others.items():
-            if name not in _USUAL:
-                raise TypeError(f"{name}: not an argument of nn.MultiheadAttention, got {value!r}")
-            if value is not _USUAL[name]:
-                raise ValueError(f"{name}: only {_USUAL[name]} is supported (masks go to pattern=), got {value!r}")
+    def _batch_first(self, name: str, x: torch.Tensor, features: int, batched: bool) -> torch.Tensor:
+        """Return an input as (batch, length, features)."""
+        if x.ndim != 2 + batched or x.shape[-1] != features:
+            axes = ("batch, length, " if self.batch_first else "length, batch, ") if batched else "length, "
+            raise ValueError(f"{name}: expected shape ({axes}{features}), got {tuple(x.shape)}")
+        if not batched:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _projected(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return q, k and v, (batch, heads, length, head_dim)."""
+        weights, biases = self._weights(), (None, None, None)
+        if len(weights) == 1:
+            weights = weights[0].split(self._rows)
+        if self.in_proj_bias is not None:
+            biases = self.in_proj_bias.split(self._rows)
+        return [
+            F.linear(x, weight, bias).unflatten(2, (-1, self.embed_dim // self.num_heads)).transpose(1, 2)
+            for x, weight, bias in zip(inputs, weights, biases, strict=True)
+        ]
+
+    def _masked(self, padding: Any, attn_mask: Any, q: torch.Tensor, k: torch.Tensor, batched: bool) -> Masked:
+        """Return both masks in one, with the layer's score function."""
+        own = Masked(None, self.score)
+        if padding is not None:
+            padding = _kept("key_padding_mask", padding if batched else padding[None], (k.shape[0], k.shape[2]))
+        if attn_mask is None:
+            return own._replace(allowed=padding)
+        batch, heads, q_len, _ = q.shape
+        several = heads if not batched else batch * heads
+        shape = (q_len, k.shape[2]) if attn_mask.ndim == 2 else (several, q_len, k.shape[2])
+        pairs = _kept("attn_mask", attn_mask, shape)
+        pairs = pairs[None, None] if pairs.ndim == 2 else pairs.unflatten(0, (batch, heads))
+        found = own.joined(masked(pairs, q, k))
+        return found if padding is None else found.joined(masked(padding[:, None, None], q, k))
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {self._pattern!r}, num_kv_heads={self.num_kv_heads}"
 
 
-def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Validate a padding mask, and invert a boolean one, so that True marks tokens."""
-    if padding.shape != key.shape[:2]:
-        raise ValueError(f"key_padding_mask: expected shape {tuple(key.shape[:2])}, got {tuple(padding.shape)}")
-    if padding.dtype != torch.bool and not padding.is_floating_point():
-        raise TypeError(f"key_padding_mask: expected a boolean or floating-point tensor, got {padding.dtype}")
-    return padding if padding.is_floating_point() else ~padding
+def _kept(name: str, mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Validate a mask, and invert a boolean one, so that True marks what takes part."""
+    if mask.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name}: expected a boolean or floating-point tensor, got {mask.dtype}; write {name}.bool()")
+    return mask if mask.is_floating_point() else ~mask

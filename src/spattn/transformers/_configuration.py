@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..patterns import Full, Pattern, from_json
+from ..patterns.conversion import from_text
 
 __all__ = ["checked", "install", "restriction"]
 
@@ -97,8 +98,10 @@ def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
 
 
 def _text(given: Any) -> str:
-    """Serialize a pattern, or a dict or list of patterns; validate JSON and return it unchanged."""
+    """Serialize a pattern or its text, or a dict or list of these; validate JSON and return it unchanged."""
     if isinstance(given, str):
+        if given.lstrip()[:1] not in ("{", "[") and given != "null":
+            return _text_of_one(_from_text(given))
         _patterns(given)
         return given
     if isinstance(given, Mapping) and given and all(isinstance(name, str) for name in given):
@@ -106,6 +109,13 @@ def _text(given: Any) -> str:
     if isinstance(given, (list, tuple)) and given:
         return "[" + ",".join(map(_text_of_one, given)) + "]"
     return _text_of_one(given)
+
+
+def _from_text(text: str) -> Pattern:
+    try:
+        return from_text(text)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{_unexpected(text)}: {str(error).removeprefix('pattern: ')}") from error
 
 
 def _text_of_one(pattern: Any) -> str:
@@ -147,6 +157,6 @@ def _read(data: Any) -> Pattern:
 
 def _unexpected(given: Any) -> ValueError:
     return ValueError(
-        "spattn_pattern: expected a pattern, its JSON from to_json(), a dict by layer type or a list with one entry "
+        "spattn_pattern: expected a pattern, its text or JSON, a dict by layer type or a list with one entry "
         f"per layer, got {given!r}"
     )

@@ -27,9 +27,10 @@ def register() -> None:
     Supports the model's own masks: causal masks, sliding windows and chunks per layer type, left and right padding,
     packed sequences (`position_ids` without `attention_mask`), and all cache types. ``config.spattn_pattern`` is
     intersected with the model's mask. It is one :class:`spattn.patterns.Pattern` for all layers, a dict from names in
-    ``config.layer_types`` to patterns (missing types are unrestricted), a list with a pattern or None per layer, or the
-    JSON of one of these. Pattern positions count from 0 within each sequence, independent of padding and packing. The
-    configuration stores JSON, which ``save_pretrained()`` writes; reading the attribute returns patterns.
+    ``config.layer_types`` to patterns (missing types are unrestricted), a list with a pattern or None per layer, the
+    JSON of one of these, or a pattern's text, ``"causal & sinks(4)"``. Pattern positions count from 0 within each
+    sequence, independent of padding and packing. The configuration stores JSON, which ``save_pretrained()`` writes;
+    reading the attribute returns patterns.
 
     Notes
     -----

@@ -29,10 +29,10 @@ def launched(monkeypatch):
     def upload(device, arrays):
         return None, {name: next(addresses) for name in arrays}
 
-    def kernel(device, source, arch, defines, structs, entry, text):
-        name = entry.removeprefix("hopper_")
-        what = f"{name} by {'keys' if defines['SPATTN_BY_KEYS'] else 'queries'}" if name == "backward" else name
-        return SimpleNamespace(name=what, params_bytes=structs[PARAMETERS[name]].itemsize)
+    def kernel(one):
+        name = one.entry.removeprefix("hopper_")
+        what = f"{name} by {'keys' if one.defines['SPATTN_BY_KEYS'] else 'queries'}" if name == "backward" else name
+        return SimpleNamespace(name=what, params_bytes=one.structs[PARAMETERS[name]].itemsize)
 
     class Launch:
         def __init__(self, kernel, blocks, params, stream, counter_at=None, early=False):
@@ -50,7 +50,7 @@ def launched(monkeypatch):
         names.extend(launch.name for launch in launches)
 
     monkeypatch.setattr(prepared, "upload", upload)
-    monkeypatch.setattr(prepared, "kernel", kernel)
+    monkeypatch.setattr(prepared, "load_kernels", lambda device, requests: list(map(kernel, requests)))
     monkeypatch.setattr(prepared, "Launch", Launch)
     monkeypatch.setattr(prepared, "start", start)
     monkeypatch.setattr(maps, "encode_map", lambda *args: 0)

@@ -77,7 +77,7 @@ def started():
 @pytest.fixture
 def gpu(torch, monkeypatch, started, tensor_maps):
     """CPU tensors pass for tensors on a GPU; calls by themselves run on the CPU."""
-    kind, made, kernels = type(namespace_of(torch.zeros(1))), Gpu(), []
+    kind, made = type(namespace_of(torch.zeros(1))), Gpu()
     monkeypatch.setattr(kind, "ordinal", lambda self, x: 0)
     monkeypatch.setattr(kind, "raw_stream", staticmethod(lambda ordinal: 7))
     monkeypatch.setattr(cuda.device, "get", lambda ordinal=None: made)
@@ -86,14 +86,15 @@ def gpu(torch, monkeypatch, started, tensor_maps):
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
 
-    def kernel(device, source, arch, defines, structs, entry, text):
-        assert arch == "sm_90a" and source == f"sm90/forward/{entry.removeprefix('hopper_')}.cu"
-        kernels.append(Kernel(structs["Params" if "attention" in entry else "Merge"], started, made.early))
-        return kernels[-1]
+    def load_kernels(device, requests):
+        for one in requests:
+            assert one.arch == "sm_90a" and one.source == f"sm90/forward/{one.entry.removeprefix('hopper_')}.cu"
+        structs = [one.structs["Params" if "attention" in one.entry else "Merge"] for one in requests]
+        return [Kernel(one, started, made.early) for one in structs]
 
     for module in (hopper_group, prepared):
         monkeypatch.setattr(module, "upload", upload)
-    monkeypatch.setattr(launches, "kernel", kernel)
+    monkeypatch.setattr(launches, "load_kernels", load_kernels)
 
     def alone(q, k, v, pattern, *, return_lse=False, **options):
         return ("alone", None) if return_lse else "alone"

@@ -349,7 +349,8 @@ def gradients_of(torch, tensors, kernel, gpu, monkeypatch):
 
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
     launcher = SimpleNamespace(prepare_backward=lambda call: ready, alignment=16)
-    family = SimpleNamespace(backward=lambda call: None, launcher=launcher)
+    family = SimpleNamespace(backward=lambda call: None, backward_requests=lambda call: [], launcher=launcher)
+    monkeypatch.setattr(execute, "gradient_requests", lambda call: [])
 
     def make(score):
         made = repeat.backward(replace(Call.of(*tensors), score=score), None, gpu, lambda: family)
@@ -444,7 +445,8 @@ def test_captured(repeated, launcher, gradients, tensors, operands, gpu, monkeyp
 def test_gradients_have_the_precision_of_their_call(torch, gpu, monkeypatch):
     """Whichever kernels compute them."""
     x = torch.zeros(1, 2, 6, 16)
-    calls, kernels = [], SimpleNamespace(backward=lambda call: calls.append(call.precision))
+    calls = []
+    kernels = SimpleNamespace(backward=lambda call: calls.append(call.precision), backward_requests=lambda call: [])
     monkeypatch.setattr(type(namespace_of(x)), "ordinal", lambda self, x: STREAM)
     monkeypatch.setattr(type(namespace_of(x)), "stream", lambda self, x: STREAM)
     for precision in (None, "tf32"):

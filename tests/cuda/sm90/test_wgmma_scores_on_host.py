@@ -72,7 +72,7 @@ class Device(SimpleNamespace):
 
 @pytest.fixture
 def gpu(monkeypatch, tensor_maps):
-    """A device without memory; kernels are (device, source, architecture, macros, structs, entry, text)."""
+    """A device without memory; kernels are their requests."""
 
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
@@ -80,11 +80,7 @@ def gpu(monkeypatch, tensor_maps):
     for module in (prepared, group, backward_prepared):
         monkeypatch.setattr(module, "upload", upload)
     for module in (launches, backward_prepared):
-        monkeypatch.setattr(
-            module,
-            "kernel",
-            lambda *arguments: SimpleNamespace(macros=arguments[3], name=arguments[5], text=arguments[6]),
-        )
+        monkeypatch.setattr(module, "load_kernels", lambda device, requests: requests)
     return Device(ordinal=0, sm_count=132)
 
 
@@ -130,7 +126,7 @@ def test_backward_parameters(gpu, score):
         to = backward_params.Addresses(*range(1, len(backward_params.Addresses._fields)), first=(20, 30))
         filled = ready._template.fill(number, to, (0,) * 5, 0)
         (found,) = np.frombuffer(filled, backward_params.params_dtype(MAPS[0]))
-        assert found["q_offset"] == 131 and launched.kernel.name == "hopper_backward"
+        assert found["q_offset"] == 131 and launched.kernel.entry == "hopper_backward"
         assert launched.kernel.text == score.text and found["score"] == to.score
         assert found["words"] == to.words and list(found["first"]) == [20, 30, *[0] * (backward_params.TABLES - 2)]
     assert len(ready._launched) == 2 and ready._statistics.text == ready._sum.text == ""
@@ -185,7 +181,7 @@ def test_groups(gpu):
         made = group.prepare([parts[number] for number in numbers])
         assert all(scores[number].text == made._attention.text for number in numbers)
         to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0, 0, scores[number].address) for number in numbers]
-        dtype = params.params_dtype(*(made._attention.macros[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+        dtype = params.params_dtype(*(made._attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
         (filled,) = np.frombuffer(made.template.fill(0, to), dtype)
         for number, found in zip(numbers, filled["problems"], strict=False):
             q_len, kv_len = sizes[number]

@@ -50,6 +50,15 @@ def read(name: str) -> bytes | None:
     return content if hashlib.sha256(content).digest() == digest else None
 
 
+def has(name: str) -> bool:
+    """Return whether there is an entry `name`, which :func:`read` may find corrupt; raise as it does."""
+    place = folder()
+    if not place.is_dir():
+        return False
+    require_safe(place)
+    return (place / name).exists()
+
+
 def write(name: str, content: bytes) -> None:
     """Store an entry; warn if the folder is not writable, raise PermissionError if it is not safe."""
     place = folder()

@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from functools import lru_cache
+from concurrent.futures import Future
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ..._util.records import assertions
-from . import cache
+from . import cache, jobs
 
 SOURCES = Path(__file__).parents[1]  # root of the kernels' #include "..." paths
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-cubin")
@@ -35,18 +37,67 @@ def cubin(
     `text` is generated C++ that precedes the file.
     Raises CompileError if nvcc is needed but missing, or fails; PermissionError if the cache folder is not safe.
     """
-    flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
-    unit = text + translation_unit(source, structs)
-    stem = f"{source.removesuffix('.cu').replace('/', '-')}-{source_key(source, [*flags, unit])}"
-    compiler = find_nvcc()
+    return begin(Unit.of(source, arch, defines, structs, text)).result()
+
+
+class Unit(NamedTuple):
+    """A translation unit: its kernel file, its C++, nvcc's options, the beginning of its cache entry's name, nvcc."""
+
+    source: str
+    text: str
+    flags: list[str]
+    stem: str
+    compiler: Path | None
+
+    @classmethod
+    def of(
+        cls, source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype], text: str = ""
+    ) -> Unit:
+        """Return the unit of a kernel; see :func:`cubin`."""
+        flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
+        unit = text + translation_unit(source, structs)
+        stem = f"{source.removesuffix('.cu').replace('/', '-')}-{source_key(source, [*flags, unit])}"
+        return cls(source, unit, flags, stem, find_nvcc())
+
+    def name(self, compiler: Path) -> str:
+        """Return the name of the cache entry."""
+        return f"{self.stem}-{compiler_key(compiler)}.cubin"
+
+    def compile(self, compiler: Path) -> bytes:
+        """Return the cubin from the cache, where another thread or process may have stored it, or compiled now."""
+        name = self.name(compiler)
+        image = cache.read(name)
+        if image is None:
+            image = run_nvcc(compiler, self.text, self.flags)
+            cache.write(name, image)
+        return image
+
+
+def begin(unit: Unit) -> Future[bytes]:
+    """Return the cubin of a unit, which a thread compiles if no cache has it; callers with equal units share one
+    compilation."""
+    compiler = unit.compiler
     if compiler is None:
-        return _without_compiler(stem, source)
-    name = f"{stem}-{compiler_key(compiler)}.cubin"
-    image = cache.read(name)
-    if image is None:
-        image = run_nvcc(compiler, unit, flags)
-        cache.write(name, image)
-    return image
+        return _known(_without_compiler(unit.stem, unit.source))
+    name = unit.name(compiler)
+    found = jobs.find(name)
+    if found is None:
+        image = cache.read(name)
+        found = jobs.start(name, partial(unit.compile, compiler)) if image is None else _known(image)
+    return found
+
+
+def begin_early(unit: Unit) -> None:
+    """Let a thread compile a unit that :func:`begin` will ask for, unless a cache has it; an error is raised there."""
+    compiler = unit.compiler
+    if compiler is not None and not cache.has(unit.name(compiler)):
+        jobs.start(unit.name(compiler), partial(unit.compile, compiler), wanted=False)
+
+
+def _known(image: bytes) -> Future[bytes]:
+    found: Future[bytes] = Future()
+    found.set_result(image)
+    return found
 
 
 def target(arch: str) -> tuple[str, ...]:
@@ -66,7 +117,8 @@ def source_key(source: str, flags: list[str]) -> str:
     """Hash the flags, the source and its headers."""
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in headers(source):
-        digest.update(f"\0{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
+        content, _ = _read(path)
+        digest.update(f"\0{path.relative_to(SOURCES)}\0".encode() + content)
     return digest.hexdigest()[:40]
 
 
@@ -78,8 +130,20 @@ def headers(source: str) -> list[Path]:
         name = waiting.pop()
         if name not in found:
             found[name] = SOURCES / name
-            waiting += [include.decode() for include in _INCLUDE.findall(found[name].read_bytes())]
+            waiting += _read(found[name])[1]
     return [found[name] for name in sorted(found)]
+
+
+def _read(path: Path) -> tuple[bytes, list[str]]:
+    """Return a file's content and the files that it includes, cached by size and modification time."""
+    status = path.stat()
+    return _read_once(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(256)
+def _read_once(path: Path, size: int, modified: int) -> tuple[bytes, list[str]]:
+    content = path.read_bytes()
+    return content, [include.decode() for include in _INCLUDE.findall(content)]
 
 
 def find_nvcc() -> Path | None:
@@ -114,16 +178,20 @@ def _compiler_key(compiler: Path, size: int, modified: int) -> str:
 
 def run_nvcc(compiler: Path, unit: str, flags: list[str]) -> bytes:
     """Compile now, without a shell."""
-    with tempfile.TemporaryDirectory(prefix="spattn-nvcc-") as place:
-        file, out = Path(place) / "kernel.cu", Path(place) / "kernel.cubin"
-        file.write_text(unit)
-        _run([str(compiler), *flags, f"-I{SOURCES}", "-o", str(out), str(file)])
-        return out.read_bytes()
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    # No TemporaryDirectory: a child that is forked meanwhile would remove its folder on exit.
+    folder = tempfile.mkdtemp(prefix="spattn-nvcc-")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        file.write_text(unit)
+        _run([str(compiler), *flags, f"-I{SOURCES}", "-o", str(out), str(file)], folder)
+        return out.read_bytes()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        done = jobs.run(command, folder)
     except OSError as error:
         raise CompileError(f"{command[0]}: cannot be run: {error}") from error
     if done.returncode:

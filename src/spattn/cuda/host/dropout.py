@@ -8,10 +8,10 @@ import numpy as np
 
 from ...request.dropout import DeviceSeed
 from ..driver.device import Device
-from ..driver.launch import kernel
+from ..driver.launch import Request, kernel
 from ..driver.structs import packer
 
-__all__ = ["DROPOUT_WORDS", "launch_words"]
+__all__ = ["DROPOUT_WORDS", "launch_words", "words_request"]
 
 DROPOUT_WORDS = np.dtype(
     [
@@ -20,6 +20,12 @@ DROPOUT_WORDS = np.dtype(
     ]
 )
 _pack = packer(DROPOUT_WORDS).pack
+
+
+def words_request(device: Device) -> Request:
+    """Return the request for the kernel that computes the words."""
+    structs = {"DropoutWords": DROPOUT_WORDS}
+    return Request("common/dropout_words.cu", device.arch, {}, structs, "dropout_words")
 
 
 def launch_words(
@@ -42,8 +48,7 @@ def launch_words(
     """
     rows = allocate(4 * batch * heads_q * (2 * q_len + kv_len))
     words = rows + 8 * batch * heads_q * q_len
-    structs = {"DropoutWords": DROPOUT_WORDS}
-    own = kernel(device, "common/dropout_words.cu", device.arch, {}, structs, "dropout_words")
+    own = kernel(device, words_request(device))
     blocks = -(-batch * heads_q * (q_len + kv_len) // own.threads)
     seeds = (0, seed.address) if isinstance(seed, DeviceSeed) else (seed, 0)
     own.launch(blocks, _pack(rows, words, *seeds, batch, heads_q, q_len, kv_len), stream)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._util.limits import environment
 from ...arrays.namespace import numpy_dtype
-from ...arrays.operand import Operand, memory_order, row_major
+from ...arrays.operand import Operand, like, memory_order, row_major
 from ...backends import PreparedForward
 from ...planning.contract.types import Plan
 from ...planning.contract.validated import moved, validated
@@ -19,10 +19,12 @@ from ...request.score import ScoreOperands
 from ..driver.buffer import Buffer, keep_if_captured, out_of_memory
 from ..driver.device import Device
 from ..driver.errors import check
+from ..driver.launch import Request, compile_early, load_kernels
 from .backward_pass import BackwardPass
 from .family import CapturedGradients, Family
 from .forward_pass import ForwardPass
 from .score import IDENTITY, Binder, BoundScore
+from .sinks import gradient_requests
 
 
 def chosen_kernels() -> str:
@@ -211,6 +213,7 @@ class Backward(_Dispatch):
         if self.binder.has_sinks:
             self._results.append(((call.heads_q,), call.lse_dtype, None))
         self.choose = choose
+        self._loaded = False  # True once the first call has loaded its kernels together
 
     def __call__(
         self,
@@ -251,9 +254,32 @@ class Backward(_Dispatch):
         call = self.call_of(stream, operands[:arrays], scale, allocate, score, dsinks)
         if self._captured is not None:
             self._captured.begin(call)
+        if not self._loaded:
+            load_kernels(self.device, self._requests(call))
+            self._loaded = True
         nonfinite = self.choose().backward(call)
         if self._captured is not None:
             self._captured.enqueue(call, operands[arrays:], nonfinite)
+
+    def _requests(self, call: BackwardPass) -> list[Request]:
+        """Return the requests for the kernels of a call; the device's context must be current."""
+        found = self.choose().backward_requests(call) + gradient_requests(call)
+        return found if self._captured is None else found + self._captured.requests(call)
+
+    def compile_early(self, call: Call) -> None:
+        """Let threads compile the kernels, for the layouts that gradients of `call` have in autograd."""
+        kind, device = call.kind, self.device
+        if self.on_device:
+            q, k, v = (kind.operand(kind.resolve(x)) for x in (call.q, call.k, call.v))
+        else:
+            q, k, v = (Operand(0, shape, row_major(shape)) for shape, *_ in self._results[:3])
+        out, lse = like(q, call.out_shape), Operand(0, call.rows, row_major(call.rows))
+        gradients = (like(x, x.shape) for x in (q, k, v))
+        own = self.call_of(0, [out, q, k, v, out, lse, *gradients], call.scale, no_memory, self.binder.unbound())
+        if self._captured is not None:
+            own.table_sums = self._captured.sums()
+        with device:
+            compile_early(device, self._requests(own))
 
     def call_of(
         self,
@@ -282,6 +308,11 @@ class Constant:
             return tuple([self.kind.full(arguments[0], *one) for one in self.results])
         filled = (np.full(shape, value, numpy_dtype(dtype)) for shape, dtype, value in self.results)
         return tuple(map(self.kind.from_numpy, filled))
+
+
+def no_memory(nbytes: int) -> int:
+    """Allocate for a call that is only prepared: raise RuntimeError."""
+    raise RuntimeError(f"unexpected allocation of {nbytes} bytes while preparing a call")
 
 
 def nothing(call: Call) -> PreparedForward:

@@ -12,9 +12,10 @@ from ...patterns.dynamic import Form
 from ...planning import Plan
 from ...request.call import Call
 from ..driver.device import Device
-from ..driver.launch import Launch
+from ..driver.launch import Launch, Request
 from .backward_pass import BackwardPass
 from .forward_pass import ForwardPass
+from .score import TableSums
 
 __all__ = ["CapturedGradients", "Family", "ForwardLaunches", "GradientLaunches", "Launcher", "MaskSource"]
 
@@ -109,8 +110,13 @@ class CapturedGradients(Protocol):
         """The arrays that need a gradient."""
 
     def begin(self, call: BackwardPass) -> None:
-        """Prepare for the backward of a call: start to compile the kernel in another thread, which :meth:`enqueue`
-        joins, and set the call's `table_sums` if a fused backward may compute the gradients."""
+        """Prepare for the backward of a call: set its `table_sums` if a fused backward may compute the gradients."""
+
+    def sums(self, words: int = 0) -> TableSums:
+        """Return the `table_sums` of calls, with accumulators at address `words`."""
+
+    def requests(self, call: BackwardPass) -> list[Request]:
+        """Return the requests for the kernels that :meth:`enqueue` launches."""
 
     def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
         """Enqueue all kernels; `results` are the gradients of the `wanted` arrays, `nonfinite` is the return value of
@@ -155,3 +161,7 @@ class Family(Protocol):
             0 if the backward computes no gradients of captured arrays. Otherwise it adds them to the call's
             `table_sums`, and this is the address of a device flag that is 0 if they are finite.
         """
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        """Return the requests for the kernels of a backward, which reads only the alignment of its addresses; the
+        context is current."""

@@ -20,7 +20,7 @@ from ...request.score import ScoreOperands
 from ..driver.buffer import keep_if_captured
 from ..driver.device import Device, require_owner
 from ..driver.launch import Launch, start
-from .execute import Backward, Forward
+from .execute import Backward, Forward, no_memory
 from .family import CapturedGradients, Family, ForwardLaunches, GradientLaunches, Launcher
 from .forward_pass import ForwardPass
 from .score import IDENTITY, Binder, BoundScore
@@ -51,7 +51,7 @@ def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Result
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
     score = Binder(call, device).unbound()
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, _no_memory, score=score)
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, no_memory, score=score)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
@@ -191,7 +191,7 @@ class RepeatedBackward:
             with self.device.made_current():
                 keep_if_captured(self.device, key[-1], self.plan)
                 operands = list(map(self._operand, (*arrays, *results)))
-                call = self._general.call_of(key[-1], operands, scale, _no_memory, bound, to_sinks)
+                call = self._general.call_of(key[-1], operands, scale, no_memory, bound, to_sinks)
                 launches = ready.write(call, addresses[-1])
             launches = self._launches.keep(key, launches)
         with self.device.made_current():
@@ -206,7 +206,7 @@ class RepeatedBackward:
         operands = list(map(self._operand, (*arrays, *results)))
         self._alignment = launcher.alignment
         with self.device:
-            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, _no_memory, bound))
+            self._ready = launcher.prepare_backward(self._general.call_of(0, operands, scale, no_memory, bound))
         self._laid_out = [
             None if x.strides == result.strides else (result.shape, result.strides)
             for x, result in zip(operands[1:4], operands[-3:], strict=True)
@@ -238,7 +238,3 @@ def backward(
 def _repeats(call: Call) -> bool:
     """True if launches are cached for such calls: PyTorch's allocator reuses addresses."""
     return call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
-
-
-def _no_memory(nbytes: int) -> int:
-    raise RuntimeError(f"unexpected allocation of {nbytes} bytes while preparing a call")

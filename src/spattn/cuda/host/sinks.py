@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..driver.launch import Launch, kernel
+from ..driver.launch import Launch, Request, kernel
 from ..driver.structs import packer
 from .backward_pass import BackwardPass
 
-__all__ = ["SINK_GRADIENT", "sink_gradient", "sink_macros"]
+__all__ = ["SINK_GRADIENT", "gradient_requests", "sink_gradient", "sink_macros"]
 
 SINK_GRADIENT = np.dtype(
     [
@@ -34,7 +34,12 @@ def sink_gradient(call: BackwardPass, delta: int, delta_stride: int) -> Launch:
     batch, heads_q, q_len, _ = call.q.shape
     strides = *call.lse.strides, delta_stride
     params = _pack(call.sinks, call.lse.pointer, delta, call.dsinks, *strides, batch, heads_q, q_len, 0)
+    return Launch(kernel(call.device, *gradient_requests(call)), heads_q, params, call.stream)
+
+
+def gradient_requests(call: BackwardPass) -> list[Request]:
+    """Return the request for the kernel of :func:`sink_gradient`; none without sinks."""
+    if not call.sinks:
+        return []
     source, defines = "common/sink_gradient.cu", {"SPATTN_DTYPE": call.dtype}
-    structs = {"SinkGradient": SINK_GRADIENT}
-    own = kernel(call.device, source, call.device.arch, defines, structs, "sink_gradient")
-    return Launch(own, heads_q, params, call.stream)
+    return [Request(source, call.device.arch, defines, {"SinkGradient": SINK_GRADIENT}, "sink_gradient")]

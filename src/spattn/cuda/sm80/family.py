@@ -8,6 +8,7 @@ from ...planning import Plan
 from ...request.call import Call
 from ...schedule import compiler
 from ..driver.device import Device
+from ..driver.launch import Request
 from ..host.backward_pass import BackwardPass
 from ..host.family import Launcher
 from ..host.forward_pass import ForwardPass
@@ -42,6 +43,9 @@ class _Portable:
     def backward(self, call: BackwardPass) -> int:
         backward.backward(call)
         return 0
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        return backward.requests(call)
 
 
 FAMILY = _Portable()

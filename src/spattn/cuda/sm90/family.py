@@ -22,6 +22,7 @@ from ...schedule import compiler
 from ...schedule.group import workers
 from ...schedule.tensor_maps import MAPS
 from ..driver.device import Device
+from ..driver.launch import Request
 from ..host.backward_pass import BackwardPass
 from ..host.family import Family, Launcher
 from ..host.forward_pass import ForwardPass
@@ -103,6 +104,10 @@ class Hopper:
             "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
         )
         return self._fallback.backward(call)
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        found = backwards.requests(call)
+        return self._fallback.backward_requests(call) if found is None else found
 
     # Members of Launcher:
     alignment = ADDRESS_ALIGNMENT

@@ -10,13 +10,25 @@ from typing import Any, ClassVar, TypeVar
 from ..._util.imports import whole_imports
 from .check import default_value
 
-__all__ = ["DEEPEST", "OPERATORS", "Instance", "Registered", "generation", "names", "pattern_class", "register"]
+__all__ = [
+    "CONVERSIONS",
+    "DEEPEST",
+    "OPERATORS",
+    "Instance",
+    "Registered",
+    "generation",
+    "names",
+    "pattern_class",
+    "register",
+    "registered",
+]
 
 PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
 Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length in tokens
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
+CONVERSIONS: dict[str, Callable[..., Any]] = {}  # by name; filled by the conversion module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice
@@ -113,6 +125,11 @@ def pattern_class(name: str) -> type[Any]:
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]
+
+
+def registered() -> list[type[Any]]:
+    """Return the registered classes whose modules are imported."""
+    return list(_REGISTRY.values())
 
 
 def _meant(name: object) -> str:

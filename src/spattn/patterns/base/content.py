@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.frozen import content, frozen, frozen_part
@@ -16,6 +15,9 @@ from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, namespace_of, to_host, unknown
 from .check import WRITEABLE, assign, integer
 from .pattern import Pattern
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_device", "on_host"]
 
@@ -141,7 +143,7 @@ def _same(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound(Pattern):
     """Base class of bound patterns with one row of data per query.
 
@@ -165,6 +167,9 @@ class Bound(Pattern):
     def _description(self) -> dict[str, Any]:
         description: dict[str, Any] = self.given._description()
         return description
+
+    def __repr__(self) -> str:
+        return repr(self.given)
 
 
 class ArrayPattern(ByContent, Pattern):

@@ -13,7 +13,7 @@ from ..._util.frozen import content, owner_of
 from ..._util.imports import whole_imports
 from ...arrays import is_array, unknown
 from .check import WRITEABLE
-from .class_registry import OPERATORS, generation, pattern_class
+from .class_registry import CONVERSIONS, OPERATORS, generation, pattern_class
 from .codec import decode
 from .composition import Composite
 from .pattern import CONSTRUCTORS, Deferred, Pattern
@@ -94,22 +94,32 @@ def restored(text: str, operands: Sequence[np.ndarray] = ()) -> Pattern:
     return found if key is None else _restored.keep(key, found)
 
 
-def stand_in(text: str, operands: Sequence[Any]) -> Pattern:
-    """Return a pattern like that of a text, for shapes: its arrays are 0."""
-    kinds = ((x.shape, str(x.dtype).removeprefix("torch.")) for x in operands)
-    return restored(text, [np.zeros(tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in kinds])
+def stand_in(text: str, operands: Sequence[Any]) -> Pattern | None:
+    """Return a pattern like that of a text, for shapes: its arrays are 0. Return None if 0 is no valid value."""
+    kinds = [(x.shape, str(x.dtype).removeprefix("torch.")) for x in operands]
+    try:
+        return restored(text, [np.zeros(tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in kinds])
+    except ValueError:
+        if not operands:
+            raise
+        return None  # the program checks its values
 
 
 def resolved(value: Any) -> Any:
-    """Return the pattern of a call whose arrays have values, as after a graph break; other arguments are unchanged."""
+    """Return the pattern of a call whose arrays have values, as after a graph break; other values are unchanged."""
     if isinstance(value, Deferred):
-        options = dict(zip(value.names, map(resolved, value.values), strict=True))
-        return _called(value.target, value.make, map(resolved, value.args), options)
+        args, values = resolved(value.args), resolved(value.values)
+        if _is_open(args) or _is_open(values):
+            return value
+        return _called(value.target, value.make, args, dict(zip(value.names, values, strict=True)))
+    return tuple(map(resolved, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _is_open(value: Any) -> bool:
+    """Return whether a value has arrays of a JAX program that is being traced."""
     if isinstance(value, (tuple, list)):
-        return type(value)(map(resolved, value))
-    if unknown(value):
-        raise TypeError("pattern: arrays of a traced program have no values; pass the pattern to spattn.jax.attention")
-    return value
+        return any(map(_is_open, value))
+    return isinstance(value, Deferred) or unknown(value)
 
 
 def _run(call: Any, operands: Sequence[Any]) -> Any:
@@ -117,7 +127,8 @@ def _run(call: Any, operands: Sequence[Any]) -> Any:
         return call
     kind, *rest = call
     if kind == "operand":
-        return operands[rest[0]]
+        x = operands[rest[0]]
+        return x if x.ndim else x.item()
     if kind == "text":
         return restored(rest[0])
     if kind == "tuple":
@@ -128,6 +139,9 @@ def _run(call: Any, operands: Sequence[Any]) -> Any:
 
 
 def _called(name: str, make: str | None, args: Iterable[Any], options: dict[str, Any]) -> Any:
+    """Call an operator, a class, its constructor `make` or, without a name, the conversion `make`."""
+    if not name:
+        return CONVERSIONS[str(make)](*args, **options)
     function: Any = OPERATORS[name].of if name in OPERATORS else pattern_class(name)
     if make is not None:
         if make not in CONSTRUCTORS:

@@ -11,11 +11,11 @@ import numpy as np
 
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
-from ...arrays import compiling, dtype_name, namespace_of, unknown
+from ...arrays import compiling, unknown, untraced
 from ...index_set import AffineRows, Runs
 from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
-from .class_registry import OPERATORS, Registered, pattern_class
+from .class_registry import CONVERSIONS, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
 
@@ -65,7 +65,23 @@ class Ordered(NamedTuple):
     kv_order: np.ndarray
 
 
-class Pattern(Registered, Serializable):
+class _PatternClass(type):
+    """Metaclass of patterns: in ``Causal & Sinks(4)``, a class stands for its instance without arguments.
+
+    ``Causal | Sinks`` remains Python's union of types.
+    """
+
+    def __and__(cls, other: Any) -> Pattern:
+        return _joined("&", cls, other)
+
+    def __sub__(cls, other: Any) -> Pattern:
+        return _joined("&", cls, ~_operand(other))  # type: ignore[operator]
+
+    def __invert__(cls) -> Pattern:
+        return ~_operand(cls)  # type: ignore[operator]
+
+
+class Pattern(Registered, Serializable, metaclass=_PatternClass):
     """A set of allowed (query, key) position pairs.
 
     Subclasses are frozen dataclasses that define :meth:`allows`. They may define hints, which must agree with it:
@@ -320,14 +336,7 @@ class Pattern(Registered, Serializable):
         TypeError
             If :meth:`allows` returns anything but bools of the shape of its arguments.
         """
-        q_len, kv_len = check_lengths(q_len, kv_len)
-        bound = self.at(batch, head).bind(q_len, kv_len)
-        q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
-        if bound._lists_pairs:
-            row, key = bound._pairs(q, kv_len)
-            return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
-        runs = bound.runs(q, kv_len)
-        return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
+        return untraced(_index_set, self.at(batch, head), *check_lengths(q_len, kv_len))
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Return runs that together contain every allowed pair, or None if no such runs are known."""
@@ -372,23 +381,33 @@ class Pattern(Registered, Serializable):
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
+def _index_set(pattern: Pattern, q_len: int, kv_len: int) -> AffineRows:
+    bound = pattern.bind(q_len, kv_len)
+    q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
+    if bound._lists_pairs:
+        row, key = bound._pairs(q, kv_len)
+        return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
+    runs = bound.runs(q, kv_len)
+    return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
+
+
 def _operand(value: Any) -> Pattern | None:
-    """Convert an operand to a pattern (a bool array of any framework to a Mask); return None for other types."""
+    """Convert an operand to a pattern; return None for a dynamic mask, which has the operator itself."""
     if isinstance(value, Pattern):
         return value
-    if namespace_of(value) is None:
+    if hasattr(type(value), "to_host"):
         return None
-    if (got := dtype_name(value)) != "bool":
-        raise TypeError(f"operand: expected a pattern or a bool array (a Mask), got an array of {got}")
-    mask: Callable[[Any], Pattern] = pattern_class("mask")
-    return mask(value)
+    if compiling():
+        return value() if isinstance(value, type) else Deferred.call("", "as_pattern", (value,), {"name": "operand"})
+    found: Pattern = CONVERSIONS["as_pattern"](value, name="operand")
+    return found
 
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
     one, other = _operand(left), _operand(right)
     if one is None or other is None:
         return NotImplemented
-    if compiling():  # operands may be equal only by their values
+    if compiling() or isinstance(one, Deferred) or isinstance(other, Deferred):  # equal only by their values
         return Deferred.call(symbol, None, (one, other), {})
     return OPERATORS[symbol].of(one, other)
 
@@ -396,8 +415,9 @@ def _joined(symbol: str, left: Any, right: Any) -> Pattern:
 class Deferred(Pattern):
     """The call of a constructor that a traced program runs later, because its arrays have no values yet.
 
-    Compared by identity. `target` is a registered name or an operator, `make` a constructor of its class, None for the
-    class itself.
+    `target` is a registered name or an operator, `make` a constructor of its class, None for the class itself. Without
+    a target, `make` is a conversion of :mod:`spattn.patterns.conversion`. Outside of the arguments of attention(), a
+    call is the pattern that it makes: torch.compile breaks the graph there, and for JAX it is an error.
     """
 
     target: str
@@ -415,13 +435,56 @@ class Deferred(Pattern):
         object.__setattr__(made, "values", tuple(kwargs.values()))
         return made
 
-    def _unknown(self, *arguments: Any, **options: Any) -> Any:
-        raise TypeError(f"pattern: {self!r} has no values before its program runs; pass it to attention() there")
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Deferred.__annotations__:
+            raise AttributeError(name)
+        return untraced(_of_made, self, name)
 
-    bind = sizes = at = allows = _for_heads = grids = _description = _unknown
+    def __eq__(self, other: Any) -> Any:
+        return self is other or untraced(_same, self, other)
+
+    def __hash__(self) -> int:
+        made = untraced(CONVERSIONS["as_pattern"], self)
+        return id(self) if made is self else hash(made)
 
     def __repr__(self) -> str:
-        return f"{self.target}{'' if self.make is None else '.' + self.make}(...)"
+        return f"{'.'.join(filter(None, (self.target, self.make)))}(...)"
+
+
+def _of_made(deferred: Deferred, name: str) -> Any:
+    """Return an attribute of the pattern of a call whose arrays have values."""
+    return getattr(_made(deferred), name)
+
+
+def _call_made(deferred: Deferred, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return getattr(_made(deferred), name)(*args, **options)
+
+
+def _made(deferred: Deferred) -> Pattern:
+    made: Pattern = CONVERSIONS["as_pattern"](deferred)
+    if made is deferred:
+        raise TypeError(
+            "pattern: expected a plain array, got a tracer, which has no values; call this outside of jax.jit, "
+            "torch.export and vmap, or pass the pattern to attention()"
+        )
+    return made
+
+
+def _same(deferred: Deferred, other: Any) -> bool:
+    return bool(_made(deferred) == (_made(other) if isinstance(other, Deferred) else other))
+
+
+def _delegate(name: str) -> None:
+    def call(self: Deferred, *args: Any, **options: Any) -> Any:
+        return untraced(_call_made, self, name, args, options)
+
+    setattr(Deferred, name, call)
+
+
+for _name in "allows runs parts ends bind sizes grids at variants index_set to_json".split():
+    _delegate(_name)
+for _name in "_for_heads _candidates _bands _in_order _pairs _description _serialized".split():
+    _delegate(_name)
 
 
 def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -446,6 +509,6 @@ def defers(*arguments: Any) -> bool:
 
 
 def _is_unknown(value: Any) -> bool:
-    if isinstance(value, tuple) and value and isinstance(value[0], Pattern):
-        return any(isinstance(x, Deferred) for x in value)
+    if isinstance(value, (tuple, list)):  # long ones are sequences of Python's integers
+        return set(map(type, value)) != {int} and any(map(_is_unknown, value))
     return isinstance(value, Deferred) or unknown(value)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ..base.check import REACH
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "NO_KEY_AHEAD",

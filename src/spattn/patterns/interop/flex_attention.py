@@ -52,7 +52,7 @@ class MaskMod(ByContent, Pattern):
 
         trace, known = self.trace, {_QUERY: q, _KEY: k}
         if not trace.used <= {_QUERY, _KEY}:
-            raise ValueError("MaskMod: the mask_mod depends on the batch entry or head; use .at(batch, head)")
+            raise ValueError("mask_mod: it depends on the batch entry or head; use .at(batch, head)")
 
         def value(operand: Any) -> Any:
             if not isinstance(operand, Ref):
@@ -80,7 +80,7 @@ class MaskMod(ByContent, Pattern):
         return apply(found, q if sides == {_QUERY} else k if sides == {_KEY} else q * _PAIR + k)
 
     def __repr__(self) -> str:
-        return f"MaskMod(<{len(self.trace.steps)} operations>)"
+        return f"mask_mod(<{len(self.trace.steps)} operations>)"
 
     def _description(self) -> dict[str, Any]:
         raise TypeError("to_json(): expected a pattern of parameters, got a mask_mod, which is a function")

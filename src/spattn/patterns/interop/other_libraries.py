@@ -21,7 +21,7 @@ from ..sequence.windows import SlidingWindow
 
 __all__ = ["from_deepspeed", "from_flash_attention", "from_flashmask", "from_natten", "from_xformers"]
 
-# DeepSpeed's modes, and the keys that its reader accepts besides "mode", "block" and _PER_HEAD.
+# DeepSpeed's modes, and the keys that its reader reads in each besides "mode", "block" and _PER_HEAD.
 _GLOBAL = ("global_block_indices", "global_block_end_indices")
 _DIRECTION = ("attention", "horizontal_global_attention")
 _WINDOW = "num_sliding_window_blocks"
@@ -33,6 +33,7 @@ _MODES: dict[str, tuple[Callable[..., Pattern], tuple[str, ...]]] = {
     "bslongformer": (deepspeed.bslongformer, (_WINDOW, *_GLOBAL)),
 }
 _PER_HEAD = "different_layout_per_head"
+_KEYS = {"block", *(key for _, keys in _MODES.values() for key in keys)}  # of any mode
 
 
 def from_deepspeed(config: dict[str, Any]) -> Pattern:
@@ -42,7 +43,7 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     ----------
     config : dict
         The section, or a configuration that contains it, as read from JSON. Defaults are those of DeepSpeed's reader:
-        mode ``"fixed"``, and no random blocks in any mode.
+        mode ``"fixed"``, and no random blocks in any mode. Like that reader, this function ignores keys of other modes.
 
     Returns
     -------
@@ -54,7 +55,8 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     TypeError
         If `config` is not a dict, or a value is of a wrong type.
     ValueError
-        If the mode is unknown, a value is out of range, or DeepSpeed's reader ignores a key in this mode.
+        If the mode or a key is unknown, or a value is out of range; if ``"attention"`` is not ``"bidirectional"`` in a
+        mode in which DeepSpeed's reader ignores it.
 
     Notes
     -----
@@ -75,9 +77,14 @@ global_block_end_indices=None, attention='bidirectional')
         raise ValueError(f"config: expected a mode of {', '.join(_MODES)}; got {mode!r}")
     make, known = _MODES[mode]
     per_head = flag(_PER_HEAD, section.pop(_PER_HEAD, False))
-    unknown = set(section) - {"block", *known}
-    if unknown:
-        raise ValueError(f"config: expected keys of mode {mode!r}, {', '.join(('block', *known))}; got {unknown}")
+    if unknown := set(section) - _KEYS:
+        raise ValueError(f"config: expected the keys {', '.join(('mode', _PER_HEAD, *sorted(_KEYS)))}; got {unknown}")
+    if "attention" not in known and section.get("attention", "bidirectional") != "bidirectional":
+        raise ValueError(
+            f"config: DeepSpeed's mode {mode!r} is bidirectional and ignores 'attention', got {section['attention']!r}"
+            "; remove the key, and join the pattern with & Causal()"
+        )
+    section = {key: value for key, value in section.items() if key in ("block", *known)}
     if "num_random_blocks" in known:
         section.setdefault("num_random_blocks", 0)  # the reader's default, not the class's
         section["head"] = None if per_head else 0

@@ -88,7 +88,7 @@ class Clusters(ArrayPattern):
         return cls(labels, draw.integers((*leading, sizes.q_len), -1, most) if draw.flag() else None), sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _BoundClusters(Bound):
     given: Clusters
     _lists_pairs = True

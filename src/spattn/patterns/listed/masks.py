@@ -14,7 +14,7 @@ from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
 from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, on_device
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, defers
 from ..base.predicate import row_or_last
 from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
@@ -196,9 +196,9 @@ class KeyBlocks(ArrayPattern):
     block_kv: int
 
     def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
-        if on_device(blocks):
+        if not defers(blocks) and on_device(blocks):
             return dynamic("DynamicKeyBlocks", blocks, block_q, block_kv)
-        return super().__new__(cls)
+        return super().__new__(cls, blocks, block_q, block_kv)
 
     def __post_init__(self) -> None:
         self._freeze(np.int32, "blocks")

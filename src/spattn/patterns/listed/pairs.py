@@ -168,7 +168,7 @@ class RowRuns(ArrayPattern):
         return cls.from_index_set(rows), sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _BoundCSR(Bound):
     given: CSR
     _lists_pairs = True

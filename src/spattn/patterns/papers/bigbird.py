@@ -134,7 +134,7 @@ class BigBird(Pattern):
         return cls(block, window, *blocks, *rest), sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Bound(Pattern):
     """BigBird bound to `kv_len` tokens, which determine its random blocks."""
 
@@ -169,3 +169,6 @@ class _Bound(Pattern):
 
     def _description(self) -> dict[str, Any]:
         return self.pattern._description()
+
+    def __repr__(self) -> str:
+        return repr(self.pattern)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.frozen import frozen
-from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
+from ...arrays import untraced
 from ...index_set import Runs
 from ..base.check import assign, integer, integers, listed
-from ..base.class_registry import register
+from ..base.class_registry import pattern_class, register
 from ..base.content import dynamic, frozen_array, on_device
 from ..base.pattern import Pattern, deferrable
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Documents"]
 
@@ -90,6 +92,9 @@ class Documents(Pattern):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
             assign(self, lengths=check_document_lengths(lengths))
+        untraced(Documents._set_cu_seqlens, self)  # torch.compile fails at arrays of NumPy that are read-only
+
+    def _set_cu_seqlens(self) -> None:
         entries = self._entries()
         ends = np.zeros((len(entries), max(map(len, entries), default=0) + 1), np.int64)
         for row, entry in zip(ends, entries, strict=True):
@@ -142,10 +147,7 @@ class Documents(Pattern):
             entries = [np.diff(check_cu_seqlens("cu_seqlens", entry)) for entry in np.atleast_2d(starts)]
             lengths = tuple(tuple(entry[entry > 0].tolist()) for entry in entries)
             return cls(lengths if starts.ndim == 2 else lengths[0])
-        with whole_imports:  # late: keeps `import spattn` fast
-            from .packed import PackedWindows
-
-        return PackedWindows.from_cu_seqlens(cu_seqlens, cu_seqlens_k, name="cu_seqlens")
+        return pattern_class("packed_windows").from_cu_seqlens(cu_seqlens, cu_seqlens_k, name="cu_seqlens")
 
     @classmethod
     @deferrable

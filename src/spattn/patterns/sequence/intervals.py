@@ -153,7 +153,7 @@ class RowIntervals(ArrayPattern):
         return cls(start, stop, draw.choice([None, sizes.kv_len])), sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _BoundRows(Bound):
     given: RowIntervals
 

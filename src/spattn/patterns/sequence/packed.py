@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST, q_offset
@@ -18,6 +17,9 @@ from ..base.pattern import Pattern, deferrable
 from ..base.predicate import apply
 from ..hints.closed_forms import NO_RANGES, Bands, nearby
 from .documents import check_cu_seqlens
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["PackedWindows"]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from ..._util.cached import cached_property
 from ..._util.index_checks import check_lengths
@@ -20,6 +19,9 @@ from ..base.pattern import Pattern, deferrable
 from ..base.predicate import member
 from ..hints.closed_forms import Bands, same_keys
 from .basic import always
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["KeyPadding"]
 

@@ -102,7 +102,7 @@ class QueriesAt(ByContent, Pattern):
         return cls(draw.pattern(sizes._replace(q_len=tokens, kv_len=tokens)), positions), sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Bound(Pattern):
     """QueriesAt bound to lengths; `inner` is bound to `tokens` tokens."""
 
@@ -140,3 +140,6 @@ class _Bound(Pattern):
 
     def _description(self) -> dict[str, Any]:
         return self.given._description()
+
+    def __repr__(self) -> str:
+        return repr(self.given)

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..._util.cached import BoundedCache
 from ...patterns import Pattern
-from ...patterns.base.class_registry import pattern_class
 from .types import Plan
 from .validated import MAX_CALLS, Validated, moved_plan, validated
 
@@ -151,7 +150,7 @@ def find_call(pattern: Hashable, cache_key: Hashable) -> Any:
     """Return the cached dispatch for a pattern (or plan) and a cache key, or None."""
     if isinstance(pattern, Plan):
         return validated(pattern).calls.get(cache_key)
-    found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, cache_key))
+    found = _calls.get((pattern, cache_key))
     if found is None:
         return None
     prepared, kept = found
@@ -171,9 +170,7 @@ def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any)
         return
     if len(kept.signatures) >= MAX_CALLS:
         _forget_calls(kept)
-    # A name refers to the class that is registered under it now. A pattern is replaced by the equal pattern of the
-    # plan, so that the cache stores and counts one object.
-    key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, cache_key
+    key = plan.pattern, cache_key  # of equal patterns, the cache stores and counts one object
     kept.signatures.append(key)
     _calls[key] = prepared, kept
     if all(one is not kept for one in _plans.copy().values()):  # evicted meanwhile by another thread

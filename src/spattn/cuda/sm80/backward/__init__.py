@@ -7,15 +7,17 @@ float64. A dK/dV kernel and a dQ kernel execute any plan whose query tiles are a
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
-from ...driver.launch import Kernel, start
+from ...driver.launch import Kernel, Request, start
 from ...host.backward_pass import BackwardPass
 from ...host.sinks import sink_gradient
-from ..kernels import load, load_common
+from ..kernels import common_request, load, load_common
+from ..kernels import requests as kernel_requests
 from ..params import pack_backward, pack_sum, passes_on_device
 from ..variants import backward_variants
 
-__all__ = ["backward"]
+__all__ = ["backward", "requests"]
 
 
 def backward(call: BackwardPass) -> None:
@@ -52,5 +54,22 @@ def backward(call: BackwardPass) -> None:
 def backward_kernels(call: BackwardPass, by_keys: bool) -> list[tuple[Kernel, int]]:
     """Return the dK/dV or dQ kernels, with their rows per CTA, for a call's types, sizes, alignment and score
     function."""
-    problem = call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()
-    return load(call.device, call.score.text, False, backward_variants, *problem)
+    return load(call.device, call.score.text, False, backward_variants, *_problem(call, by_keys))
+
+
+def requests(call: BackwardPass) -> list[Request]:
+    """Return the requests for the kernels of a call; the context must be current."""
+    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
+    passes = passes_on_device(call.plan, call.device, batch, heads_q, heads_kv)
+    found = [common_request(call.device, "backward/statistics", call.dtype)]
+    for by_keys, own in enumerate(passes):
+        if own.tasks:
+            problem = _problem(call, bool(by_keys))
+            found += kernel_requests(call.device, call.score.text, False, backward_variants, *problem)
+    if any(own.sum_blocks for own in passes):
+        found.append(common_request(call.device, "backward/sum", call.dtype))
+    return found
+
+
+def _problem(call: BackwardPass, by_keys: bool) -> tuple[Any, ...]:
+    return call.dtype, call.precision, call.q.shape[3], call.v.shape[3], by_keys, call.aligned()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from ....arrays.operand import Operand
 from ....request.call import Call
 from ....score.program import Program, is_summed
 from ...driver.buffer import clear
+from ...driver.launch import Request, kernel
 from ...driver.structs import packer
 from ...host.backward_pass import BackwardPass
-from ...host.score import TableSums, generated, table_types
-from ..kernels import compile_captured, load_captured, load_common
+from ...host.score import NO_SUMS, TableSums, generated, table_types
+from ..kernels import captured_request, common_request, load_common
 from ..params import captured_dtype, pack_accumulated, pack_backward, passes_on_device
 from ..variants import Variant, captured_variant
 
@@ -39,7 +39,6 @@ class CapturedGradients:
         self._tables, self._direct = len(score.types), direct
         self.text, _ = generated(score.program, table_types(call), tuple(direct.items()), score.dropout is not None)
         self._pack = packer(captured_dtype(self._tables)).pack
-        self._compiled: Future[None] | None = None
         self._problem = call.dtype, call.precision, call.head_dim, call.head_dim_v
         captured = [use for use in score.program.captured if use.name == "look_up" and use.number in direct]
         self._summed = bool(direct) and all(is_summed(score.program, use) for use in captured)
@@ -53,17 +52,22 @@ class CapturedGradients:
 
     def begin(self, call: BackwardPass) -> None:
         """See :class:`~spattn.cuda.host.family.CapturedGradients`."""
-        if not self._direct:
-            return
-        if self._compiled is None:
-            pool = ThreadPoolExecutor(1)
-            given = call.device, self._variant(call), self.text, self._tables
-            self._compiled = pool.submit(compile_captured, *given)
-            pool.shutdown(wait=False)
-        if self._summed and self._total <= _MOST // 2:
+        if self.sums().text:
             words = call.allocate(self._total * _ELEMENT_BYTES)
             clear(words, self._total * _ELEMENT_BYTES, call.stream)
-            call.table_sums = TableSums(self.text, words, tuple(self._first))
+            call.table_sums = self.sums(words)
+
+    def sums(self, words: int = 0) -> TableSums:
+        """See :class:`~spattn.cuda.host.family.CapturedGradients`."""
+        fits = self._summed and self._total <= _MOST // 2
+        return TableSums(self.text, words, tuple(self._first)) if fits else NO_SUMS
+
+    def requests(self, call: BackwardPass) -> list[Request]:
+        """See :class:`~spattn.cuda.host.family.CapturedGradients`."""
+        if not self._direct:
+            return []
+        common = [common_request(call.device, f"backward/{name}", call.dtype) for name in ("statistics", "captured")]
+        return [captured_request(call.device, self._variant(call), self.text, self._tables), *common]
 
     def enqueue(self, call: BackwardPass, results: Sequence[Operand], nonfinite: int) -> None:
         """Enqueue all kernels; `results` are contiguous gradients of the wanted arrays. The context must be current.
@@ -79,8 +83,6 @@ class CapturedGradients:
                 clear(result.pointer, math.prod(result.shape) * itemsize, call.stream)
         if not self._direct:
             return
-        if self._compiled is not None:
-            self._compiled.result()
         launch = self._prepared(call, itemsize, nonfinite)
         sums = load_common(call.device, "backward/captured", call.dtype)
         words = call.allocate(min(self._total, _MOST) * _ELEMENT_BYTES) if self._total else 0
@@ -111,9 +113,9 @@ class CapturedGradients:
         )
         statistics = load_common(call.device, "backward/statistics", call.dtype)
         statistics.launch(-(-batch * heads_q * q_len // (statistics.threads // 32)), params, call.stream)
-        kernel = self._variant(call)
-        ready = load_captured(call.device, kernel, self.text, self._tables)
-        blocks = own.tasks * own.subtiles * -(-own.subtile_rows // kernel.rows)
+        chosen = self._variant(call)
+        ready = kernel(call.device, captured_request(call.device, chosen, self.text, self._tables))
+        blocks = own.tasks * own.subtiles * -(-own.subtile_rows // chosen.rows)
 
         def launch(captured: bytes) -> None:
             if blocks:

@@ -63,6 +63,7 @@ def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> tuple[Kernel, int
     found = plan.kernels.get(key)
     if found is None:
         problem = *key[:4], (call.plan.block_q, call.plan.block_kv), aligned
-        (found,) = load(call.device, call.score.text, sinks, forward_variants, *problem)
+        beside = ("forward/merge",) if plan.merges else ()
+        (found,) = load(call.device, call.score.text, sinks, forward_variants, *problem, beside=beside)
         plan.kernels[key] = found
     return found

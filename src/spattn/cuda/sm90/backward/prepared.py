@@ -9,6 +9,7 @@ import numpy as np
 
 from ...._util.cached import BoundedCache
 from ...._util.ragged import offsets
+from ....arrays.operand import Operand
 from ....choose.specializations import ARCH, KEYS_TOGETHER
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
@@ -19,7 +20,7 @@ from ....schedule.tensor_maps import MAPS, VIEW
 from ....schedule.turns import take_turns
 from ...driver.buffer import Buffer, upload
 from ...driver.device import Device
-from ...driver.launch import Kernel, Launch, Request, compile_together, kernel, start
+from ...driver.launch import Kernel, Launch, Request, load_kernels, start
 from ...host.backward_pass import BackwardPass
 from ...host.sinks import sink_gradient
 from ..maps import readable
@@ -39,7 +40,7 @@ from .params import (
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, Views, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
-__all__ = ["Ready", "prepare"]
+__all__ = ["Ready", "prepare", "requests"]
 
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
@@ -63,10 +64,24 @@ _STATISTIC_BYTES = 16
 def prepare(call: BackwardPass) -> Ready | None:
     """Return cached state per shapes and strides, or None if TMA cannot address the arrays; the context must be
     current."""
+    return None if any(x.pointer % 16 for x in _arrays(call)) else _plan_of(call).ready(call)
+
+
+def requests(call: BackwardPass) -> list[Request] | None:
+    """Return the requests for the kernels that :func:`prepare` loads, or None if TMA cannot address the arrays."""
+    plan = _plan_of(call)
+    room = None if any(x.pointer % 16 for x in _arrays(call)) else plan.room(call)
+    return None if room is None else choose(plan, call, room).requests
+
+
+def _arrays(call: BackwardPass) -> tuple[Operand, ...]:
+    """Return the arrays that TMA reads or writes."""
+    return call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
+
+
+def _plan_of(call: BackwardPass) -> BackwardPlan:
     (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
-    if any(x.pointer % 16 for x in (call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv)):
-        return None
-    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv)
 
 
 class DevicePlan(NamedTuple):
@@ -200,14 +215,56 @@ class BackwardPlan:
 
     def ready(self, call: BackwardPass) -> Ready | None:
         """Return cached state for calls of these shapes and strides, or None if TMA cannot address the arrays."""
-        arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-        key = (call.dtype, call.score.text, call.table_sums.text, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, call.score.text, call.table_sums.text, *(part for x in _arrays(call) for part in x[1:]))
         found = self._ready.get(key, self)
         if found is self:
-            room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
-            fits = room is not None and all(map(readable, arrays))
-            found = self._ready.keep(key, Ready(self, call, room) if fits and room else None)
+            room = self.room(call)
+            found = self._ready.keep(key, None if room is None else Ready(self, call, room))
         return found
+
+    def room(self, call: BackwardPass) -> int | None:
+        """Return how many tensor maps the kernels' parameters hold, or None if TMA cannot address the arrays."""
+        if not all(map(readable, _arrays(call))):
+            return None
+        return next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
+
+
+class Chosen(NamedTuple):
+    """The kernels of a backward.
+
+    Attributes
+    ----------
+    table : list of Specialization
+        Specializations of backward.cu.
+    fused : bool
+        True if the first one computes dQ too.
+    sums_tables : bool
+        True if it also sums the gradients of captured arrays.
+    requests : list of Request
+        The kernels of `table`, statistics.cu, sum.cu and, if fused, convert.cu.
+    """
+
+    table: list[Specialization]
+    fused: bool
+    sums_tables: bool
+    requests: list[Request]
+
+
+def choose(plan: BackwardPlan, call: BackwardPass, room: int) -> Chosen:
+    """Choose the kernels of a call, with `room` tensor maps in their parameters."""
+    table = builds(max(call.q.shape[3], call.v.shape[3]), plan.one_pass is not None)
+    fused = table[0].results == "dk dv dq"
+    sums = call.table_sums
+    sums_tables = bool(sums.text) and len(sums.first) <= TABLES and fused and plan.regular
+
+    def request(name: str, row: Specialization, room: int, text: str = "") -> Request:
+        defines = variant(row, call.dtype, room)
+        return Request(f"sm90/backward/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}", text)
+
+    texts = [sums.text if sums_tables and row.results == "dk dv dq" else call.score.text for row in table]
+    found = [request("backward", row, room, text) for row, text in zip(table, texts, strict=True)]
+    names = ("statistics", "sum", "convert") if fused else ("statistics", "sum")
+    return Chosen(table, fused, sums_tables, found + [request(name, table[0], MAPS[0]) for name in names])
 
 
 class Ready:
@@ -219,23 +276,17 @@ class Ready:
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
         queries, keys = plan.passes
         subtiles = None if plan.one_pass is None else plan.one_pass.subtiles
-        table = builds(max(head_dim, head_dim_v), subtiles is not None)
-        # True if this backward also sums the gradients of captured arrays.
-        sums = call.table_sums
-        fused = subtiles is not None and table[0].results == "dk dv dq"
-        self.sums_tables = bool(sums.text) and len(sums.first) <= TABLES and fused and plan.regular
-        if call.score.text:  # the cache on disk has no kernels for a new score function
-            compile_together([self._request(call, "backward", row, room) for row in table])
-        loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        table, fused, self.sums_tables, needed = choose(plan, call, room)
+        loaded = load_kernels(call.device, needed)
+        self._statistics, self._sum, *rest = loaded[len(table) :]
+        self._convert = rest[0] if fused else None
+        passes = [(kernel, int(row.results != "dq")) for kernel, row in zip(loaded, table, strict=False)]
         self._launched = sorted(
-            (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
+            (Launched(kernel, keyed, *launch) for kernel, keyed in passes for launch in plan.passes[keyed].launches),
             key=lambda launched: launched.phase,
         )
-        self._statistics = self._load(call, "statistics", table[0], MAPS[0])
-        self._sum = self._load(call, "sum", table[0], MAPS[0])
-        self._convert, self._subtiles, self._view = None, 0, 0
+        self._subtiles, self._view = 0, 0
         if subtiles is not None and fused:
-            self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._subtiles = len(subtiles.coordinates)
             self._view = plan.at["query_views"] + subtiles.view * VIEW.itemsize
         # In fused mode convert.cu sets a flag that tells the dQ kernel whether to run: launches must not overlap.
@@ -260,15 +311,6 @@ class Ready:
         sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = BoundedCache(_LAUNCHES_KEPT)
-
-    def _request(self, call: BackwardPass, name: str, row: Specialization, room: int) -> Request:
-        """Return the arguments of :func:`~spattn.cuda.driver.launch.kernel` after the device."""
-        text = call.table_sums.text if self.sums_tables and row.results == "dk dv dq" else call.score.text
-        file, defines = f"sm90/backward/{name}.cu", variant(row, call.dtype, room)
-        return file, ARCH, defines, structs(room), f"hopper_{name}", text if name == "backward" else ""
-
-    def _load(self, call: BackwardPass, name: str, row: Specialization, room: int) -> Kernel:
-        return kernel(call.device, *self._request(call, name, row, room))
 
     def run(self, call: BackwardPass) -> int:
         """Enqueue all kernels; the context must be current.

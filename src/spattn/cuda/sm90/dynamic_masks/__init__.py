@@ -21,7 +21,7 @@ from ....planning.contract.types import LARGEST
 from ....schedule.roles import key_views_of, roles
 from ....schedule.tensor_maps import MAPS
 from ...driver.device import Device
-from ...driver.launch import Kernel, kernel
+from ...driver.launch import Kernel, Request, load_kernels
 from ...driver.structs import packer
 from ...host.family import MaskSource
 from ...host.forward_pass import ForwardPass
@@ -266,6 +266,5 @@ def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
     defines = variant(build(block_q, 1), dtype, MAPS[0])
     own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}
     names = "table", "tiles", "masks"
-    return tuple(
-        kernel(device, f"sm90/dynamic_masks/{name}.cu", ARCH, defines, own, f"hopper_select_{name}") for name in names
-    )
+    requests = [Request(f"sm90/dynamic_masks/{name}.cu", ARCH, defines, own, f"hopper_select_{name}") for name in names]
+    return tuple(load_kernels(device, requests))

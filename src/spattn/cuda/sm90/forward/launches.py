@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from ....choose.specializations import ARCH, TILE, Specialization, build, varian
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
-from ...driver.launch import Kernel, Launch, kernel, start
+from ...driver.launch import Kernel, Launch, Request, load_kernels, start
 from ...host.forward_pass import ForwardPass
 from ...host.sinks import sink_macros
 from .params import Addresses, Template, maps_needed, pack_merge, structs
@@ -88,10 +88,17 @@ class Launches:
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
+        attention = request("attention", row, call, room, problems, parts[0].layout.gathers)
+        merge = [
+            request("merge", build(TILE[0], _head_dim(own)), own, MAPS[0])
+            for layout, own in parts
+            if merge_blocks(layout.merges)
+        ]
+        loaded = iter(load_kernels(call.device, [attention] * bool(self.computes) + merge))
         if self.computes:
-            self._attention = load("attention", row, call, room, problems, parts[0].layout.gathers)
+            self._attention = next(loaded)
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
-        self._merges = [_merging(*part, at) for part, at in zip(parts, tables.merges, strict=True)]
+        self._merges = [_merging(*part, at, loaded) for part, at in zip(parts, tables.merges, strict=True)]
         self._partials, self.workspace_bytes = [], 0
         for _, own in parts:
             of_rows, total = own.partial_bytes()
@@ -142,14 +149,15 @@ def counters(at: int) -> Callable[[], int]:
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
-def load(
+def request(
     name: str, row: Specialization, call: ForwardPass, room: int, problems: int = 1, gathers: bool = False
-) -> Kernel:
-    """Return the kernel `name` for `problems` problems and `room` tensor maps, with KV gathered or not."""
+) -> Request:
+    """Return the request for the kernel `name`, with `problems` problems and `room` tensor maps, with KV gathered or
+    not."""
     defines = variant(row, call.dtype, room, problems, gathers) | sink_macros(call.sinks)
     source, records = f"sm90/forward/{name}.cu", structs(room, problems)
     text = call.score.text if name == "attention" else ""
-    return kernel(call.device, source, ARCH, defines, records, f"hopper_{name}", text)
+    return Request(source, ARCH, defines, records, f"hopper_{name}", text)
 
 
 def merge_blocks(merges: Merges) -> int:
@@ -157,16 +165,16 @@ def merge_blocks(merges: Merges) -> int:
     return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
 
 
-def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...]) -> Merging | None:
-    """Return the combine launch of a problem, whose tables are at addresses `at`; None if it combines nothing."""
+def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...], loaded: Iterator[Kernel]) -> Merging | None:
+    """Return the combine launch of a problem, whose tables are at addresses `at`, with the next of the kernels
+    `loaded`; None if it combines nothing."""
     blocks = merge_blocks(layout.merges)
     if not blocks:
         return None
     batch, heads_q = call.q.shape[:2]
     rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
-    merge = load("merge", build(TILE[0], _head_dim(call)), call, MAPS[0])
     tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, call.plan.q_len // call.packed
-    return Merging(merge, batch * heads_q * blocks, at, tail)
+    return Merging(next(loaded), batch * heads_q * blocks, at, tail)
 
 
 def _head_dim(call: ForwardPass) -> int:
