@@ -57,7 +57,7 @@ def test_every_pattern(name, dtype, data):
     check_backend(problem.case.pattern, *make(problem))
 
 
-@pytest.mark.parametrize("head_dim", [1, 3, 8, 16, 40, 64, 72, 96, 128, 192, 250, 256])
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 16, 40, 64, 72, 96, 128, 192, 250, 256, 257, 512, 1000])
 def test_every_head_dim(head_dim):
     for dtype in DTYPES:
         for head_dim_v in (head_dim, 24):

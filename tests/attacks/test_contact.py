@@ -35,7 +35,6 @@ def test_deepspeeds_own_example():
     assert p.interop.from_deepspeed(config) == expected
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="head_dim beyond 256 is refused")
 @pytest.mark.parametrize("dim, dim_v", [(512, 512), (576, 512), (64, 257)])
 def test_head_dim_beyond_256(dim, dim_v):
     """pytorch#191937 (Gemma 4: 512), multi-head latent attention and DeepSeek's sparse attention (576 and 512)."""

@@ -26,7 +26,7 @@ def same(a, b):
         np.testing.assert_array_equal(np.ascontiguousarray(x).view(np.uint8), np.ascontiguousarray(y).view(np.uint8))
 
 
-@pytest.mark.parametrize("head_dim", [64, 200])
+@pytest.mark.parametrize("head_dim", [64, 200, 512])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_what_is_in_the_cache_changes_nothing(dtype, head_dim):
     """Heads of a group, which share their tiles, against each head on its own, and both against item after item."""

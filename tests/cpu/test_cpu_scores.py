@@ -153,7 +153,7 @@ def test_neighbourhoods(score, dtype):
     check(score, IMAGE, plan, *problem(dtype, 144, 144))
 
 
-@pytest.mark.parametrize("head_dim, head_dim_v", [(1, 7), (40, 72), (128, 64)])
+@pytest.mark.parametrize("head_dim, head_dim_v", [(1, 7), (40, 72), (128, 64), (576, 512)])
 @each_dtype
 @each_score
 def test_head_dims(score, dtype, head_dim, head_dim_v):

@@ -29,11 +29,11 @@ def test_lengths(dtype, q_len):
         check(*arrays, patterns.Full())
 
 
-@pytest.mark.parametrize("head_dim", [1, 7, 16, 33, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [1, 7, 16, 33, 80, 128, 256, 576])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_dims(dtype, head_dim):
     check(
-        *inputs(2, 4, 2, q_len=3, kv_len=200, head_dim=head_dim, head_dim_v=257 - head_dim, dtype=dtype),
+        *inputs(2, 4, 2, q_len=3, kv_len=200, head_dim=head_dim, head_dim_v=abs(257 - head_dim), dtype=dtype),
         patterns.Causal(),
     )
 

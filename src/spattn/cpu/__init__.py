@@ -286,11 +286,11 @@ def forward(
     Parameters
     ----------
     q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
-        Query; like `k` and `v`, with any strides. ``1 <= head_dim <= 256``.
+        Query; like `k` and `v`, with any strides. ``1 <= head_dim <= 1024``.
     k : (batch, heads_kv, kv_len, head_dim) array
         Same dtype; ``heads_q % heads_kv == 0``.
     v : (batch, heads_kv, kv_len, head_dim_v) array
-        Same dtype; ``1 <= head_dim_v <= 256``.
+        Same dtype; ``1 <= head_dim_v <= 1024``.
     plan : Plan
         Plan for these lengths and heads; validated at first use unless :func:`spattn.plan` created it.
     scale : float

@@ -43,7 +43,10 @@ def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: 
         raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if not 1 <= size <= LARGEST_HEAD_DIM:
-            raise ValueError(f"{name} {size} is not supported on CUDA (max {LARGEST_HEAD_DIM})")
+            raise ValueError(
+                f"{name} {size} is not supported on CUDA (max {LARGEST_HEAD_DIM}); "
+                "pass arrays on the CPU to backend='cpu'"
+            )
     allowed = FAMILIES if choice == "auto" else FAMILIES[-1:]
     return next(family for family in allowed if family.supports(gpu, dtype, head_dim, head_dim_v))
 

@@ -26,7 +26,7 @@ __all__ = [
     "default_scale",
 ]
 
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM = 1024
 _NOT_NUMBERS = (bool, np.timedelta64)  # subclasses of int and np.integer
 _LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in float32, except for float64 arrays
 

@@ -18,6 +18,7 @@ from ..arrays import NUMPY, ArrayNamespace, namespace_of, to_host
 from ..patterns import Pattern
 from ..patterns.base.check import choice, integer
 from ..planning import Plan
+from ..request.call import LARGEST_HEAD_DIM
 from .arrays import DTYPES, inputs
 from .bounds import dense_mask, error_bound, naive_orders
 from .gradients import GradientExpectation
@@ -195,7 +196,7 @@ def verify(
     heads_kv = sizes[1] if heads_kv is None else integer("heads_kv", heads_kv, 1, sizes[1])
     if sizes[1] % heads_kv:
         raise ValueError(f"heads_kv: expected a divisor of {sizes[1]} heads, got {heads_kv}")
-    head_dim = integer("head_dim", head_dim, 1, 256)
+    head_dim = integer("head_dim", head_dim, 1, LARGEST_HEAD_DIM)
     kind = _namespace(_library(function) if arrays is None else choice("arrays", arrays, _LIBRARIES))
     values = inputs(sizes[0], sizes[1], heads_kv, sizes[2], sizes[3], head_dim, dtype=dtype)
     scale = head_dim**-0.5 if scale is None else float(scale)

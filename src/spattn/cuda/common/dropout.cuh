@@ -13,6 +13,9 @@ template <class T>
 struct Dropout {
   struct alignas(8) Row {
     uint32_t offset, multiplier;
+
+    // The random number of a pair, given the word of its key.
+    SPATTN_SCORE uint32_t number(uint32_t word) const { return word * multiplier + offset; }
   };
 
   const Row* rows;
@@ -28,18 +31,16 @@ struct Dropout {
   }
   SPATTN_SCORE uint32_t word(int key) const { return words[key < 0 || key > last_key ? 0 : key]; }
 
-  SPATTN_SCORE bool keeps(Row row, uint32_t word) const { return word * row.multiplier + row.offset >= threshold; }
+  SPATTN_SCORE bool keeps(Row row, uint32_t word) const { return row.number(word) >= threshold; }
 
   // The factor of a pair's weight: 0 if it is dropped.
   SPATTN_SCORE T of(int query, int key) const { return keeps(row(query), word(key)) ? factor : T(0); }
-  SPATTN_SCORE T of_kept() const { return factor; }
 };
 
 // All weights are kept.
 template <class T>
 struct NoDropout {
   SPATTN_SCORE T of(int, int) const { return T(1); }
-  SPATTN_SCORE T of_kept() const { return T(1); }
 };
 
 // `Args` has the fields that score/source.py lists.

@@ -44,7 +44,7 @@ struct Drops {
       const ColumnPair pair = columns[4 * n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        bits[n / 8] |= uint32_t(mixed(row[i / 2], pair.of[i % 2]) >= threshold) << (n % 8 * 4 + i);
+        bits[n / 8] |= uint32_t(number(row[i / 2], pair.of[i % 2]) >= threshold) << (n % 8 * 4 + i);
       }
     }
     // Otherwise the compiler would keep the random numbers, a register each.
@@ -52,11 +52,8 @@ struct Drops {
     for (uint32_t& word : bits) asm volatile("" : "+r"(word));
   }
 
-  // Returns a pair's random number.
-  __device__ __forceinline__ static uint32_t mixed(uint32_t key, QueryWords query) {
-    return key * query.multiplier + query.offset;
-  }
-  __device__ __forceinline__ static uint32_t mixed(QueryWords query, uint32_t key) { return mixed(key, query); }
+  __device__ __forceinline__ static uint32_t number(QueryWords query, uint32_t key) { return query.number(key); }
+  __device__ __forceinline__ static uint32_t number(uint32_t key, QueryWords query) { return query.number(key); }
 
   // Sets dropped numbers to 0; x[0] belongs to accumulator `first`. Eight at a time, the compiler moves bits to
   // predicates by one instruction.

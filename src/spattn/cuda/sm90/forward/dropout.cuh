@@ -67,9 +67,7 @@ struct Drops {
     }
   }
 
-  __device__ __forceinline__ bool keeps(int h, uint32_t word) const {
-    return word * row[h].multiplier + row[h].offset >= threshold;
-  }
+  __device__ __forceinline__ bool keeps(int h, uint32_t word) const { return row[h].number(word) >= threshold; }
 };
 
 using WeightDrops = std::conditional_t<Score::kDrops, Drops<decltype(Score::Head<float>::dropout)>, NoDrops>;
