@@ -240,7 +240,7 @@ refused(ValueError, "kv_len: expected 9 (a grid", lambda: attention(q, k, v, pat
 refused(ValueError, "batch entries", lambda: attention(q, k, v, patterns.Documents(((70,),) * 3)))
 refused(TypeError, "pattern: expected a Pattern, a registered name or a bool array, got a Plan",
         lambda: spattn.jax.attention(q, k, v, spattn.plan(WINDOW, 50, 70)))
-mask = jnp.ones((50, 70), int)
+mask = jnp.ones((50, 70), jnp.int32)
 refused(TypeError, "pattern: got an array of int32; a mask is bool: write array.astype(bool)",
         lambda: jax.jit(lambda mask: spattn.jax.attention(q, k, v, mask))(mask))
 refused(TypeError, "scale must be an int", lambda: jax.jit(lambda s: spattn.jax.attention(q, k, v, scale=s))(0.5))

@@ -86,7 +86,7 @@ def restored(text: str, operands: Sequence[np.ndarray] = ()) -> Pattern:
     nbytes = sum(x.nbytes for x in operands)
     key = None
     if nbytes <= _MOST_BYTES:
-        key = (text, generation(), *((x.dtype.str, x.shape, content(x)) for x in operands))
+        key = (text, generation(), *((x.dtype, x.shape, content(x)) for x in operands))
         if key in _restored:
             return _restored[key]
     data = json.loads(text)
