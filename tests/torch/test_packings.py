@@ -8,6 +8,8 @@ import pytest
 
 import spattn
 from spattn import patterns as p
+from spattn.patterns.base.class_registry import pattern_class
+from spattn.testing import inputs
 
 torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
@@ -156,6 +158,20 @@ def test_equal_parameters_share_a_graph_and_others_do_not():
         near = (K <= Q) & (K >= Q - reach)
         check(step, p.Causal() & p.SlidingWindow(reach, None or 0), near, *tensors)
         assert counter.frame_count == graphs
+
+
+def test_equal_patterns_of_any_class_share_a_graph():
+    for name in ("strided", "bigbird", "per_head", "neighborhood", "deepspeed_fixed", "queries_at", "block_layout"):
+        pattern, length = pattern_class(name).example()
+        tensors = [torch.from_numpy(x) for x in inputs(1, 4, q_len=length, head_dim=8, dtype="float64")]
+        counter = CompileCounterWithBackend("eager")
+        step = torch.compile(spattn.attention, backend=counter, fullgraph=True)
+        expected = spattn.attention(*tensors, pattern)
+        for _ in range(2):
+            equal, _ = pattern_class(name).example()
+            torch.testing.assert_close(step(*tensors, equal), expected, rtol=0, atol=0, msg=name)
+        assert counter.frame_count == 1 and equal is not pattern, name
+        torch._dynamo.reset()
 
 
 def arrays_of(rng):

@@ -174,10 +174,10 @@ def _from_array(array: Any, kind: ArrayNamespace, sizes: Sizes, name: str) -> Pa
         raise TypeError(
             f"{name}: got an array of {dtype}; a mask is bool: write {boolean} if 1 means that a pair is allowed"
         )
-    check_mask(tuple(array.shape), sizes, name=name)
-    if unknown(array):
-        return Deferred.call("", "as_pattern", (array,), {"name": name})
-    return Mask(_allowed(array, kind, name) if dtype != "bool" else kind.to_host(array))
+    later = unknown(array)
+    allowed = array if later else _allowed(array, kind, name) if dtype != "bool" else kind.to_host(array)
+    check_mask(tuple(allowed.shape), sizes, name=name)
+    return Deferred.call("", "as_pattern", (array,), {"name": name}) if later else Mask(allowed)
 
 
 def _allowed(array: Any, kind: ArrayNamespace, name: str) -> np.ndarray:

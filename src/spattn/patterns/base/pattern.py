@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -71,6 +72,11 @@ class _PatternClass(type):
     ``Causal | Sinks`` remains Python's union of types.
     """
 
+    @property
+    def __signature__(cls) -> inspect.Signature | None:
+        """The signature of a class without __init__; that of any other class is the one of __init__."""
+        return inspect.Signature() if cls.__init__ is object.__init__ else None  # type: ignore[misc]
+
     def __and__(cls, other: Any) -> Pattern:
         return _joined("&", cls, other)
 
@@ -123,6 +129,8 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
                 return Deferred.call(symbol, None, args[0], {})
             if cls._registered is cls:
                 return Deferred.call(cls.name, None, args, kwargs)
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
         return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:

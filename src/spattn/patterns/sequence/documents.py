@@ -102,6 +102,9 @@ class Documents(Pattern):
             row[len(entry) + 1 :] = row[len(entry)]
         assign(self, cu_seqlens=frozen(ends if self._per_batch else ends[0]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.lengths,)
+
     @classmethod
     @deferrable
     def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Any:
