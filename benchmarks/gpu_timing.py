@@ -107,3 +107,47 @@ def worst_error(pattern, q, k, v, out) -> float:
         error = torch.linalg.norm(out[0, head, rows].double() - expected) / torch.linalg.norm(expected)
         worst = max(worst, float(error) if torch.isfinite(error) else math.inf)
     return worst
+
+
+def without_gradients(call: Callable, sets: list) -> Callable:
+    """Return `call` of set `i`, of as many of its arrays as there are before dout, without recording gradients."""
+    import torch
+
+    def forward(i):
+        with torch.no_grad():
+            return call(*sets[i][:-1])
+
+    return forward
+
+
+def gradient_error(pattern, sets, forward: Callable, backward: Callable, *, score=None, sinks=None, kept=None) -> float:
+    """Largest relative error against float64 of sampled rows of out and dq of the first set.
+
+    Those of the first and the last head; with `kept`, the pairs that dropout keeps in the first head and the share that
+    it drops, of the first.
+    """
+    import torch
+
+    (q, k, v, dout), worst = sets[0][:4], 0.0
+    out, dq = forward(0), backward(0)[0]
+    heads_q, tokens = q.shape[1:3]
+    rows = np.unique(np.r_[0, tokens - 1, np.random.default_rng(0).integers(0, tokens, ROWS)])
+    at, keys = torch.from_numpy(rows).to(q.device)[:, None], torch.arange(tokens, device=q.device)[None]
+    allows = pattern.bind(tokens, tokens).allows(rows[:, None], np.arange(tokens)[None])
+    allowed = torch.from_numpy(np.broadcast_to(allows, (len(rows), tokens)).copy()).to(q.device)
+    for head in (0, heads_q - 1) if kept is None else (0,):
+        of_key = head // (heads_q // k.shape[1])
+        qh = q[0, head, rows].double().requires_grad_()
+        s = qh @ k[0, of_key].double().T * q.shape[3] ** -0.5
+        s = (s if score is None else score(s, 0, head, at, keys)).masked_fill(~allowed, -math.inf)
+        if sinks is not None:
+            s = torch.cat([s, sinks[head].double().expand(len(rows), 1)], 1)
+        weights = s.softmax(-1)[:, :tokens]
+        if kept is not None:
+            weights = weights * torch.from_numpy(kept[0][rows]).to(q.device) / (1 - kept[1])
+        want = weights @ v[0, of_key].double()
+        (wanted,) = torch.autograd.grad(want, qh, dout[0, head, rows].double())
+        for found, exact in ((out, want.detach()), (dq, wanted)):
+            error = torch.linalg.norm(found[0, head, rows] - exact) / torch.linalg.norm(exact)
+            worst = max(worst, float(error) if torch.isfinite(error) else math.inf)
+    return worst

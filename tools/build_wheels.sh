@@ -25,6 +25,11 @@ for target in "$@"; do
   built=$(mktemp -d)
   "$python" -m pip --python "$target" --disable-pip-version-check --quiet wheel --no-deps --wheel-dir "$built" \
     "$folder"/spattn-*.tar.gz
+  if command -v "${SPATTN_NVCC:-nvcc}" > /dev/null; then
+    tools/add_kernels.sh "$target" "$built"/spattn-*.whl
+  else
+    echo "build_wheels: no nvcc; the kernels for Hopper are MISSING in the wheel for $target" >&2
+  fi
   auditwheel repair --wheel-dir "$folder" "$built"/spattn-*.whl
   rm -r "$built"
 done

@@ -17,10 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
-import numpy as np
 import peers_cuda
 import record
-from gpu_timing import ROWS, SETS, measure
+from gpu_timing import SETS, gradient_error, measure, without_gradients
 from peers_cuda import HEADS
 from peers_cuda_backward import recorded
 
@@ -36,7 +35,6 @@ NOTES = (
 
 def contenders(name: str, pattern, sets) -> dict[tuple[str, str, str], Callable]:
     """Calls by contender, kind and pass; each takes the number of an input set."""
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -57,53 +55,27 @@ def contenders(name: str, pattern, sets) -> dict[tuple[str, str, str], Callable]
 
         calls |= {("PyTorch", "plain"): theirs(0.0), ("PyTorch", "dropout"): theirs(SHARE)}
 
-    def forward(call):
-        def run(i):
-            with torch.no_grad():
-                return call(*sets[i][:3])
-
-        return run
-
-    found = {(*key, "forward"): forward(call) for key, call in calls.items()}
+    found = {(*key, "forward"): without_gradients(call, sets) for key, call in calls.items()}
     return found | {(*key, "backward"): recorded(call, sets) for key, call in calls.items()}
-
-
-def worst_error(pattern, sets, forward: Callable, backward: Callable, share: float) -> float:
-    """Largest relative error of sampled rows of out and dq in the first head."""
-    import torch
-
-    from spattn.testing import dropout_mask
-
-    (q, k, v, dout), worst = sets[0], 0.0
-    out, dq = forward(0), backward(0)[0]
-    rows = np.unique(np.r_[0, TOKENS - 1, np.random.default_rng(0).integers(0, TOKENS, ROWS)])
-    allows = pattern.bind(TOKENS, TOKENS).allows(rows[:, None], np.arange(TOKENS)[None])
-    allowed = torch.from_numpy(np.broadcast_to(allows, (len(rows), TOKENS)).copy()).cuda()
-    kept = torch.from_numpy(dropout_mask(SEED, share, 1, 1, TOKENS, TOKENS)[0, 0, rows]).cuda()
-    qh = q[0, 0, rows].double().requires_grad_()
-    s = (qh @ k[0, 0].double().T * q.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf)
-    want = (s.softmax(-1) * kept / (1 - share)) @ v[0, 0].double()
-    (wanted,) = torch.autograd.grad(want, qh, dout[0, 0, rows].double())
-    for found, exact in ((out, want), (dq, wanted)):
-        worst = max(worst, float(torch.linalg.norm(found[0, 0, rows] - exact) / torch.linalg.norm(exact)))
-    return worst
 
 
 def main() -> None:
     """Check, measure, print, write."""
     import torch
 
+    from spattn.testing import dropout_mask
+
     torch.manual_seed(0)
-    rows = []
+    rows, kept = [], dropout_mask(SEED, SHARE, 1, 1, TOKENS, TOKENS)[0, 0]
     for head_dim in (128, 64):
         shape = 1, HEADS, TOKENS, head_dim
         sets = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in range(SETS)]
         for problem in ("dense", "causal", "window ±256", "causal window 1024"):
             pattern = peers_cuda.problems(TOKENS)[problem][0]
             calls = contenders(problem, pattern, sets)
-            for kind, share in (("plain", 0.0), ("dropout", SHARE)):
+            for kind, pairs in (("plain", None), ("dropout", (kept, SHARE))):
                 both = calls["spattn", kind, "forward"], calls["spattn", kind, "backward"]
-                error = worst_error(pattern, sets, *both, share)
+                error = gradient_error(pattern, sets, *both, kept=pairs)
                 if not error <= TOLERANCE:
                     raise AssertionError(f"{kind}, {problem}: relative error {error:.2g} against float64")
             for which in ("forward", "backward"):

@@ -26,10 +26,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
-import numpy as np
 import peers_cuda
 import record
-from gpu_timing import ROWS, SETS, measure
+from gpu_timing import SETS, gradient_error, measure, without_gradients
 from peers_cuda import HEADS
 from peers_cuda_backward import recorded
 
@@ -138,14 +137,7 @@ def contenders(pattern, mask, sets, given, sinks, with_flex: bool) -> dict[tuple
                 call = theirs(score, {"bwd_num_stages": 2})
             rows.append((name, "FlexAttention", call, captured))
 
-    def forward(call):
-        def run(i):
-            with torch.no_grad():
-                return call(*sets[i][:3])
-
-        return run
-
-    calls = {(name, who, "forward"): forward(call) for name, who, call, _ in rows}
+    calls = {(name, who, "forward"): without_gradients(call, sets) for name, who, call, _ in rows}
     return calls | {(name, who, "backward"): with_captured(call, own, sets) for name, who, call, own in rows}
 
 
@@ -165,29 +157,6 @@ def with_captured(call: Callable, captured: list, sets) -> Callable:
         return torch.autograd.grad(out, leaves, dout, retain_graph=True)
 
     return backward
-
-
-def worst_error(pattern, sets, score, sinks, forward: Callable, backward: Callable) -> float:
-    """Largest relative error of sampled rows of out and dq, in the first and the last head."""
-    import torch
-
-    (q, k, v, dout), worst = sets[0], 0.0
-    out, dq = forward(0), backward(0)[0]
-    rows = np.unique(np.r_[0, TOKENS - 1, np.random.default_rng(0).integers(0, TOKENS, ROWS)])
-    at, keys = torch.from_numpy(rows).cuda()[:, None], torch.arange(TOKENS, device="cuda")[None]
-    allows = pattern.bind(TOKENS, TOKENS).allows(rows[:, None], np.arange(TOKENS)[None])
-    allowed = torch.from_numpy(np.broadcast_to(allows, (len(rows), TOKENS)).copy()).cuda()
-    for head in (0, HEADS - 1):
-        qh = q[0, head, rows].double().requires_grad_()
-        s = qh @ k[0, head].double().T * HEAD_DIM**-0.5
-        s = (s if score is None else score(s, 0, head, at, keys)).masked_fill(~allowed, -torch.inf)
-        if sinks is not None:
-            s = torch.cat([s, sinks[head].double().expand(len(rows), 1)], 1)
-        want = s.softmax(-1)[:, :TOKENS] @ v[0, head].double()
-        (wanted,) = torch.autograd.grad(want, qh, dout[0, head, rows].double())
-        for found, exact in ((out, want), (dq, wanted)):
-            worst = max(worst, float(torch.linalg.norm(found[0, head, rows] - exact) / torch.linalg.norm(exact)))
-    return worst
 
 
 def main() -> None:
@@ -214,7 +183,7 @@ def main() -> None:
         for name, who in sorted({key[:2] for key in calls}):
             both = calls[name, who, "forward"], calls[name, who, "backward"]
             _, score, _ = given.get(name, (None, None, []))
-            error = worst_error(pattern, sets, score, sinks if name == "sinks" else None, *both)
+            error = gradient_error(pattern, sets, *both, score=score, sinks=sinks if name == "sinks" else None)
             if not error <= TOLERANCE:
                 raise AssertionError(f"{who}, {name}, {problem}: relative error {error:.2g} against float64")
         for which in ("forward", "backward"):

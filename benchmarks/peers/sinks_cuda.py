@@ -17,9 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-import numpy as np
 import record
-from gpu_timing import ROWS, SETS, measure
+from gpu_timing import SETS, gradient_error, measure, without_gradients
 
 TOKENS, HEADS, HEADS_KV, HEAD_DIM, WINDOW = (4096, 16384), 64, 8, 64, 128
 ROUNDS, TARGET_MS = 11, 10.0
@@ -44,14 +43,11 @@ def recorded(call: Callable, graphs: list) -> Callable:
     return backward
 
 
-def contenders(sets, sinks) -> dict[tuple[str, str], Callable]:
+def contenders(pattern, sets, sinks) -> dict[tuple[str, str], Callable]:
     """Calls by contender and pass; each takes the number of an input set."""
     from flash_attn.cute import flash_attn_func
 
     import spattn
-    from spattn.patterns import SlidingWindow
-
-    pattern = SlidingWindow(WINDOW - 1, 0)
 
     def own(q, k, v, logits):
         return spattn.attention(q, k, v, pattern, sinks=logits)
@@ -68,54 +64,25 @@ def contenders(sets, sinks) -> dict[tuple[str, str], Callable]:
             # FlashAttention-4 takes bfloat16 sinks.
             logits = sinks.bfloat16() if transposed else sinks
             graphs.append(([x.detach().clone().requires_grad_() for x in (*inputs, logits)], dout))
-        calls[who, "forward"] = without_gradient(call, graphs)
+        calls[who, "forward"] = without_gradients(call, [(*inputs, dout) for inputs, dout in graphs])
         calls[who, "backward"] = recorded(call, graphs)
     return calls
-
-
-def without_gradient(call: Callable, graphs: list) -> Callable:
-    import torch
-
-    def forward(i):
-        with torch.no_grad():
-            return call(*graphs[i][0])
-
-    return forward
-
-
-def worst_error(sets, sinks, forward: Callable, backward: Callable) -> float:
-    """Largest relative error of sampled rows of out and dq, in the first and the last head."""
-    import torch
-
-    (q, k, v, dout), worst = sets[0], 0.0
-    out, dq = forward(0), backward(0)[0]
-    tokens = q.shape[2]
-    rows = np.unique(np.r_[0, tokens - 1, np.random.default_rng(0).integers(0, tokens, ROWS)])
-    distance = torch.from_numpy(rows[:, None] - np.arange(tokens)).cuda()
-    allowed = (distance >= 0) & (distance < WINDOW)
-    for head in (0, HEADS - 1):
-        of_key = head // (HEADS // HEADS_KV)
-        qh = q[0, head, rows].double().requires_grad_()
-        s = (qh @ k[0, of_key].double().T * HEAD_DIM**-0.5).masked_fill(~allowed, -torch.inf)
-        s = torch.cat([s, sinks[head].double().expand(len(rows), 1)], 1)
-        want = s.softmax(-1)[:, :tokens] @ v[0, of_key].double()
-        (wanted,) = torch.autograd.grad(want, qh, dout[0, head, rows].double())
-        for found, exact in ((out, want), (dq, wanted)):
-            worst = max(worst, float(torch.linalg.norm(found[0, head, rows] - exact) / torch.linalg.norm(exact)))
-    return worst
 
 
 def main() -> None:
     """Check, measure, print, write."""
     import torch
 
+    from spattn.patterns import SlidingWindow
+
     torch.manual_seed(0)
+    pattern = SlidingWindow(WINDOW - 1, 0)
     rows, sinks = [], torch.randn(HEADS, device="cuda")
     for tokens in TOKENS:
         shapes = [(1, heads, tokens, HEAD_DIM) for heads in (HEADS, HEADS_KV, HEADS_KV, HEADS)]
         sets = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes] for _ in range(SETS)]
-        calls = contenders(sets, sinks)
-        error = worst_error(sets, sinks, calls["spattn", "forward"], calls["spattn", "backward"])
+        calls = contenders(pattern, sets, sinks)
+        error = gradient_error(pattern, sets, calls["spattn", "forward"], calls["spattn", "backward"], sinks=sinks)
         if not error <= TOLERANCE:
             raise AssertionError(f"{tokens} tokens: relative error {error:.2g} against float64")
         for which in ("forward", "backward"):

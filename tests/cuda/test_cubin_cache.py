@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from spattn.cuda import prebuild
 from spattn.cuda.driver import cache, compile
 from spattn.cuda.host.score import generated
 from spattn.cuda.sm80.params import structs_of
@@ -148,6 +151,68 @@ def test_without_nvcc(nvcc, place, monkeypatch):
     assert make() == made
     with pytest.raises(compile.CompileError, match="install the CUDA toolkit or set SPATTN_NVCC"):
         make(SPATTN_DTYPE="float16")
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """The folder of the kernels that a wheel brings."""
+    monkeypatch.setattr(cache, "SHIPPED", tmp_path / "kernels")
+    return cache.SHIPPED
+
+
+@pytest.mark.parametrize("path", ["", "compiler"])
+def test_kernels_of_the_wheel(nvcc, place, wheel, monkeypatch, path):
+    """They run with and without nvcc, and nothing is compiled in advance; other macros are compiled or refused."""
+    monkeypatch.setattr(compile, "run_nvcc", lambda *unit: b"of the wheel")
+    monkeypatch.setattr(prebuild, "kernels", lambda *names: [(SOURCE, {"SPATTN_DTYPE": "float32"}, structs_of(SOURCE))])
+    monkeypatch.setattr("sys.argv", ["prebuild", "sm_80", "--ship", str(wheel)])
+    prebuild.main()
+    monkeypatch.undo()
+    monkeypatch.setattr(cache, "SHIPPED", wheel)
+    monkeypatch.setenv("SPATTN_CACHE_DIR", str(place / "other"))
+    monkeypatch.setenv("SPATTN_NVCC", str(nvcc.path) if path else "")
+    unit = compile.Unit.of(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, structs_of(SOURCE))
+    compile.begin_early(unit)
+    assert make() == b"of the wheel" and not (place / "other").exists()
+    if path:
+        assert make(SPATTN_DTYPE="float16") != b"of the wheel"
+    else:
+        with pytest.raises(compile.CompileError, match="nvcc was not found"):
+            make(SPATTN_DTYPE="float16")
+
+
+def test_fault_37_damaged_kernel_of_the_wheel(nvcc, place, wheel):
+    unit = compile.Unit.of(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, structs_of(SOURCE))
+    wheel.mkdir()
+    (wheel / unit.stem).write_bytes(cache.entry(b"of the wheel")[:-1])
+    assert make() == b"machine code by release 1"
+
+
+def test_hopper_kernels_have_own_names():
+    """No kernel of a target is compiled twice, and each of head_dim 64 and 128 is among them."""
+    found = list(prebuild.kernels("sm_90a", ("float16", "bfloat16", "float32"), (64, 128)))
+    stems = [compile.Unit.of(source, "sm_90a", macros, own).stem for source, macros, own in found]
+    assert len(set(stems)) == len(stems)
+    names = "SPATTN_DTYPE", "SPATTN_HEAD_DIM", "SPATTN_BLOCK_Q"
+    attention = {tuple(macros[name] for name in names) for source, macros, _ in found if "attention" in source}
+    assert attention == set(itertools.product(("float16", "bfloat16"), (64, 128), (64, 128)))
+
+
+def test_nvcc_of_a_package(tmp_path, monkeypatch):
+    """The last of all places; without its headers it compiles nothing."""
+    for name in ("SPATTN_NVCC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(compile.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compile.Path, "is_file", lambda path: path.exists() and tmp_path in path.parents)
+    path = tmp_path / "nvidia/cu13/bin/nvcc"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert compile.find_nvcc() is None
+    (path.parents[1] / "include/nv").mkdir(parents=True)
+    (path.parents[1] / "include/nv/target").touch()
+    assert compile.find_nvcc() == path
 
 
 def test_compiler_that_fails(nvcc):

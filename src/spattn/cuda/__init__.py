@@ -88,9 +88,10 @@ def _why_not() -> str | None:
     if gpu.capability < device.OLDEST_ARCHITECTURE:
         has, needs = (".".join(map(str, pair)) for pair in (gpu.capability, device.OLDEST_ARCHITECTURE))
         return f"{gpu.name} has compute capability {has}, the kernels need {needs} or later; use backend='cpu'"
-    if compile.find_nvcc() is None and not cache.names(""):
+    if compile.find_nvcc() is None and not cache.names("") and not cache.SHIPPED.is_dir():
         return (
-            "nvcc was not found and no kernel is in the cache; install the CUDA toolkit or set SPATTN_NVCC, or copy a "
+            "nvcc was not found and no kernel is in the cache; pip install 'spattn[nvcc]' (for drivers of CUDA 13), "
+            "install the CUDA toolkit or set SPATTN_NVCC, or copy a "
             "cache that python -m spattn.cuda.prebuild filled elsewhere and set SPATTN_CACHE_DIR"
         )
     return None
@@ -316,7 +317,7 @@ def info() -> dict[str, object]:
         "GPUs": device.count(),
         "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.sm_count} SMs",
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
-        "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
+        "nvcc": str(compile.find_nvcc() or "not found: only kernels of the wheel and in the cache can run"),
         "kernel cache": str(cache.folder()),
         **({} if (note := families.note(gpu)) is None else {"kernels": note}),
     }

@@ -1,4 +1,4 @@
-"""On-disk cache of cubins, one per file, keyed by compiler inputs and verified on read.
+"""On-disk cache of cubins, one per file, keyed by compiler inputs and verified on read; cubins of the installed wheel.
 
 A file holds the SHA-256 of the cubin, then the cubin. Writes go to a temporary file, then an atomic rename: readers see
 a whole file or none.
@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+SHIPPED = Path(__file__).parents[1] / "kernels"  # filled by tools/add_kernels.sh
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -42,12 +43,26 @@ def read(name: str) -> bytes | None:
     if not place.is_dir():
         return None
     require_safe(place)
+    return _verified(place / name)
+
+
+def shipped(stem: str) -> bytes | None:
+    """Return the cubin that the wheel has for a hash of sources and flags; None if it has none, or a corrupt one."""
+    return _verified(SHIPPED / stem)
+
+
+def _verified(path: Path) -> bytes | None:
     try:
-        stored = (place / name).read_bytes()
+        stored = path.read_bytes()
     except FileNotFoundError:
         return None
     digest, content = stored[:_DIGEST], stored[_DIGEST:]
     return content if hashlib.sha256(content).digest() == digest else None
+
+
+def entry(content: bytes) -> bytes:
+    """Return the bytes of the file that stores `content`."""
+    return hashlib.sha256(content).digest() + content
 
 
 def has(name: str) -> bool:
@@ -75,7 +90,7 @@ def write(name: str, content: bytes) -> None:
         return
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(entry(content))
         os.replace(temporary, place / name)
     except BaseException as error:
         os.unlink(temporary)

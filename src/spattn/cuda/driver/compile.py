@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -74,9 +75,11 @@ class Unit(NamedTuple):
 
 
 def begin(unit: Unit) -> Future[bytes]:
-    """Return the cubin of a unit, which a thread compiles if no cache has it; callers with equal units share one
-    compilation."""
-    compiler = unit.compiler
+    """Return the cubin of a unit, which a thread compiles if neither the wheel nor the cache has it; callers with equal
+    units share one compilation."""
+    compiler, image = unit.compiler, cache.shipped(unit.stem)
+    if image is not None:
+        return _known(image)
     if compiler is None:
         return _known(_without_compiler(unit.stem, unit.source))
     name = unit.name(compiler)
@@ -90,7 +93,7 @@ def begin(unit: Unit) -> Future[bytes]:
 def begin_early(unit: Unit) -> None:
     """Let a thread compile a unit that :func:`begin` will ask for, unless a cache has it; an error is raised there."""
     compiler = unit.compiler
-    if compiler is not None and not cache.has(unit.name(compiler)):
+    if compiler is not None and not cache.has(unit.name(compiler)) and cache.shipped(unit.stem) is None:
         jobs.start(unit.name(compiler), partial(unit.compile, compiler), wanted=False)
 
 
@@ -147,7 +150,8 @@ def _read_once(path: Path, size: int, modified: int) -> tuple[bytes, list[str]]:
 
 
 def find_nvcc() -> Path | None:
-    """Return nvcc's path: ``SPATTN_NVCC``, else from ``CUDA_HOME``, ``CUDA_PATH``, the PATH, or ``/usr/local/cuda``."""
+    """Return nvcc's path: ``SPATTN_NVCC``, else from ``CUDA_HOME``, ``CUDA_PATH``, the PATH, ``/usr/local/cuda`` or the
+    package nvidia-cuda-nvcc."""
     chosen = os.environ.get("SPATTN_NVCC")
     if chosen is not None:
         return Path(chosen) if chosen and Path(chosen).is_file() else None
@@ -156,7 +160,17 @@ def find_nvcc() -> Path | None:
     candidates = [Path(root) / "bin" / "nvcc" for root in roots if root]
     candidates += [Path(on_path)] if on_path else []
     candidates.append(Path("/usr/local/cuda/bin/nvcc"))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if path.is_file()), None) or _packaged_nvcc()
+
+
+def _packaged_nvcc() -> Path | None:
+    """Return the nvcc that ``pip install nvidia-cuda-nvcc`` has installed, if its headers are there, too."""
+    namespace = importlib.util.find_spec("nvidia")
+    for root in (namespace and namespace.submodule_search_locations) or ():
+        for path in sorted(Path(root).glob("cu*/bin/nvcc"), reverse=True):
+            if (path.parents[1] / "include" / "nv" / "target").is_file():
+                return path
+    return None
 
 
 def compiler_key(compiler: Path) -> str:
@@ -206,6 +220,7 @@ def _without_compiler(stem: str, source: str) -> bytes:
         if image is not None:
             return image
     raise CompileError(
-        f"{source}: not compiled yet and nvcc was not found; install the CUDA toolkit or set SPATTN_NVCC, or fill "
-        f"{cache.folder()} on a machine that has nvcc: python -m spattn.cuda.prebuild"
+        f"{source}: not compiled yet and nvcc was not found; pip install 'spattn[nvcc]' (for drivers of CUDA 13), "
+        f"install the CUDA toolkit or set SPATTN_NVCC, or fill {cache.folder()} on a machine that has nvcc: "
+        "python -m spattn.cuda.prebuild"
     )
