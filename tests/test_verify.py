@@ -299,8 +299,14 @@ def test_jax():
 def test_what_verify_refuses(function, options, error, message):
     with pytest.raises(error, match=message):
         spattn.verify(function, sp.Causal(), **options)
-    with pytest.raises(TypeError, match="^pattern: expected a Pattern or a Plan, got str"):
-        spattn.verify(KEY <= ROW, "causal")
+    with pytest.raises(TypeError, match="^pattern: expected a Pattern, its text"):
+        spattn.verify(KEY <= ROW, 3)
+
+
+@pytest.mark.parametrize("pattern", ["causal", KEY <= ROW, lambda b, h, q, k: k <= q])
+def test_what_attention_takes_as_a_pattern(pattern):
+    assert spattn.verify(KEY <= ROW, pattern).ok
+    assert not spattn.verify(KEY < ROW, pattern).ok
 
 
 def test_patterns_that_differ_in_one_place():

@@ -18,6 +18,8 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
         return prefix(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.RowIntervals):
         return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
+    if isinstance(pattern, p.PackedWindows):
+        return packed_windows(pattern, i, j)
     if isinstance(pattern, p.Clusters):
         return clusters(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.CSR):
@@ -55,6 +57,17 @@ def prefix(x, i, j, q_len, kv_len):
     rows = min(q_len, keys)
     row = position - x.tokens - (keys - rows)
     return position < x.tokens or j < x.tokens or allowed(x.inner, row, j - x.tokens, rows, keys)
+
+
+def packed_windows(x, i, j):
+    first = 0
+    for queries, start, keys in zip(x.queries.tolist(), x.start.tolist(), x.keys.tolist(), strict=True):
+        if first <= i < first + queries:
+            position = start + i - first + (keys - queries if x.at_end else 0)
+            near = (x.left == -1 or j >= position - x.left) and (x.right == -1 or j <= position + x.right)
+            return start <= j < start + keys and near
+        first += queries
+    return False
 
 
 def clusters(x, i, j, q_len, kv_len):
@@ -317,6 +330,7 @@ RULES = {
     p.PerAxis: per_axis,
     p.Clusters: None,
     p.RowIntervals: None,  # by the row, as allowed() says
+    p.PackedWindows: None,  # by the row
     p.CSR: None,  # likewise
     p.authoring.RowRuns: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),

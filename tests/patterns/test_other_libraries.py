@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import spattn
 from spattn import patterns as p
 
 some = settings(max_examples=max(20, settings.default.max_examples // 2), deadline=None)
@@ -58,6 +59,16 @@ def test_flash_attention_of_packed_sequences(sequences, window_size, causal):
     assert found.sum() == sum(x.sum() for x in squares)
 
 
+def test_packed_sequences_are_stored_and_planned_by_the_sequence():
+    cu_seqlens = [0, 1000, 5000, 1 << 20]
+    pattern = p.interop.from_flash_attention((300, 2), cu_seqlens_q=cu_seqlens)
+    assert len(pattern.to_json()) < 400
+    same = p.SlidingWindow(300, 2) & p.Documents.from_cu_seqlens(cu_seqlens)
+    one, other = (spattn.plan(x, 1 << 20) for x in (pattern, same))
+    assert one.nnz == other.nnz and np.array_equal(one.indices, other.indices) and len(one.masks) == len(other.masks)
+    assert pattern.at(0, 0).bind(1 << 20, 1 << 20)._bands(0, 1 << 20) is not None
+
+
 @some
 @given(SEQUENCES)
 def test_documents_with_other_lengths_of_queries(sequences):
@@ -97,7 +108,7 @@ def test_documents_with_other_lengths_of_queries(sequences):
         (
             lambda: p.interop.from_flash_attention(cu_seqlens_q=[0, 2]).index_set(3, 3),
             ValueError,
-            r"^start: expected .*3\)",
+            "^queries: expected 3 in all .*cu_seqlens_q",
         ),
         (lambda: p.RowIntervals([0], [1, 2]), ValueError, r"^stop: expected shape \(1,\), got \(2,\)"),
         (lambda: p.RowIntervals([0.5], [1]), TypeError, "^start: expected an array of integers"),

@@ -150,8 +150,7 @@ class Band(p.Pattern):
 
 CHANGED = {
     "not registered": lambda q, k, v: attend(q, k, v, Band(5)),
-    "made within": lambda q, k, v: attend(q, k, v, p.SlidingWindow(5)),
-    "joined within": lambda q, k, v: attend(q, k, v, WINDOW & p.Causal()),
+    "not registered, joined": lambda q, k, v: attend(q, k, v, WINDOW & Band(5)),
     "array": lambda q, k, v: attend(q, k, v, np.tri(20, 30, 10, dtype=bool)),
     "operands of NumPy": lambda q, k, v: map(
         torch.from_numpy, spattn.attention(*(x.detach().numpy() for x in (q, k, v)), WINDOW, return_lse=True)
@@ -169,6 +168,13 @@ def test_what_no_graph_can_hold(what):
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(run, backend="eager", fullgraph=True)(*operands)
+
+
+@pytest.mark.parametrize("make", [lambda: p.SlidingWindow(5), lambda: WINDOW & p.Causal(), lambda: WINDOW - p.Sinks(2)])
+def test_patterns_that_are_made_within(make):
+    operands = tensors()
+    found = torch.compile(lambda q, k, v: attend(q, k, v, make()), backend="eager", fullgraph=True)(*operands)
+    assert same(found, attend(*operands, make()))
 
 
 def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():

@@ -15,6 +15,7 @@ from spattn import patterns as p
 from spattn.testing import inputs, random
 
 torch = pytest.importorskip("torch")
+importlib.import_module("spattn.dispatch.torch_operators")  # registers the operators
 text_of = importlib.import_module("spattn.dispatch.torch_text").text_of
 
 

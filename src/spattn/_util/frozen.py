@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-__all__ = ["content", "frozen", "frozen_part", "frozen_whole"]
+__all__ = ["content", "frozen", "frozen_part", "frozen_whole", "owner_of", "writeable"]
+
+_views: WeakValueDictionary[int, _View] = WeakValueDictionary()  # by address, of live arrays
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
@@ -42,3 +45,30 @@ def frozen_whole(arrays: Sequence[np.ndarray]) -> np.ndarray:
     dtype = arrays[0].dtype
     whole = content(arrays[0]) if len(arrays) == 1 else b"".join(map(content, arrays))
     return np.ndarray(len(whole) // dtype.itemsize, dtype, whole)
+
+
+class _View:
+    """The memory of a read-only array, which this object keeps alive, as that of an array that says it is writeable."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        about = array.__array_interface__
+        self.__array_interface__ = about | {"data": (about["data"][0], False)}
+
+
+def writeable(array: np.ndarray) -> np.ndarray:
+    """Return a writeable view of a frozen array, for libraries that reject read-only arrays. Nobody may write to it."""
+    if array.dtype.hasobject:
+        return array
+    view = _View(array)
+    if array.size:
+        _views[array.ctypes.data] = view
+    return np.asarray(view)
+
+
+def owner_of(array: np.ndarray) -> np.ndarray:
+    """Return the frozen array of which `array` is the writeable view, or `array`."""
+    view = _views.get(array.ctypes.data) if array.size else None
+    if view is None or (view.array.dtype, view.array.shape) != (array.dtype, array.shape):
+        return array
+    return view.array if array.flags.c_contiguous else array

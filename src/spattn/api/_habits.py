@@ -77,7 +77,7 @@ _HINTS: dict[str, str | Callable[[Any], str]] = {
     "logits_soft_cap": "write score=spattn.score.softcap(logits_soft_cap)",
     "dropout_rng": "write an integer as seed=",
     "dropout_rate": _DROPOUT,
-    "segment_ids": "write pattern=spattn.patterns.Documents(lengths)",
+    "segment_ids": "write pattern=spattn.patterns.Documents.from_segment_ids(segment_ids)",
     "use_causal_mask": _causal,
     # DeepSpeed
     "sparsity_config": "write pattern=spattn.patterns.interop.from_deepspeed(config), with a dict",

@@ -131,8 +131,9 @@ def attention(
 
     PyTorch autograd differentiates out and lse once, through :func:`attention_backward`, also with respect to the
     tensors that `score` captures; double backward is not supported. In graphs of :func:`torch.compile` and
-    :mod:`torch.export` the call is a single operator with the serialized pattern as an attribute, or the mask as an
-    input; a score function's expression is an attribute, too, and what it captures and `seed` are inputs.
+    :mod:`torch.export` the call is a single operator with the serialized pattern as an attribute. A mask is an input;
+    so are tensors from which the program makes a pattern, and under :func:`torch.compile` all arrays of patterns. A
+    score function's expression is an attribute, too, and what it captures and `seed` are inputs.
     ``torch.autocast`` casts q, k and v as it does for ``scaled_dot_product_attention``, except float64. In JAX programs
     use ``spattn.jax.attention``.
 

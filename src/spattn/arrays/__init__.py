@@ -26,12 +26,15 @@ __all__ = [
     "check_plain",
     "compiling",
     "dtype_name",
+    "is_array",
     "namespace_of",
     "of_any_length",
     "recorder",
     "cache_key",
     "to_host",
     "traced",
+    "unknown",
+    "untraced",
 ]
 
 NUMPY = NumPy()
@@ -120,6 +123,26 @@ def to_host(x: Any) -> Any:
     """Convert any array to NumPy, copying it from its device if necessary."""
     kind = namespace_of(x)
     return NUMPY.to_host(x) if kind is None else kind.to_host(x)
+
+
+def is_array(x: Any) -> bool:
+    """Return whether `x` is an array; torch.compile may trace this function, but not :func:`namespace_of`."""
+    return isinstance(x, (sys.modules["torch"].Tensor, np.ndarray)) if compiling() else namespace_of(x) is not None
+
+
+def unknown(x: Any) -> bool:
+    """Return whether `x` is an array without values, of a program that JAX, torch.export or a vmap is tracing."""
+    core, tensor = (getattr(sys.modules.get(name), of, None) for name, of in (("jax", "core"), ("torch", "Tensor")))
+    if tensor is not None and isinstance(x, tensor):
+        kind = namespace_of(x)
+        return kind is not None and kind.traced() and kind.oddity(x) is not None
+    return core is not None and isinstance(x, core.Tracer)
+
+
+def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function, and all that it calls, without torch.compile: the call breaks a graph."""
+    disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)  # None before the first compilation
+    return (function if disable is None else disable(function))(*arguments)
 
 
 def compiling() -> bool:

@@ -15,7 +15,8 @@ from ..arrays import NUMPY, ArrayNamespace, autocast, namespace_of, of_any_lengt
 from ..arrays import cache_key as cache_key_of
 from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend
 from ..patterns import Pattern
-from ..patterns.conversion import from_text, key_padding_of
+from ..patterns.base.pattern import Deferred
+from ..patterns.conversion import as_pattern, from_text, key_padding_of
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..planning.contract.validated import validated
@@ -73,10 +74,11 @@ def attention(
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
-        if cast is not None:
-            q, k, v = cast
+        made = as_pattern(pattern) if isinstance(pattern, Deferred) else pattern  # before a graph break
+        if cast is not None or made is not pattern:
+            q, k, v = cast or (q, k, v)
             options |= {"score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
-            return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
+            return attention(q, k, v, made, return_lse=return_lse, gradients=gradients, **options)
         chosen = _selected(pattern)
         if chosen is not None:
             found = _attend_masked(q, k, v, chosen, return_lse, gradients or attention_backward, given, **options)
@@ -126,7 +128,7 @@ def attention_backward(
 ) -> Any:
     """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
-    if key_padding is not None or not isinstance(pattern, CONSTANT):
+    if key_padding is not None or not isinstance(pattern, CONSTANT) or isinstance(pattern, Deferred):
         if traced(q, k, v):
             return NotImplemented
         pattern = _resolved(pattern, q, k, v, layout, key_padding)

@@ -15,24 +15,26 @@ from torch.nn.attention.bias import CausalBias
 from ..arrays import compiling, traced
 from ..arrays.torch_gradients import without_repeats
 from ..patterns import Pattern, from_json
-from ..patterns.conversion import check_mask, check_padding
+from ..patterns.conversion import check_mask, check_padding, is_key_padding
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
 from . import calls, torch_scores
 from .plans import resolve
 from .torch_schemas import (
+    ARRAYS,
     DEVICES,
     OPTIONS,
     cast_under_autocast,
     empty_like,
     empty_results,
+    given_arrays,
     in_order_of,
     joined,
     over_a_batch,
     pattern_of,
 )
-from .torch_text import text_of
+from .torch_text import operands_of, text_of
 
 __all__ = ["attend", "attention", "attention_backward", "draw_seed"]
 
@@ -43,15 +45,22 @@ _FULL = '{"pattern":"full"}'
     "spattn::attention",
     mutates_args=(),
     device_types=DEVICES,
-    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, str? precision) -> (Tensor out, Tensor lse)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, str? precision, {ARRAYS}) -> (Tensor out, Tensor lse)",
 )
 def _forward(
-    q: Any, k: Any, v: Any, pattern: str, allowed: Any, scale: float | None, backend: str, precision: str | None
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: str,
+    allowed: Any,
+    scale: float | None,
+    backend: str,
+    precision: str | None,
+    arrays: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    own = joined(pattern, allowed, arrays)
     with torch.no_grad():
-        out, lse = calls.attention(
-            q, k, v, joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
-        )
+        out, lse = calls.attention(q, k, v, own, scale=scale, backend=backend, return_lse=True, precision=precision)
     return in_order_of(q, out), lse
 
 
@@ -60,16 +69,15 @@ def _forward(
     mutates_args=(),
     device_types=DEVICES,
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{OPTIONS}, str? precision=None) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f"{OPTIONS}, str? precision=None, {ARRAYS}) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # PyTorch omits a default precision
+    named = dict(zip(("scale", "backend", "precision", "arrays"), options, strict=False))  # PyTorch omits defaults
+    own = joined(pattern, allowed, named.pop("arrays", None))
     with torch.no_grad():
-        gradients = calls.attention_backward(
-            without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed), dlse=dlse, **named
-        )
+        gradients = calls.attention_backward(without_repeats(dout), q, k, v, out, lse, own, dlse=dlse, **named)
     return tuple(in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
 
 
@@ -86,16 +94,21 @@ def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, pattern, allowed, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, allowed)
+    arrays, ctx.of_arrays = given_arrays(options[3:])
+    options = options[:3]
+    ctx.save_for_backward(q, k, v, *output, allowed, *arrays)
     ctx.pattern, ctx.options = pattern, options
     ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None, which saves work
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    *operands, allowed = ctx.saved_tensors
+    *operands, allowed = (saved := ctx.saved_tensors)[:6]
+    arrays = list(saved[6:])
     dout = torch.zeros_like(operands[3]) if dout is None else dout  # out is unused
-    gradients = torch.ops.spattn.attention_backward(dout, dlse, *operands, ctx.pattern, allowed, *ctx.options)
-    return *gradients, None, None, None, None, None
+    gradients = torch.ops.spattn.attention_backward(
+        dout, dlse, *operands, ctx.pattern, allowed, *ctx.options, arrays or None
+    )
+    return *gradients, None, None, None, None, None, *ctx.of_arrays
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)
@@ -131,13 +144,13 @@ def attention(
     options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
     options["key_padding"] = key_padding
     modified = _without_defaults(modified)
-    text, allowed = _described((q, k, v), pattern, key_padding, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
     _check_masks(pattern, key_padding, *operands[:2])
-    out, lse = _operator(operands, text, allowed, (scale, backend, precision), **modified)
+    out, lse = _operator(operands, text, allowed, (scale, backend, precision), arrays, **modified)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
 
@@ -163,16 +176,18 @@ def attention_backward(
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
     options["key_padding"] = key_padding
     modified = _without_defaults(modified)
-    text, allowed = _described((q, k, v), pattern, key_padding, scale)
+    text, arrays, allowed = _described((q, k, v), pattern, key_padding, scale)
     if text is None:
         return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options, **modified)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
     _check_masks(pattern, key_padding, *operands[2:4])
     if modified:
-        dq, dk, dv, *more = torch_scores.gradients(*operands, text, allowed, scale, backend, precision, **modified)
+        dq, dk, dv, *more = torch_scores.gradients(
+            *operands, text, allowed, scale, backend, precision, arrays or None, **modified
+        )
         return given.back(dq), given.back(dk), given.back(dv), *more
-    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
+    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision, arrays or None)
     return tuple([given.back(x) for x in gradients])
 
 
@@ -183,15 +198,15 @@ def _without_defaults(modified: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operator(
-    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], **modified: Any
+    operands: list[Any], text: str, allowed: Any, options: tuple[Any, ...], arrays: Any = (), **modified: Any
 ) -> tuple[Any, Any]:
     """Return out and lse of the operator of a call."""
     found: tuple[Any, Any]
     if modified:
         captured = torch_scores.captured_by(*operands[:2], **modified)
-        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options)
+        found = torch.ops.spattn.scored_attention(*operands, *captured, text, allowed, *options, list(arrays) or None)
     else:
-        found = torch.ops.spattn.attention(*operands, text, allowed, *options)
+        found = torch.ops.spattn.attention(*operands, text, allowed, *options, list(arrays) or None)
     return found
 
 
@@ -199,7 +214,7 @@ def _check_masks(pattern: Any, key_padding: Any, q: Any, k: Any) -> None:
     sizes = *q.shape[:3], k.shape[2]
     if isinstance(pattern, torch.Tensor):
         check_mask(tuple(pattern.shape), sizes)
-    if key_padding is not None:
+    if isinstance(key_padding, torch.Tensor):
         check_padding(tuple(key_padding.shape), sizes)
     for name, mask in (("pattern", pattern), ("key_padding", key_padding)):
         if isinstance(mask, torch.Tensor) and mask.requires_grad:
@@ -215,13 +230,13 @@ def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(from_json(text).grids())
+    return () if text[0] == "[" else tuple(from_json(text).grids())  # operands_of() refuses operands with a grid
 
 
 def _described(
     operands: tuple[Any, ...], pattern: Any, key_padding: Any, scale: Any
-) -> tuple[str | None, torch.Tensor | None]:
-    """Return the operator's arguments (serialized pattern, mask tensor), or (None, None) if no operator applies.
+) -> tuple[str | None, list[Any], Any]:
+    """Return the operator's arguments (serialized pattern, its arrays, mask tensor); no text if no operator applies.
 
     Under torch.compile, the function first checks types, because Dynamo traces NumPy arrays and scalars as tensors.
     """
@@ -231,20 +246,28 @@ def _described(
         and (is_mask or isinstance(pattern, (Pattern, Plan, str, type)))
         and (scale is None or isinstance(scale, (int, float)))
     ):
-        return None, None
+        return None, [], None
+    has_grid = operands[0].ndim > 4
     allowed = pattern[(None,) * (4 - pattern.ndim)] if is_mask and pattern.ndim in (2, 3) else pattern
     if key_padding is None:
-        return (_FULL, allowed) if is_mask else (text_of(pattern), None)
-    if not isinstance(key_padding, torch.Tensor) or isinstance(pattern, Plan):
-        return None, None
+        return (_FULL, [], allowed) if is_mask else (*operands_of(pattern, has_grid), None)
+    if isinstance(pattern, Plan):
+        return None, [], None
+    if is_key_padding(key_padding):
+        if is_mask:
+            return *operands_of(key_padding, has_grid), allowed
+        joint = pattern & key_padding if isinstance(pattern, Pattern) else key_padding & pattern
+        return *operands_of(joint, has_grid), None
+    if not isinstance(key_padding, torch.Tensor):
+        return None, [], None
     valid = key_padding[None] if key_padding.ndim == 1 else key_padding
     if valid.ndim == 4:
         valid = valid[:, 0, 0]
     if not is_mask:
-        return text_of(pattern), valid
+        return *operands_of(pattern, has_grid), valid
     if torch.bool in (pattern.dtype, valid.dtype) and pattern.dtype == valid.dtype:
-        return _FULL, allowed & valid[:, None, None]
-    return None, None
+        return _FULL, [], allowed & valid[:, None, None]
+    return None, [], None
 
 
 def _is_mask(pattern: Any) -> bool:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..arrays import autocast
+from ..arrays import autocast, to_host
 from ..arrays.operand import Operand, memory_order
-from ..patterns import Full, Pattern, from_json
+from ..patterns import Full, Pattern
+from ..patterns.base.in_graphs import restored, stand_in
 from ..patterns.conversion import as_pattern, key_padding_of
 
 __all__ = [
+    "ARRAYS",
     "DEVICES",
     "OPTIONS",
     "cast_under_autocast",
     "empty_like",
     "empty_results",
+    "given_arrays",
     "in_order_of",
     "joined",
     "over_a_batch",
@@ -30,13 +33,22 @@ OPTIONS = "str pattern, Tensor? allowed, float? scale, str backend"  # of schema
 _library = torch.library.Library("spattn", "FRAGMENT")  # its deletion would unregister the kernels
 
 
-def joined(text: str, allowed: torch.Tensor | None) -> Pattern:
-    """Return the intersection of the serialized pattern and the mask tensor."""
-    pattern = from_json(text)
+ARRAYS = "Tensor[]? arrays=None"  # operands of the pattern, last in schemas
+
+
+def joined(text: str, allowed: torch.Tensor | None, arrays: Sequence[torch.Tensor] | None = None) -> Pattern:
+    """Return the intersection of the serialized pattern, with its operands, and the mask tensor."""
+    pattern = restored(text, [to_host(x.detach()) for x in arrays or ()])
     if allowed is None:
         return pattern
     also = pattern_of(allowed)
     return also if isinstance(pattern, Full) else pattern & also
+
+
+def given_arrays(rest: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the arrays in the last inputs of an operator, and their gradients: none for None, which PyTorch omits."""
+    arrays = (rest[0] if rest else None) or ()
+    return arrays, [[None] * len(arrays)] if arrays else []
 
 
 def pattern_of(allowed: torch.Tensor) -> Pattern:
@@ -102,14 +114,17 @@ def over_a_batch(
 
     def fold(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[at : at + 2]
+        whole = len(arguments) == len(operator._opoverload._schema.arguments)  # PyTorch omits defaults
+        arrays, mapped = (arguments[-1], dims[-1]) if whole and arguments[-1] else ((), ())
         differs = allowed is not None and (dims[at + 1] is not None or allowed.shape[0] != 1)
-        if differs or from_json(pattern).sizes()[0] != 1:
+        own = None if any(dim is not None for dim in mapped) else stand_in(pattern, arrays)
+        if differs or (own is not None and own.sizes()[0] != 1):
             raise ValueError(
                 "pattern: must not differ between batch entries under torch.func.vmap, got "
-                f"{'a mask tensor with a batch axis' if differs else from_json(pattern)}"
+                f"{'a mask tensor with a batch axis' if differs else own}"
             )
         size = info.batch_size
-        if alone is not None and alone(dims, *arguments):
+        if own is None or (alone is not None and alone(dims, *arguments)):
             found = zip(*(operator(*_entry(arguments, dims, n)) for n in range(size)), strict=True)
             results = [torch.stack(x) for x in found]
         else:

@@ -22,11 +22,13 @@ from ..score.serialized import restore
 from . import calls
 from .scores import dropout_of, read
 from .torch_schemas import (
+    ARRAYS,
     DEVICES,
     OPTIONS,
     cast_under_autocast,
     empty_like,
     empty_results,
+    given_arrays,
     in_order_of,
     joined,
     over_a_batch,
@@ -48,14 +50,15 @@ _INTEGERS = (
     "spattn::scored_attention",
     mutates_args=(),
     device_types=DEVICES,
-    schema=f"(Tensor q, Tensor k, Tensor v, {_MODIFIED}, {OPTIONS}, str? precision) -> (Tensor out, Tensor lse)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {_MODIFIED}, {OPTIONS}, str? precision, {ARRAYS}) "
+    "-> (Tensor out, Tensor lse)",
 )
 def attention(q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute out and lse."""
-    modified, (pattern, allowed, scale, backend, precision) = _restored(*others[:_COUNT]), others[_COUNT:]
+    modified, (pattern, allowed, scale, backend, precision, *arrays) = _restored(*others[:_COUNT]), others[_COUNT:]
     options = {"scale": scale, "backend": backend, "precision": precision, **modified}
     with torch.no_grad():
-        out, lse = calls.attention(q, k, v, joined(pattern, allowed), return_lse=True, **options)
+        out, lse = calls.attention(q, k, v, joined(pattern, allowed, *arrays), return_lse=True, **options)
     return in_order_of(q, out), lse
 
 
@@ -64,15 +67,16 @@ def attention(q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch
     mutates_args=(),
     device_types=DEVICES,
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_MODIFIED}, bool[] wanted, {OPTIONS}, str? precision) -> Tensor[]",
+    f"{_MODIFIED}, bool[] wanted, {OPTIONS}, str? precision, {ARRAYS}) -> Tensor[]",
 )
 def attention_backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *others: Any
 ) -> list[torch.Tensor]:
     """Compute dq, dk, dv, the gradients of the `wanted` captured arrays, and that of the sinks if there are any."""
-    modified, (wanted, pattern, allowed, scale, backend, precision) = _restored(*others[:_COUNT]), others[_COUNT:]
+    modified, (wanted, pattern, allowed, *rest) = _restored(*others[:_COUNT]), others[_COUNT:]
+    scale, backend, precision, *operands = rest
     options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision}
-    arrays = without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed)
+    arrays = without_repeats(dout), q, k, v, out, lse, joined(pattern, allowed, *operands)
     with torch.no_grad():
         dropout = dropout_of(modified["dropout_p"], modified["seed"], q)
         given = read(modified["score"], modified["sinks"], dropout, q, k, v, backend, "bhsd", backward=True)
@@ -108,27 +112,31 @@ def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *others:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, sinks, captured, *numbers, seed, dropout_p, pattern, allowed, scale, backend, precision = inputs
-    ctx.save_for_backward(q, k, v, *output, sinks, seed, allowed, *captured)
-    ctx.numbers, ctx.dropout_p, ctx.options = numbers, dropout_p, (pattern, scale, backend, precision)
+    q, k, v, sinks, captured, floats, integers, score, seed, dropout_p, pattern, allowed, *options = inputs
+    arrays, ctx.of_arrays = given_arrays(options[3:])
+    options = options[:3]
+    ctx.save_for_backward(q, k, v, *output, sinks, seed, allowed, *captured, *arrays)
+    ctx.arrays = len(arrays)
+    ctx.numbers, ctx.dropout_p, ctx.options = (floats, integers, score), dropout_p, (pattern, *options)
     ctx.set_materialize_grads(False)  # the gradient of an unused lse stays None, which saves work
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
     # Read once: checkpoints refuse a second time.
-    q, k, v, out, lse, sinks, seed, allowed, *captured = ctx.saved_tensors
+    q, k, v, out, lse, sinks, seed, allowed, *rest = ctx.saved_tensors
+    captured, arrays = rest[: len(rest) - ctx.arrays], rest[len(rest) - ctx.arrays :]
     dout = torch.zeros_like(out) if dout is None else dout  # out is unused
     wanted = [own and x.is_floating_point() for own, x in zip(ctx.needs_input_grad[4], captured, strict=True)]
     modified = sinks, captured, *ctx.numbers, seed, ctx.dropout_p
     pattern, *options = ctx.options
     dq, dk, dv, *rest = torch.ops.spattn.scored_attention_backward(
-        dout, dlse, q, k, v, out, lse, *modified, wanted, pattern, allowed, *options
+        dout, dlse, q, k, v, out, lse, *modified, wanted, pattern, allowed, *options, arrays or None
     )
     dsinks, found = None if sinks is None else rest.pop(), iter(rest)
     dcaptured = [next(found) if own else None for own in wanted]
     # PyTorch takes an empty list for one of tensors, which has a list of gradients.
     of_numbers: list[Any] = [None if numbers else [] for numbers in ctx.numbers[:2]]
-    return dq, dk, dv, dsinks, dcaptured, *of_numbers, *[None] * 8
+    return dq, dk, dv, dsinks, dcaptured, *of_numbers, *[None] * 8, *ctx.of_arrays
 
 
 attention.register_autograd(_differentiate, setup_context=_remember)

@@ -10,11 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
+from ..arrays import unknown
 from ..arrays.xla import Buffer
 from ..dispatch import resolve
-from ..patterns import Pattern, from_json
+from ..patterns import Pattern
+from ..patterns.base.in_graphs import described, serialized_call, stand_in
+from ..patterns.base.pattern import Deferred
+from ..patterns.base.walk import leaves
+from ..patterns.sequence.packed import PackedWindows
 from ..planning import Plan
 from ..request.call import Call, check_options
 from ..request.dropout import Dropout, checked_seed
@@ -55,7 +61,9 @@ def attention(
         Value.
     pattern : Pattern, str, sparse matrix or mask, optional
         The allowed pairs, as for :func:`spattn.attention`, but neither a plan, as each device plans the pattern, nor a
-        mask_mod. It is a constant of the program, so a mask must be concrete. Default "full".
+        mask_mod. A mask, and arrays of a pattern, may be traced, as in ``Causal() & Documents.from_segment_ids(ids)``:
+        one program then runs with all their values, and checks and plans each. Numbers are constants of the program.
+        Default "full".
     scale : float, optional
         Factor of the scores, not traced; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -75,7 +83,7 @@ def attention(
         As for :func:`spattn.attention`; required if ``dropout_p > 0``. An array may be traced, and is taken modulo
         2**64. Of a key, pass ``jax.random.bits(key)``.
     key_padding : (batch, kv_len) array, optional
-        As for :func:`spattn.attention`; a constant of the program.
+        As for :func:`spattn.attention`; may be traced.
 
     Returns
     -------
@@ -88,7 +96,7 @@ def attention(
     ------
     TypeError
         If q, k or v is not a JAX array, or has an unsupported dtype; if dtypes differ; if the dtype does not support
-        `precision`; if `pattern` is a plan, a traced mask or of an unregistered class; if `scale`, `backend`,
+        `precision`; if `pattern` is a plan, has a traced number or is of an unregistered class; if `scale`, `backend`,
         `return_lse`, `precision`, `dropout_p` or `seed` has the wrong type.
     ValueError
         If shapes do not match each other or the pattern; if the name of a pattern or precision is unknown; if `scale`
@@ -125,11 +133,11 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    text = _fitting_text(resolve(pattern, call.sizes, key_padding), *call.sizes)
+    text, arrays = _described_pattern(resolve(pattern, call.sizes, key_padding), call.sizes)
     options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
     if Dropout.of(dropout_p, None if seed is None else 0) is not None:
         options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))
-    found = _attend(options, q, k, v, *captured)
+    found = _attend(options._replace(arrays=len(arrays)), q, k, v, *captured, *arrays)
     return found if return_lse else found[0]
 
 
@@ -170,11 +178,45 @@ def _described(name: str, x: Any) -> Buffer:
     return Buffer(x.shape, x.dtype)
 
 
-@functools.lru_cache(maxsize=32)
-def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
-    """Serialize a pattern; raise errors at trace time if it does not match the sizes."""
+def _described_pattern(pattern: Any, sizes: tuple[int, int, int, int]) -> tuple[str, list[Any]]:
+    """Return the serialized pattern, and its arrays if the program has yet to compute some of them."""
+    if not isinstance(pattern, Deferred):
+        return _fitting_text(pattern, *sizes), []
+    given: list[Any] = []
+    call = described(pattern, given, by_text=True)
+    arrays = list(map(_operand, given))
+    if not all(x.ndim for x in arrays):
+        raise TypeError(
+            f"pattern: numbers of a pattern are constants of the program, got a traced one in {pattern!r}; name the "
+            "argument in jax.jit(static_argnames=...)"
+        )
+    text = serialized_call(call, len(arrays))
+    if text is None:
+        raise TypeError(f"pattern: expected registered patterns of arrays and constants, got {pattern!r}")
+    alike = stand_in(text, arrays)
+    if alike is not None and not any(isinstance(x, PackedWindows) for x in leaves(alike)):  # its lengths are values
+        _check_fit(alike, *sizes)
+    return text, arrays
+
+
+def _operand(x: Any) -> jax.Array:
+    """Return an array of a pattern as an operand of the program."""
+    made = jnp.asarray(x)
+    if not unknown(x) and made.dtype != x.dtype and not np.array_equal(made, x):
+        raise ValueError(f"pattern: JAX converts {x.dtype} to {made.dtype}, which loses values; set jax_enable_x64")
+    return made
+
+
+def _check_fit(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
+    """Raise errors at trace time if the pattern does not match the sizes."""
     for variant in pattern.variants(batch, heads)[0]:
         variant.bind(q_len, kv_len)
+
+
+@functools.lru_cache(maxsize=32)
+def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
+    """Serialize a pattern that fits the sizes."""
+    _check_fit(pattern, batch, heads, q_len, kv_len)
     text = pattern._serialized()
     if text is None:
         raise TypeError(
@@ -222,7 +264,8 @@ def _remember(options: Options, *operands: Any) -> tuple[Any, Any]:
 def _gradients(options: Options, kept: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
     q, k, v, *captured, out, lse = kept
     sinks, tables = captured[: options.sinks], captured[options.sinks :]
-    wanted = [jnp.issubdtype(x.dtype, jnp.floating) for x in tables]
+    own = len(tables) - options.arrays
+    wanted = [jnp.issubdtype(x.dtype, jnp.floating) and n < own for n, x in enumerate(tables)]
     like = (q, k, v, *(x for x, own in zip(tables, wanted, strict=True) if own), *sinks)
     results = tuple((x.shape, x.dtype, 0.0) for x in like)
     dq, dk, dv, *rest = _call(ATTENTION_BACKWARD, options, results, *cotangents, q, k, v, out, lse, *captured)
@@ -259,11 +302,13 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @call.def_vmap  # type: ignore[untyped-decorator]
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        if from_json(options.pattern).sizes()[0] != 1:
-            raise ValueError(
-                f"pattern: must not differ between batch entries under jax.vmap, got {from_json(options.pattern)}"
-            )
-        if _differs(name, options, mapped[own:]):
+        differs = _differs(name, options, mapped[own:])
+        if not any(mapped[len(mapped) - options.arrays :]):
+            pattern = stand_in(options.pattern, operands[len(operands) - options.arrays :])
+            differs |= pattern is None
+            if pattern is not None and pattern.sizes()[0] != 1:
+                raise ValueError(f"pattern: must not differ between batch entries under jax.vmap, got {pattern}")
+        if differs:
             return _one_by_one(name, options, results, mapped, operands), (True,) * len(results)
         pairs = zip(operands[:own], mapped[:own], strict=True)
         given = (x if over else jnp.broadcast_to(x, (size, *x.shape)) for x, over in pairs)

@@ -16,9 +16,11 @@ import jax
 import numpy as np
 
 from .. import dispatch
+from .._util.imports import whole_imports
 from ..arrays import add_plain
 from ..arrays.xla import Buffer, Xla
 from ..patterns import from_json
+from ..patterns.base.in_graphs import restored
 from ..score.serialized import restore
 from . import _c_api as c_api
 from ._at_work import at_work
@@ -35,7 +37,7 @@ class Options(NamedTuple):
 
     `score` is the serialized score function, its floats and its integers; None is the identity. `sinks` says whether
     there are sinks, and `tables` how many arrays the function captures. With dropout, there is a seed, the low and the
-    high 32 bits. They are the last operands, in this order.
+    high 32 bits. `arrays` is the number of the pattern's operands. They are the last operands, in this order.
     """
 
     pattern: str
@@ -46,11 +48,12 @@ class Options(NamedTuple):
     sinks: bool = False
     tables: int = 0
     dropout_p: float = 0.0
+    arrays: int = 0
 
     @property
     def captured(self) -> int:
         """Number of operands behind the attention's own."""
-        return self.sinks + self.tables + (self.dropout_p != 0)
+        return self.sinks + self.tables + (self.dropout_p != 0) + self.arrays
 
     @property
     def text(self) -> str:
@@ -63,7 +66,7 @@ def _options_of(text: str) -> tuple[Options, dict[str, Any]]:
     """Return the options, and the static arguments of the dispatch."""
     options = Options(*json.loads(text))
     same = {"scale": options.scale, "backend": options.backend, "precision": options.precision}
-    return options, same | {"pattern": from_json(options.pattern)}
+    return options, same if options.arrays else same | {"pattern": from_json(options.pattern)}
 
 
 def _split(options: Options, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -73,10 +76,32 @@ def _split(options: Options, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...]
     sinks = next(rest) if options.sinks else None
     tables = tuple(next(rest) for _ in range(options.tables))
     score = None if options.score is None else restore(*options.score, tables)
-    seed = next(rest, None)
+    seed = next(rest) if options.dropout_p else None
     if seed is not None and XLA.ordinal(seed) is None:
         seed = XLA.to_numpy(seed).view(np.uint64)[0]
-    return operands[:own], {"score": score, "sinks": sinks, "dropout_p": options.dropout_p, "seed": seed}
+    same = {"score": score, "sinks": sinks, "dropout_p": options.dropout_p, "seed": seed}
+    if options.arrays:
+        same["pattern"] = restored(options.pattern, [_on_host(x) for x in rest])
+    return operands[:own], same
+
+
+def _on_host(x: Buffer) -> np.ndarray:
+    """Return the values of an operand; on a GPU, wait for them."""
+    ordinal = XLA.ordinal(x)
+    if ordinal is None:
+        return XLA.to_numpy(x)
+    with whole_imports:
+        from cuda.bindings import driver
+
+        from ..cuda.driver.device import get
+        from ..cuda.driver.errors import check
+
+    host, stream = np.empty(x.shape, x.dtype), XLA.stream(x)
+    with get(ordinal):
+        if host.nbytes:
+            check(driver.cuMemcpyDtoHAsync(host.ctypes.data, x.pointer, host.nbytes, stream), "cuMemcpyDtoHAsync")
+        check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+    return host
 
 
 def _attention(options: Options, *operands: Any, **same: Any) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "KeyPadding",
     "Mask",
     "Neighborhood",
+    "PackedWindows",
     "Pattern",
     "PerAxis",
     "PerBatch",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .papers.bigbird import BigBird
     from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
     from .registry import from_json
+    from .sequence.packed import PackedWindows
     from .sequence.queries_at import QueriesAt
 
 _MODULES = ("authoring", "deepspeed", "interop", "registry", "show")
@@ -93,6 +95,7 @@ _LATER = {
         "tri_shape",
     ),
     "registry": ("from_json",),
+    "sequence.packed": ("PackedWindows",),
     "sequence.queries_at": ("QueriesAt",),
 }
 

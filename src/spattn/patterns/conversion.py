@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .._util.imports import whole_imports
-from ..arrays import ArrayNamespace, check_plain, dtype_name, namespace_of
+from ..arrays import ArrayNamespace, check_plain, dtype_name, namespace_of, unknown
 from .base.check import default_value
-from .base.class_registry import CONTENTS, CONVERSION, generation, registered
+from .base.class_registry import CONVERSIONS, generation, registered
 from .base.content import on_host
-from .base.pattern import Pattern
+from .base.pattern import Deferred, Pattern
 from .listed.masks import Mask
 from .sequence.padding import KeyPadding
 
-__all__ = ["UNKNOWN", "as_pattern", "check_mask", "check_padding", "from_text", "key_padding_of"]
+__all__ = ["UNKNOWN", "as_pattern", "check_mask", "check_padding", "from_text", "is_key_padding", "key_padding_of"]
 
 Sizes = tuple[int | None, int | None, int | None, int | None]  # batch, heads_q, q_len, kv_len
 UNKNOWN: Sizes = (None, None, None, None)
@@ -39,7 +39,7 @@ def as_pattern(value: Any, sizes: Sizes = UNKNOWN, name: str = "pattern") -> Pat
         The argument's name in errors.
     """
     if isinstance(value, Pattern):
-        return value
+        return _resolved(value) if isinstance(value, Deferred) else value
     if isinstance(value, str):
         return from_text(value)
     if isinstance(value, type):
@@ -60,18 +60,6 @@ def as_pattern(value: Any, sizes: Sizes = UNKNOWN, name: str = "pattern") -> Pat
         check_mask((*made.sizes(), *value.shape[-2:]), (*sizes[:2], None, None), "a BlockMask", name)
         return made
     return _from_function(value, name) if callable(value) else _refuse(value, name)
-
-
-CONVERSION[:] = [as_pattern]  # for operands of patterns
-
-
-def _contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
-    with whole_imports:  # late: keeps `import spattn` fast
-        from .discovery.of_mask import contents
-    return contents(mask)
-
-
-CONTENTS[:] = [_contents]  # for masks
 
 
 def from_text(text: str) -> Pattern:
@@ -178,16 +166,18 @@ def _from_array(array: Any, kind: ArrayNamespace, sizes: Sizes, name: str) -> Pa
         with whole_imports:
             from .interop import from_torch_sparse
         return from_torch_sparse(array)
-    check_plain(name, array)
+    if not unknown(array):
+        check_plain(name, array)
     dtype = dtype_name(array)
     if "float" not in dtype and dtype != "bool":
         boolean = "array.bool()" if kind.name == "torch" else "array.astype(bool)"
         raise TypeError(
             f"{name}: got an array of {dtype}; a mask is bool: write {boolean} if 1 means that a pair is allowed"
         )
-    allowed = _allowed(array, kind, name) if dtype != "bool" else kind.to_host(array)
-    check_mask(allowed.shape, sizes, name=name)
-    return Mask(allowed)
+    later = unknown(array)
+    allowed = array if later else _allowed(array, kind, name) if dtype != "bool" else kind.to_host(array)
+    check_mask(tuple(allowed.shape), sizes, name=name)
+    return Deferred.call("", "as_pattern", (array,), {"name": name}) if later else Mask(allowed)
 
 
 def _allowed(array: Any, kind: ArrayNamespace, name: str) -> np.ndarray:
@@ -245,12 +235,19 @@ def check_mask(shape: tuple[int, ...], sizes: Sizes, what: str = "a bool mask", 
 # -- key padding -------------------------------------------------------------------------------------------------------
 
 
-def key_padding_of(valid: Any, sizes: Sizes = UNKNOWN) -> KeyPadding:
+def key_padding_of(valid: Any, sizes: Sizes = UNKNOWN) -> Pattern:
     """Convert a `key_padding` argument: bools, or 0 and 1, True at tokens; or floats, 0 at tokens, −inf at padding."""
-    if isinstance(valid, KeyPadding):
-        return valid
+    if isinstance(valid, Deferred):
+        valid = _resolved(valid)
+    if is_key_padding(valid):
+        own: Pattern = valid
+        return own
     if (kind := namespace_of(valid)) is None:
-        raise TypeError(f"key_padding: expected an array, True at tokens, got {type(valid).__name__}")
+        got = repr(valid) if isinstance(valid, Pattern) else type(valid).__name__
+        raise TypeError(f"key_padding: expected an array, True at tokens, or a KeyPadding, got {got}")
+    if unknown(valid):
+        check_padding(valid.shape, sizes)
+        return Deferred.call("", "key_padding_of", (valid,), {})
     check_plain("key_padding", valid)
     check_padding(tuple(valid.shape), sizes)
     if kind.wants_gradient(valid):
@@ -261,6 +258,11 @@ def key_padding_of(valid: Any, sizes: Sizes = UNKNOWN) -> KeyPadding:
     except (TypeError, ValueError) as error:
         hint = "; if 1 marks tokens, write key_padding=mask == 1" if additive else ""
         raise type(error)(f"key_padding: {str(error).partition(': ')[2]}{hint}") from error
+
+
+def is_key_padding(value: Any) -> bool:
+    """Return whether `value` is a KeyPadding, or one that a traced program creates."""
+    return isinstance(value, KeyPadding) or (isinstance(value, Deferred) and value.target == "key_padding")
 
 
 def check_padding(shape: tuple[int, ...], sizes: Sizes) -> None:
@@ -276,6 +278,24 @@ def check_padding(shape: tuple[int, ...], sizes: Sizes) -> None:
     elif len(shape) > 1 and shape[-2:] != (1, kv_len) and shape[-1] == kv_len:
         hint = "; write a mask of pairs as pattern=mask"
     raise ValueError(f"key_padding: expected shape ({batch}, {kv_len}), got {shape}{hint}")
+
+
+def _contents(mask: np.ndarray) -> tuple[Pattern | None, Pattern | None]:
+    """Return what a mask is planned as."""
+    with whole_imports:  # late: keeps `import spattn` fast
+        from .discovery.of_mask import contents
+    return contents(mask)
+
+
+# for operands of patterns, for graphs, and for masks
+CONVERSIONS.update(as_pattern=as_pattern, key_padding_of=key_padding_of, contents=_contents)
+
+
+def _resolved(value: Deferred) -> Pattern:
+    with whole_imports:
+        from .base.in_graphs import resolved
+    made: Pattern = resolved(value)
+    return made
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from .._util.imports import whole_imports
 from ..arrays import NUMPY, ArrayNamespace, namespace_of, to_host
 from ..patterns import Pattern
 from ..patterns.base.check import choice, integer
+from ..patterns.conversion import as_pattern
 from ..planning import Plan
 from ..request.call import LARGEST_HEAD_DIM
 from .arrays import DTYPES, inputs
@@ -99,7 +100,7 @@ class Verification:
 
 def verify(
     function: Any,
-    pattern: Pattern | Plan,
+    pattern: Any,
     q_len: int | None = None,
     kv_len: int | None = None,
     *,
@@ -122,7 +123,7 @@ def verify(
         mask: an array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len), a pattern, a function
         ``(q, k) -> bool`` or a `mask_mod` ``(b, h, q, k) -> bool`` of row and key indices, or a
         FlexAttention BlockMask, which is read by its `mask_mod`. True means that the key is used.
-    pattern : Pattern or Plan
+    pattern : Pattern, Plan, or anything that :func:`spattn.attention` takes as one
         The pairs that should be used.
     q_len, kv_len : int, optional
         Lengths in tokens; `q_len` defaults to that of a mask array and is otherwise required, `kv_len` defaults to
@@ -178,9 +179,7 @@ def verify(
       keys used but not allowed: 0
     guess: off by one: the pairs are those of SlidingWindow(left=3, right=0)
     """
-    if not isinstance(pattern, (Pattern, Plan)):
-        raise TypeError(f"pattern: expected a Pattern or a Plan, got {type(pattern).__name__}")
-    named = pattern.pattern if isinstance(pattern, Plan) else pattern
+    named = pattern.pattern if isinstance(pattern, Plan) else as_pattern(pattern)
     if named is None:
         raise ValueError("pattern: expected a plan with a pattern, got a plan without")
     choice("layout", layout, _LAYOUTS)

@@ -12,9 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import numpy as np
 
+from ..._util.frozen import writeable
+
 __all__ = [
     "MOST_RUNS",
     "REACH",
+    "WRITEABLE",
     "Count",
     "Positive",
     "Range",
@@ -36,6 +39,7 @@ __all__ = [
 
 MOST_RUNS = 1 << 23  # limit on rows × runs of a Runs; beyond it, the predicate is evaluated in strips of rows
 REACH = 1 << 40  # exceeds any distance between positions; arithmetic on it stays far below 2**63
+WRITEABLE = "_writeable_"  # prefix of the attributes that torch.compile reads in place of read-only arrays
 Check = Callable[[str, Any], Any]
 _USUAL = 4  # example value of an integer parameter, clipped to its range
 
@@ -52,6 +56,8 @@ def assign(pattern: Any, **fields: Any) -> None:
     """Set fields of a frozen dataclass from its ``__post_init__``."""
     for name, value in fields.items():
         object.__setattr__(pattern, name, value)
+        if type(value) is np.ndarray:
+            object.__setattr__(pattern, WRITEABLE + name, writeable(value))
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -74,7 +80,11 @@ def integers(name: str, value: Any, least: int | None = None, most: int | None =
     value = listed(value)
     if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
-    return tuple(integer(name, v, least, most) for v in value)
+    numbers = tuple(value)
+    if numbers and set(map(type, numbers)) == {int}:  # checks long sequences in C
+        if (least is None or least <= min(numbers)) and (most is None or max(numbers) <= most):
+            return numbers
+    return tuple(integer(name, v, least, most) for v in numbers)
 
 
 def flag(name: str, value: Any) -> bool:

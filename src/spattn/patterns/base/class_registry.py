@@ -11,8 +11,7 @@ from ..._util.imports import whole_imports
 from .check import default_value
 
 __all__ = [
-    "CONTENTS",
-    "CONVERSION",
+    "CONVERSIONS",
     "DEEPEST",
     "OPERATORS",
     "Instance",
@@ -29,8 +28,7 @@ PatternClass = TypeVar("PatternClass", bound="type[Any]")
 Instance = tuple[tuple[Any, ...], int]  # arguments of a pattern, and a length in tokens
 DEEPEST = 64  # nesting limit: patterns are traversed recursively
 OPERATORS: dict[str, type[Any]] = {}  # "&", "|" and "~"; filled by the composition module, which imports Pattern
-CONVERSION: list[Callable[..., Any]] = []  # as_pattern(); filled by the conversion module, which imports Pattern
-CONTENTS: list[Callable[..., Any]] = []  # what a mask is planned as; filled by the conversion module
+CONVERSIONS: dict[str, Callable[..., Any]] = {}  # by name; filled by the conversion module, which imports Pattern
 _REGISTRY: dict[str, type[Any]] = {}
 _PACKAGE = "spattn.patterns"
 _GENERATION = [0]  # number of repeated registrations, e.g. by a notebook cell that runs twice
@@ -49,6 +47,7 @@ _LATER = {  # module → the names that it registers; the first use of a name im
         "deepspeed_local_sliding_window",
         "deepspeed_variable",
     ),
+    "sequence.packed": ("packed_windows",),
     "sequence.queries_at": ("queries_at",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
@@ -91,7 +90,9 @@ def register(
         old = _REGISTRY.get(name, cls)
         if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
-        cls.name = name
+        fields = getattr(cls, "__dataclass_fields__", None) and dataclasses.fields(cls)
+        cls.name, cls._registered = name, cls
+        cls._parameters = tuple(field.name for field in fields or () if field.init)
         if example is not None or typical is not None:
             cls._instances = {"example": example, "typical": typical}
         _GENERATION[0] += old is not cls
@@ -144,6 +145,8 @@ class Registered:
     """Mixin with the registered name of a pattern class and its instances for tests, benchmarks and the gallery."""
 
     name: ClassVar[str] = ""
+    _registered: ClassVar[Any] = None  # the class of this name; another one in subclasses without a name of their own
+    _parameters: ClassVar[tuple[str, ...]] = ()
     _instances: ClassVar[dict[str, Any]] = {}  # "example" and "typical" of register()
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

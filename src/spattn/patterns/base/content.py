@@ -12,8 +12,8 @@ from ..._util.cached import cached_property
 from ..._util.frozen import content, frozen, frozen_part
 from ..._util.imports import whole_imports
 from ..._util.index_checks import integer_array, plain_array
-from ...arrays import NUMPY, namespace_of, to_host
-from .check import assign, integer
+from ...arrays import NUMPY, namespace_of, to_host, unknown
+from .check import WRITEABLE, assign, integer
 from .pattern import Pattern
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ __all__ = ["ArrayPattern", "Bound", "ByContent", "dynamic", "frozen_array", "on_
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
     """Convert an array of any framework to a read-only, C-contiguous NumPy array; read-only input is not copied."""
+    if unknown(value):
+        raise TypeError(
+            f"{name}: got an array that JAX traces, which has no values yet; spattn.jax.attention takes patterns that "
+            "their own class creates from it, as Documents, KeyPadding, Clusters, RowIntervals and Mask"
+        )
     value = on_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
@@ -105,7 +110,10 @@ class ByContent:
         return all(map(_same, self._fields(), other._fields()))
 
     def __getstate__(self) -> dict[str, Any]:  # without the hash, which differs between processes
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
+        return {name: x for name, x in vars(self).items() if name != "_hash" and not name.startswith(WRITEABLE)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        assign(self, **state)
 
     def _fields(self) -> list[Any]:
         return [getattr(self, name) for name in self.__dataclass_fields__]
@@ -191,7 +199,7 @@ class ArrayPattern(ByContent, Pattern):
     def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
         """Return a copy with other arrays, without checks."""
         made = object.__new__(type(self))
-        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
+        assign(made, **{name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
         return made
 
     def sizes(self) -> tuple[int, int]:

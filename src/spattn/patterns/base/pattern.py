@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
+from ...arrays import compiling, unknown, untraced
 from ...index_set import AffineRows, Runs
 from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
 from .check import check_parameters
-from .class_registry import CONVERSION, OPERATORS, Registered
+from .class_registry import CONVERSIONS, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
 
-__all__ = ["Ordered", "Part", "Pattern", "whole_part"]
+__all__ = ["CONSTRUCTORS", "Deferred", "Ordered", "Part", "Pattern", "deferrable", "defers", "whole_part"]
 
+CONSTRUCTORS: set[str] = set()  # names of the methods that traced programs may call
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
@@ -67,6 +72,11 @@ class _PatternClass(type):
     ``Causal | Sinks`` remains Python's union of types.
     """
 
+    @property
+    def __signature__(cls) -> inspect.Signature | None:
+        """The signature of a class without __init__; that of any other class is the one of __init__."""
+        return inspect.Signature() if cls.__init__ is object.__init__ else None  # type: ignore[misc]
+
     def __and__(cls, other: Any) -> Pattern:
         return _joined("&", cls, other)
 
@@ -107,6 +117,21 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
+
+    _in_graph: ClassVar[tuple[str, tuple[str, ...]] | None] = None
+    """Constructor by which a graph restores a pattern, and the attributes that are its arguments."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a :class:`Deferred` pattern if arrays have no values yet, or torch.compile traces the caller."""
+        if defers(*args, *kwargs.values()):
+            symbol = getattr(cls, "symbol", "")
+            if symbol:
+                return Deferred.call(symbol, None, args[0], {})
+            if cls._registered is cls:
+                return Deferred.call(cls.name, None, args, kwargs)
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        return object.__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -319,14 +344,7 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         TypeError
             If :meth:`allows` returns anything but bools of the shape of its arguments.
         """
-        q_len, kv_len = check_lengths(q_len, kv_len)
-        bound = self.at(batch, head).bind(q_len, kv_len)
-        q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
-        if bound._lists_pairs:
-            row, key = bound._pairs(q, kv_len)
-            return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
-        runs = bound.runs(q, kv_len)
-        return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
+        return untraced(_index_set, self.at(batch, head), *check_lengths(q_len, kv_len))
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Return runs that together contain every allowed pair, or None if no such runs are known."""
@@ -359,7 +377,7 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
 
     def __sub__(self, other: Any) -> Pattern:
         other = _operand(other)
-        return NotImplemented if other is None else self & ~other
+        return NotImplemented if other is None else self & other.__invert__()  # torch.compile lacks ~
 
     def __rsub__(self, other: Any) -> Pattern:
         return _joined("&", other, ~self)
@@ -371,16 +389,134 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
+def _index_set(pattern: Pattern, q_len: int, kv_len: int) -> AffineRows:
+    bound = pattern.bind(q_len, kv_len)
+    q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
+    if bound._lists_pairs:
+        row, key = bound._pairs(q, kv_len)
+        return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
+    runs = bound.runs(q, kv_len)
+    return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
+
+
 def _operand(value: Any) -> Pattern | None:
     """Convert an operand to a pattern; return None for a dynamic mask, which has the operator itself."""
     if isinstance(value, Pattern):
         return value
     if hasattr(type(value), "to_host"):
         return None
-    found: Pattern = CONVERSION[0](value, name="operand")
+    if compiling():
+        return value() if isinstance(value, type) else Deferred.call("", "as_pattern", (value,), {"name": "operand"})
+    found: Pattern = CONVERSIONS["as_pattern"](value, name="operand")
     return found
 
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
     one, other = _operand(left), _operand(right)
-    return NotImplemented if one is None or other is None else OPERATORS[symbol].of(one, other)
+    if one is None or other is None:
+        return NotImplemented
+    if compiling() or isinstance(one, Deferred) or isinstance(other, Deferred):  # equal only by their values
+        return Deferred.call(symbol, None, (one, other), {})
+    return OPERATORS[symbol].of(one, other)
+
+
+class Deferred(Pattern):
+    """The call of a constructor that a traced program runs later, because its arrays have no values yet.
+
+    `target` is a registered name or an operator, `make` a constructor of its class, None for the class itself. Without
+    a target, `make` is a conversion of :mod:`spattn.patterns.conversion`. Outside of the arguments of attention(), a
+    call is the pattern that it makes: torch.compile breaks the graph there, and for JAX it is an error.
+    """
+
+    target: str
+    make: str | None
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @staticmethod
+    def call(target: str, make: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Deferred:
+        made: Deferred = object.__new__(Deferred)
+        for name, value in (("target", target), ("make", make), ("args", args)):
+            object.__setattr__(made, name, value)
+        object.__setattr__(made, "names", tuple(kwargs.keys()))
+        object.__setattr__(made, "values", tuple(kwargs.values()))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Deferred.__annotations__:
+            raise AttributeError(name)
+        return untraced(_of_made, self, name)
+
+    def __eq__(self, other: Any) -> Any:
+        return self is other or untraced(_same, self, other)
+
+    def __hash__(self) -> int:
+        made = untraced(CONVERSIONS["as_pattern"], self)
+        return id(self) if made is self else hash(made)
+
+    def __repr__(self) -> str:
+        return f"{'.'.join(filter(None, (self.target, self.make)))}(...)"
+
+
+def _of_made(deferred: Deferred, name: str) -> Any:
+    """Return an attribute of the pattern of a call whose arrays have values."""
+    return getattr(_made(deferred), name)
+
+
+def _call_made(deferred: Deferred, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return getattr(_made(deferred), name)(*args, **options)
+
+
+def _made(deferred: Deferred) -> Pattern:
+    made: Pattern = CONVERSIONS["as_pattern"](deferred)
+    if made is deferred:
+        raise TypeError(
+            "pattern: expected a plain array, got a tracer, which has no values; call this outside of jax.jit, "
+            "torch.export and vmap, or pass the pattern to attention()"
+        )
+    return made
+
+
+def _same(deferred: Deferred, other: Any) -> bool:
+    return bool(_made(deferred) == (_made(other) if isinstance(other, Deferred) else other))
+
+
+def _delegate(name: str) -> None:
+    def call(self: Deferred, *args: Any, **options: Any) -> Any:
+        return untraced(_call_made, self, name, args, options)
+
+    setattr(Deferred, name, call)
+
+
+for _name in "allows runs parts ends bind sizes grids at variants index_set to_json".split():
+    _delegate(_name)
+for _name in "_for_heads _candidates _bands _in_order _pairs _description _serialized".split():
+    _delegate(_name)
+
+
+def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a constructor of a pattern, which a traced program calls later if its arrays have no values yet."""
+    name = method.__name__
+    CONSTRUCTORS.add(name)
+
+    @functools.wraps(method)
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return (
+            Deferred.call(cls.name, name, args, kwargs)
+            if defers(*args, *kwargs.values())
+            else method(cls, *args, **kwargs)
+        )
+
+    return call
+
+
+def defers(*arguments: Any) -> bool:
+    """Whether a pattern of these arguments is a :class:`Deferred` one."""
+    return compiling() or any(map(_is_unknown, arguments))
+
+
+def _is_unknown(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):  # long ones are sequences of Python's integers
+        return set(map(type, value)) != {int} and any(map(_is_unknown, value))
+    return isinstance(value, Deferred) or unknown(value)

@@ -14,8 +14,8 @@ from ..base.content import frozen_array
 from ..base.pattern import Pattern
 from ..grids.neighborhood import Neighborhood
 from ..sequence.basic import Causal
-from ..sequence.documents import check_cu_seqlens, windows_in_sequences
 from ..sequence.intervals import ColumnIntervals
+from ..sequence.packed import PackedWindows
 from ..sequence.queries_at import QueriesAt
 from ..sequence.windows import SlidingWindow
 
@@ -215,11 +215,8 @@ def from_flash_attention(
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_q: required with cu_seqlens_k, got None")
         return Causal() if (left, right) == (-1, 0) else SlidingWindow(left, right)
-    q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
-    k = q if cu_seqlens_k is None else check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
-    if len(q) != len(k):
-        raise ValueError(f"cu_seqlens_k: expected {len(q)} numbers, got {len(k)}")
-    return windows_in_sequences(np.diff(q), k[:-1], np.diff(k), int(k[-1]), left, right)
+    made: Pattern = PackedWindows.from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, left, right)
+    return made
 
 
 def from_xformers(attn_bias: Any) -> Pattern:
@@ -272,7 +269,7 @@ def _in_blocks(window: Callable[[Any], tuple[int, int]], at_end: bool) -> Callab
             np.array([*info.intervals()], np.int64).reshape(-1, 2).T for info in (bias.q_seqinfo, bias.k_seqinfo)
         )
         kv_len = int(bias.k_seqinfo.seqstart_py[-1])
-        return windows_in_sequences(q_end - q_first, first, end - first, kv_len, *window(bias), at_end=at_end)
+        return PackedWindows(q_end - q_first, first, end - first, kv_len, *window(bias), at_end)
 
     return make
 

@@ -12,9 +12,9 @@ from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.class_registry import CONTENTS, register
+from ..base.class_registry import CONVERSIONS, register
 from ..base.content import ArrayPattern, Bound, dynamic, on_device
-from ..base.pattern import Ordered, Part, Pattern, whole_part
+from ..base.pattern import Ordered, Part, Pattern, defers, whole_part
 from ..base.predicate import row_or_last
 from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
@@ -51,7 +51,7 @@ class Mask(ArrayPattern):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
         if self.sizes() != (1, 1):
             return self._bound()
-        structure, pairs = CONTENTS[0](self._only(self.mask))
+        structure, pairs = CONVERSIONS["contents"](self._only(self.mask))
         if structure is not None:
             regular: Pattern = structure.bind(q_len, kv_len)
             return regular
@@ -227,9 +227,9 @@ class KeyBlocks(ArrayPattern):
     block_kv: int
 
     def __new__(cls, blocks: Any = None, block_q: Any = None, block_kv: Any = None) -> Any:
-        if on_device(blocks):
+        if not defers(blocks) and on_device(blocks):
             return dynamic("DynamicKeyBlocks", blocks, block_q, block_kv)
-        return super().__new__(cls)
+        return super().__new__(cls, blocks, block_q, block_kv)
 
     def __post_init__(self) -> None:
         self._freeze(np.int32, "blocks")

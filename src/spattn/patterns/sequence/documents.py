@@ -5,21 +5,20 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from ..._util.cached import cached_property
+from ..._util.frozen import frozen
 from ..._util.index_checks import LONGEST
-from ..._util.ragged import ramp
+from ...arrays import untraced
 from ...index_set import Runs
-from ..base.check import assign, integer, integers, listed, reach
-from ..base.class_registry import register
+from ..base.check import assign, integer, integers, listed
+from ..base.class_registry import pattern_class, register
 from ..base.content import dynamic, frozen_array, on_device
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, deferrable
 from ..base.predicate import rank
 from ..hints.closed_forms import NO_RANGES, Bands
-from .intervals import RowIntervals
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,28 +55,6 @@ def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
     return starts
 
 
-def windows_in_sequences(
-    queries: np.ndarray,
-    start: np.ndarray,
-    keys: np.ndarray,
-    kv_len: int,
-    left: int,
-    right: int,
-    at_end: bool = True,
-) -> RowIntervals:
-    """Return windows within packed sequences: sequence i has ``queries[i]`` queries and the keys from ``start[i]`` on.
-
-    A query attends to `left` keys before and `right` keys after its position; −1 = unbounded. Queries are aligned to
-    the end of their sequence, or to its start if not `at_end`.
-    """
-    sequence = np.repeat(np.arange(len(queries)), queries)
-    first, end = start[sequence], (start + keys)[sequence]
-    position = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
-    low = first if left < 0 else np.maximum(first, position - reach(left))
-    high = end if right < 0 else np.minimum(end, position + reach(right) + 1)
-    return RowIntervals(low, high, kv_len)
-
-
 @register("documents", example=(((10, 4, 14),), 32), typical=(((1500, 700, 1200, 696),), 4096))
 @dataclass(frozen=True)
 class Documents(Pattern):
@@ -103,17 +80,33 @@ class Documents(Pattern):
 
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
+    cu_seqlens: ClassVar[np.ndarray]  # set per instance: (documents + 1,), or (batch, most documents + 1)
+    _in_graph = "from_cu_seqlens", ("cu_seqlens",)
+
     def __post_init__(self) -> None:
         lengths = listed(self.lengths)
         if not hasattr(lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
         lengths = tuple(lengths)
-        if any(hasattr(entry, "__iter__") for entry in lengths):
+        if any(hasattr(kind, "__iter__") for kind in set(map(type, lengths))):
             assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
             assign(self, lengths=check_document_lengths(lengths))
+        untraced(Documents._set_cu_seqlens, self)  # torch.compile fails at arrays of NumPy that are read-only
+
+    def _set_cu_seqlens(self) -> None:
+        entries = self._entries()
+        ends = np.zeros((len(entries), max(map(len, entries), default=0) + 1), np.int64)
+        for row, entry in zip(ends, entries, strict=True):
+            np.cumsum(entry, out=row[1 : len(entry) + 1])
+            row[len(entry) + 1 :] = row[len(entry)]
+        assign(self, cu_seqlens=frozen(ends if self._per_batch else ends[0]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.lengths,)
 
     @classmethod
+    @deferrable
     def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Any:
         """Create documents from the cumulative sequence lengths of variable-length attention functions.
 
@@ -121,17 +114,16 @@ class Documents(Pattern):
 
         Parameters
         ----------
-        cu_seqlens : (documents + 1,) int array
-            Start of each document and end of the last: ``0, n_0, n_0 + n_1, ...``. A GPU array, (documents + 1,) or
-            (batch, documents + 1), gives a :class:`~spattn.patterns.dynamic.DynamicDocuments`, which each call reads
-            on the device.
+        cu_seqlens : (documents + 1,) or (batch, documents + 1) int array
+            Start of each document and end of the last: ``0, n_0, n_0 + n_1, ...``. A GPU array gives a
+            :class:`~spattn.patterns.dynamic.DynamicDocuments`, which each call reads on the device.
         cu_seqlens_k : (documents + 1,) int array, optional
             Cumulative key lengths, if they differ from those of the queries.
 
         Returns
         -------
         Documents
-            Without empty documents. If `cu_seqlens_k` is given, a :class:`RowIntervals` that is valid only for q_len ==
+            Without empty documents. If `cu_seqlens_k` is given, another pattern, which is valid only for q_len ==
             cu_seqlens[-1] and kv_len == cu_seqlens_k[-1]. :func:`from_flash_attention` adds causal masks and windows.
 
         Raises
@@ -153,14 +145,48 @@ class Documents(Pattern):
             if cu_seqlens_k is not None:
                 raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
             return dynamic("DynamicDocuments", cu_seqlens)
-        starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is None:
-            return cls(tuple(n for n in np.diff(starts).tolist() if n))
-        keys = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
-        if len(keys) != len(starts):
-            raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
-        queries = np.diff(starts)
-        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries), int(keys[-1]))
+            starts = frozen_array("cu_seqlens", cu_seqlens, np.int64, (1, 2))
+            entries = [np.diff(check_cu_seqlens("cu_seqlens", entry)) for entry in np.atleast_2d(starts)]
+            lengths = tuple(tuple(entry[entry > 0].tolist()) for entry in entries)
+            return cls(lengths if starts.ndim == 2 else lengths[0])
+        return pattern_class("packed_windows").from_cu_seqlens(cu_seqlens, cu_seqlens_k, name="cu_seqlens")
+
+    @classmethod
+    @deferrable
+    def from_segment_ids(cls, segment_ids: npt.ArrayLike) -> Documents:
+        """Create documents from the document of each token, as JAX libraries describe packed batches.
+
+        Parameters
+        ----------
+        segment_ids : (kv_len,) or (batch, kv_len) int array
+            Equal numbers in a row are one document; so is padding, whose results are to be ignored.
+
+        Returns
+        -------
+        Documents
+
+        Raises
+        ------
+        ValueError
+            If a number returns after another one; :class:`Clusters` supports any order.
+
+        Examples
+        --------
+        >>> Documents.from_segment_ids([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
+        Documents(lengths=((2, 3, 1), (4, 2)))
+        """
+        ids = frozen_array("segment_ids", segment_ids, np.int64, (1, 2))
+        lengths = []
+        for row in np.atleast_2d(ids):
+            first = np.flatnonzero(np.concatenate([[len(row) > 0], row[1:] != row[:-1]])[: len(row)])
+            if len(np.unique(row[first])) < len(first):
+                raise ValueError(
+                    "segment_ids: expected the tokens of a document in a row, got a number that returns after others; "
+                    "use Clusters(labels)"
+                )
+            lengths.append(tuple(np.diff(np.append(first, len(row))).tolist()))
+        return cls(tuple(lengths) if ids.ndim == 2 else lengths[0])
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for entry in self._entries():
@@ -183,12 +209,12 @@ class Documents(Pattern):
             return self
         return Documents(self._entries()[check_batch(batch, len(self.lengths))])
 
-    @cached_property
+    @property
     def _ends(self) -> np.ndarray:
         entries = self._entries()
         if len(entries) > 1:
             raise ValueError(f"lengths: expected one batch entry, got {len(entries)}; use .at(batch, head)")
-        return np.cumsum(entries[0], dtype=np.int64)
+        return self.cu_seqlens.reshape(-1)[1:]
 
     def allows(self, q: Any, k: Any) -> Any:
         starts = np.append(0, self._ends)

@@ -15,7 +15,7 @@ from ...index_set import Runs
 from ..base.check import MOST_RUNS, assign, integers
 from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
-from ..base.pattern import Pattern
+from ..base.pattern import Pattern, deferrable
 from ..base.predicate import member
 from ..hints.closed_forms import Bands, same_keys
 from .basic import always
@@ -70,6 +70,7 @@ class KeyPadding(ArrayPattern):
         assign(self, valid=array)
 
     @classmethod
+    @deferrable
     def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> Any:
         """Create the padding mask from sequence lengths.
 
@@ -105,6 +106,7 @@ class KeyPadding(ArrayPattern):
         return cls(at >= kv_len - tokens[:, None] if left else at < tokens[:, None])
 
     @classmethod
+    @deferrable
     def from_additive(cls, mask: npt.ArrayLike) -> KeyPadding:
         """Create the padding mask from an additive mask: 0 at keys, −∞ or the dtype's minimum at padding.
 

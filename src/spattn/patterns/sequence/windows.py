@@ -12,7 +12,7 @@ from ...index_set import Runs
 from ..base.check import MOST_RUNS, REACH, Count, Positive, Range, assign, reach
 from ..base.class_registry import register
 from ..base.content import dynamic, on_device
-from ..base.pattern import Part, Pattern
+from ..base.pattern import Part, Pattern, defers
 from ..base.predicate import member
 from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, nearby, same_keys
 from .basic import always, residue_parts
@@ -239,9 +239,9 @@ class VerticalSlash(Pattern):
     diagonals: tuple[Count, ...]
 
     def __new__(cls, columns: Any = None, diagonals: Any = None) -> Any:
-        if on_device(columns) or on_device(diagonals):
+        if not defers(columns, diagonals) and (on_device(columns) or on_device(diagonals)):
             return dynamic("DynamicVerticalSlash", columns, diagonals)
-        return super().__new__(cls)
+        return super().__new__(cls, columns, diagonals)
 
     def __post_init__(self) -> None:
         super().__post_init__()
