@@ -17,6 +17,7 @@ from .check import assign
 from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
+from .rows import AskedRows, alike
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
@@ -66,6 +67,7 @@ class Composite(Pattern):
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
     _between: ClassVar[Any]  # combines Ends.between of the operands
+    _operator: ClassVar[Any]  # combines arrays of the operands
     _hash: ClassVar[int]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
@@ -136,6 +138,9 @@ class Composite(Pattern):
     def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return all(p.translation_invariant for p in self.operands)
 
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        return functools.reduce(self._operator, alike(p._rows(asked) for p in self.operands))
+
     def _description(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
 
@@ -145,6 +150,7 @@ class Or(Composite):
 
     symbol = "|"
     _between = any
+    _operator = staticmethod(operator.or_)
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
@@ -188,6 +194,7 @@ class And(Composite):
 
     symbol = "&"
     _between = all
+    _operator = staticmethod(operator.and_)
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
@@ -247,6 +254,15 @@ class And(Composite):
         each = (p._candidates(q, kv_len) for p in self.operands)
         return min((runs for runs in each if runs is not None), key=pair_count, default=None)
 
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Evaluate the predicates of operands without hints last, and only where all others allow the keys."""
+        found = None
+        for p in sorted(self.operands, key=_by_predicate):
+            own = p._rows(asked if found is None else asked._replace(within=found))
+            found = own if found is None else functools.reduce(self._operator, alike((found, own)))
+        assert found is not None, "there are two operands or more"
+        return found
+
     def __repr__(self) -> str:
         first, *others = self.operands
         return f"({first!r}{''.join(f' - {p.operands[0]!r}' if isinstance(p, Not) else f' & {p!r}' for p in others)})"
@@ -268,11 +284,23 @@ class Not(Composite):
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
 
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        return ~self.operands[0]._rows(asked)
+
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"
 
 
 OPERATORS.update({cls.symbol: cls for cls in (Or, And, Not)})
+
+
+def _by_predicate(pattern: Pattern) -> bool:
+    """Return whether the keys of rows are found by evaluating the predicate."""
+    if isinstance(pattern, Composite):
+        return any(map(_by_predicate, pattern.operands))
+    own = type(pattern)
+    hints = own.runs is not Pattern.runs or own._rows is not Pattern._rows or pattern._lists_pairs
+    return not hints and own.bind is Pattern.bind
 
 
 def _whole(parts: tuple[Part, ...]) -> bool:

@@ -15,11 +15,22 @@ from .check import check_parameters
 from .class_registry import CONVERSION, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
+from .rows import AskedRows, rows_of_bound
 
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
-_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
+_HINTS = {
+    "runs",
+    "parts",
+    "ends",
+    "translation_invariant",
+    "_bands",
+    "_candidates",
+    "_lists_pairs",
+    "_has_order",
+    "_rows",
+}
 
 
 class Part(NamedTuple):
@@ -263,11 +274,7 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         patterns : list of Pattern
         index : (batch or 1, heads or 1) int32 array
         """
-        own_batch, own_heads = self.sizes()
-        if own_batch not in (0, 1, batch):
-            raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
-        if own_heads > 1 and heads % own_heads:
-            raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
+        own_batch, own_heads = self._sizes_in(batch, heads)
         expanded = self._for_heads(heads)
         own_heads = expanded.sizes()[1]
         number: dict[Pattern, int] = {}
@@ -281,6 +288,15 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         if own_heads > 1:
             index = np.repeat(index, heads // own_heads, axis=1)
         return list(number), index
+
+    def _sizes_in(self, batch: int, heads: int) -> tuple[int, int]:
+        """Return :meth:`sizes`; raise ValueError unless they fit a call."""
+        own_batch, own_heads = self.sizes()
+        if own_batch not in (0, 1, batch):
+            raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
+        if own_heads > 1 and heads % own_heads:
+            raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
+        return own_batch, own_heads
 
     def _for_heads(self, heads: int) -> Pattern:
         """Expand operands that accept any number of heads to one pattern per head, for a call of `heads` heads.
@@ -332,6 +348,21 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         """Return runs that together contain every allowed pair, or None if no such runs are known."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, words) uint64.
+
+        Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary.
+        """
+        batch, heads = self.sizes()
+        if (batch, heads) == (1, 1):
+            bound = self.bind(asked.q_len, asked.kv_len)
+            return rows_of_bound(bound, asked) if type(bound)._rows is Pattern._rows else bound._rows(asked)
+        entries = [None] if batch == 1 else range(batch or asked.batch)
+        each = [None] if heads == 1 else range(heads or asked.heads)
+        return np.concatenate(
+            [np.concatenate([self.at(b or 0, h or 0)._rows(asked.entry(b, h)) for h in each], axis=1) for b in entries]
+        )
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""

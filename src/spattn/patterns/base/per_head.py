@@ -11,11 +11,13 @@ import numpy as np
 from ...index_set import Runs
 from ..hints.closed_forms import Ends
 from ..sequence.basic import Causal
+from ..sequence.queries_at import QueriesAt
 from ..sequence.windows import SlidingWindow
 from .check import assign, integer
 from .class_registry import register
 from .composition import nesting
 from .pattern import Part, Pattern
+from .rows import AskedRows
 
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
@@ -77,6 +79,17 @@ class Chosen(Pattern):
             name, one, got = type(self).__name__, _AXES[self.axis], len(self.patterns)
             raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
         return self.patterns[0]
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        together = None if self.axis else QueriesAt.together(self.patterns, asked.q_len)
+        if together is not None:
+            return together._rows(asked)
+        each = []
+        for number, p in enumerate(self.patterns):
+            if p.sizes() != (1, 1):
+                return super()._rows(asked)
+            each.append(p._rows(asked.entry(None, number) if self.axis else asked.entry(number, None)))
+        return np.concatenate(each, axis=self.axis)
 
     @property
     def _has_order(self) -> bool:  # type: ignore[override]  # per instance

@@ -15,6 +15,7 @@ from ..hints.closed_forms import Ends
 from .check import assign
 from .class_registry import Instance, register
 from .pattern import Part, Pattern
+from .rows import AskedRows
 
 __all__ = ["Recipe", "recipe"]
 
@@ -72,6 +73,9 @@ class Recipe(Pattern):
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self.made.bind(q_len, kv_len)
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        return self.made._rows(asked)
 
     def _for_heads(self, heads: int) -> Pattern:
         return self.made._for_heads(heads)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..._util.cached import cached_property
+from ..._util.frozen import frozen
 from ...index_set import Runs
 from ..base.check import Count, Positive, Word, reach
 from ..base.class_registry import register
@@ -134,6 +136,15 @@ class BigBird(Pattern):
         return cls(block, window, *blocks, *rest), sizes
 
 
+@functools.lru_cache(maxsize=1024)  # steps of generation draw the same blocks again
+def _drawn_for(pattern: BigBird, rows: tuple[int, ...], blocks: int) -> np.ndarray:
+    """Return the random blocks of some block rows; rows out of range have none."""
+    own = np.array(rows, np.int64)
+    drawn = pattern.draw(np.clip(own, 0, max(blocks - 1, 0)), blocks)
+    drawn[(own < 0) | (own >= blocks)] = -1
+    return frozen(drawn)
+
+
 @dataclass(frozen=True, repr=False)
 class _Bound(Pattern):
     """BigBird bound to `kv_len` tokens, which determine its random blocks."""
@@ -164,6 +175,8 @@ class _Bound(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
+        if len(q) <= self.pattern.block:  # draw only the blocks of these queries
+            return self.pattern.block_runs(q, kv_len, _drawn_for(self.pattern, tuple(a.tolist()), self.blocks))
         rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # appends an empty row for `a` out of range
         return self.pattern.block_runs(q, kv_len, rows[row_or_last(a, self.blocks)])
 

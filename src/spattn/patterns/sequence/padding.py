@@ -17,6 +17,7 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
+from ..base.rows import AskedRows, packed
 from ..hints.closed_forms import Bands, same_keys
 from .basic import always
 
@@ -146,6 +147,11 @@ class KeyPadding(ArrayPattern):
     @cached_property
     def _keys(self) -> np.ndarray:
         return np.flatnonzero(self._only(self.valid))
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        words = packed(self.valid.reshape(*self.sizes(), 1, asked.kv_len))
+        return np.broadcast_to(words, (*words.shape[:2], asked.q.shape[2], words.shape[3]))
 
     def allows(self, q: Any, k: Any) -> Any:
         return always(q) & member(self._keys, k)

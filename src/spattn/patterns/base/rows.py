@@ -1,0 +1,140 @@
+"""Allowed keys of a few rows, as bits: what a step of generation needs instead of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._util.ragged import ramp
+from .predicate import allowed
+
+if TYPE_CHECKING:
+    from ...index_set import Runs
+    from .pattern import Pattern
+
+__all__ = ["AskedRows", "alike", "filled", "packed", "rows_of_bound"]
+
+_EVERY, _ALL = (1 << 64) - 1, ~np.uint64(0)
+_FEW_ROWS = 4  # filled one by one
+_MANY_RUNS = 4096  # more runs are listed key by key
+_ROWS_AT_ONCE = 16  # bool rows that fit a cache
+
+
+class AskedRows(NamedTuple):
+    """Rows whose allowed keys are asked for, in a call of `batch` entries and `heads` heads.
+
+    `q` are their positions, (batch or 1, heads or 1, rows) int64, in a sequence that patterns bind to `q_len` and
+    `kv_len`. If `within` is given, (batch or 1, heads or 1, rows, words) bits, the result is arbitrary outside it.
+    """
+
+    q: np.ndarray
+    q_len: int
+    kv_len: int
+    batch: int
+    heads: int
+    within: np.ndarray | None = None
+
+    def entry(self, batch: int | None, head: int | None) -> AskedRows:
+        """Return the rows of one batch entry or head; None keeps all of them."""
+        each = zip((batch, head), self.q.shape, strict=False)
+        at = tuple(slice(None) if n is None else slice(min(n, size - 1), min(n, size - 1) + 1) for n, size in each)
+        return self._replace(q=self.q[at], within=None)
+
+
+def alike(each: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Repeat the heads of (batch or 1, heads, ...) arrays up to the largest number of heads."""
+    found = list(each)
+    heads = max(x.shape[1] for x in found)
+    return [x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in found]
+
+
+def packed(rows: np.ndarray) -> np.ndarray:
+    """Pack the last axis of a bool array into words: bit b of word w is element ``64 * w + b``."""
+    bits = np.packbits(rows, axis=-1, bitorder="little")
+    whole = np.zeros((*rows.shape[:-1], -(-rows.shape[-1] // 64) * 8), np.uint8)
+    whole[..., : bits.shape[-1]] = bits
+    return whole.view(np.uint64)
+
+
+def rows_of_bound(pattern: Pattern, asked: AskedRows) -> np.ndarray:
+    """Return the allowed keys of a pattern that is bound to lengths, and the same for all batch entries and heads."""
+    q, kv_len = asked.q.reshape(-1), asked.kv_len
+    if pattern._lists_pairs:
+        listed = np.zeros((len(q), kv_len), bool)
+        listed[pattern._pairs(q, kv_len)] = True
+        return packed(listed).reshape(*asked.q.shape, -1)
+    runs = pattern.runs(q, kv_len)
+    if runs is not None:
+        return filled(runs, kv_len).reshape(*asked.q.shape, -1)
+    if asked.within is None:
+        rows = np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), (len(q), kv_len))
+        return packed(rows).reshape(*asked.q.shape, -1)
+    shape = np.broadcast_shapes(asked.within.shape[:3], asked.q.shape)
+    bits = np.broadcast_to(asked.within, (*shape, asked.within.shape[3]))
+    within = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=-1, count=kv_len, bitorder="little")
+    some = np.flatnonzero(within)
+    row, key = np.divmod(some, kv_len)
+    found = np.zeros((*shape, kv_len), bool)
+    found.reshape(-1)[some] = allowed(pattern, np.broadcast_to(asked.q, shape).reshape(-1)[row], key)
+    return packed(found)
+
+
+def filled(runs: Runs, kv_len: int) -> np.ndarray:
+    """Return the bits of the keys of runs: (rows, words) uint64."""
+    found = np.zeros((len(runs.start), -(-kv_len // 64)), np.uint64)
+    if runs.count.size > _MANY_RUNS:
+        some = runs.count > 0
+        row, count = np.repeat(np.nonzero(some)[0], runs.count[some]), runs.count[some]
+        keys = np.zeros((len(found), kv_len), bool)
+        keys[row, np.repeat(runs.start[some], count) + np.repeat(runs.step[some], count) * ramp(count)] = True
+        return packed(keys)
+    for start, step, count in zip(runs.start.T, runs.step.T, runs.count.T, strict=True):
+        if (step == 1).all():
+            _fill_intervals(found, start, start + count)
+        else:
+            _fill_stepped(found, start, step, count, kv_len)
+    return found
+
+
+def _fill_intervals(words: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
+    """Set the bits [start, stop) of each row."""
+    if len(words) <= _FEW_ROWS:
+        for row, begin, end in zip(words, start.tolist(), stop.tolist(), strict=True):
+            if begin < end:
+                _fill_interval(row, begin, end)
+        return
+    (rows,) = np.nonzero(start < stop)
+    start, last = start[rows], stop[rows] - 1
+    low, high = start >> 6, last >> 6
+    head = _ALL << (start & 63).astype(np.uint64)
+    tail = _ALL >> (63 - (last & 63)).astype(np.uint64)
+    words[rows, low] |= np.where(low == high, head & tail, head)
+    words[rows, high] |= np.where(low == high, head & tail, tail)
+    for row, begin, end in zip(rows.tolist(), (low + 1).tolist(), high.tolist(), strict=True):
+        if begin < end:
+            words[row, begin:end] = _ALL
+
+
+def _fill_interval(row: np.ndarray, begin: int, end: int) -> None:
+    low, high = begin >> 6, (end - 1) >> 6
+    head, tail = _EVERY << (begin & 63) & _EVERY, _EVERY >> (63 - (end - 1 & 63))
+    if low == high:
+        row[low] |= np.uint64(head & tail)
+    else:
+        row[low] |= np.uint64(head)
+        row[low + 1 : high] = _ALL
+        row[high] |= np.uint64(tail)
+
+
+def _fill_stepped(words: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
+    """Set the bits ``start + step * t``, ``0 <= t < count``, of each row."""
+    for first in range(0, len(words), _ROWS_AT_ONCE):
+        own = slice(first, first + _ROWS_AT_ONCE)
+        keys = np.zeros((len(words[own]), kv_len), bool)
+        for row, *run in zip(keys, start[own].tolist(), step[own].tolist(), count[own].tolist(), strict=True):
+            begin, by, number = run
+            if number:
+                row[begin : begin + by * (number - 1) + 1 : by] = True
+        words[own] |= packed(keys)

@@ -1,0 +1,219 @@
+"""Plans of a few queries, made from the bits of their rows instead of tiles that are searched.
+
+A step of generation has one query, or a few, for each batch entry, and other keys in every step. Its plan is cheaper to
+make than to look for: one key view over the sequence, and the tiles of 64 keys of which a row allows any.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._util.frozen import frozen
+from .._util.index_checks import q_offset
+from .._util.ragged import offsets, ramp
+from ..patterns import Pattern
+from ..patterns.base.rows import AskedRows
+from ..planning import Plan
+from ..planning.contract.budget import Budget
+from ..planning.contract.cache import find, keep
+from ..planning.contract.types import AXES, COMPONENT, NO_ORDER, VIEW, WORK
+from ..planning.contract.validated import mark_validated
+from ..request.call import Call
+from .proof import Writers, prove
+
+__all__ = ["fields_of_rows", "plan_for", "plan_rows", "serves"]
+
+_MOST_QUERIES = 8
+_MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
+_BITS = 64  # keys of a tile
+_FEW_PAIRS = 16  # allowed pairs of a tile and row below which they are computed one by one
+_MERGES = "merge_rows", "merge_indptr", "merge_sources", "merge_variants"
+_NOTHING, _NO_MERGE = np.zeros(0, np.int32), np.zeros(1, np.int32)
+_SHORTEST_PIECE = 1024  # allowed pairs of a work item; shorter ones cost more than they share
+
+
+def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> bool:
+    """Return whether :func:`plan_rows` is the way to plan a call: plans that move or grow with kv_len are better."""
+    if not 0 < q_len <= _MOST_QUERIES or not kv_len or not batch or not heads:
+        return False
+    own_batch, own_heads = pattern.sizes()
+    entries = (batch if own_batch != 1 else 1) * (heads if own_heads != 1 else 1)
+    if entries * q_len << kv_len.bit_length() > _MOST_CELLS:  # the same for nearly all steps
+        return False
+    if type(pattern).ends is Pattern.ends:  # it declares none
+        return True
+    places = itertools.product(range(own_batch or 1), range(own_heads or 1))
+    return any(pattern.at(*place).ends(q_len) is None for place in places)
+
+
+def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) -> Plan:
+    """Return the plan of a call that :func:`serves` accepts, through the plan cache."""
+    sizes = call.q_len, call.kv_len, call.batch, call.heads_q
+    key = pattern, *sizes, "rows", None, workers, 0, False, False
+    kept = find(key)
+    plan = keep(key, plan_rows(pattern, *sizes, workers), 0) if kept is None else kept.plan
+    if max_bytes is not None:
+        Budget(max_bytes).need(plan.nbytes)
+    return plan
+
+
+def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> Plan:
+    """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row."""
+    made = Plan(pattern, **fields_of_rows(pattern, q_len, kv_len, batch, heads, workers))
+    return mark_validated(made, None, None)
+
+
+def fields_of_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> dict[str, Any]:
+    """Return the fields of :func:`plan_rows`, other than the pattern."""
+    pattern._sizes_in(batch, heads)
+    q = np.arange(q_len)[None, None] + q_offset(q_len, kv_len)
+    words, variant = _distinct(pattern._rows(AskedRows(q, q_len, kv_len, batch, heads)), kv_len, heads)
+    pairs = np.bitwise_count(words).sum(axis=2, dtype=np.int64)  # (variants, queries)
+    lists = _lists(words, pairs)
+    made = {
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "block_kv": _BITS,
+        "views": _views(q_len, kv_len, lists.block_q),
+        "components": _components(len(words), q_len, lists.block_q),
+        "variant": variant,
+        "nnz": int(pairs.sum()),
+        "q_order": NO_ORDER,
+        "kv_order": NO_ORDER,
+        **lists._asdict(),
+        **_items(lists, pairs.reshape(len(lists.indptr) - 1, -1).sum(axis=1), q_len, len(words), workers),
+    }
+    _prove(made)
+    return made
+
+
+class _Lists(NamedTuple):
+    """The tile lists of all variants; fields as in :class:`~spattn.Plan`."""
+
+    block_q: int
+    indptr: np.ndarray
+    tile_indptr: np.ndarray
+    indices: np.ndarray
+    key_view: np.ndarray
+    mask: np.ndarray
+    masks: np.ndarray
+
+
+def _distinct(words: np.ndarray, kv_len: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
+    own_batch, own_heads = words.shape[:2]
+    flat = np.array(words.reshape(-1, *words.shape[2:]))
+    if kv_len % _BITS:
+        flat[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)
+    if len(flat) == 1:
+        return flat, np.zeros((1, 1), np.int32)
+    number: dict[bytes, int] = {}
+    index = np.array([number.setdefault(row.tobytes(), len(number)) for row in flat], np.int32)
+    if len(number) < len(flat):
+        flat = flat[np.unique(index, return_index=True)[1]]
+    index = index.reshape(own_batch, own_heads)
+    return flat, index if own_heads == 1 else np.repeat(index, heads // own_heads, axis=1)
+
+
+def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
+    """List the tiles of which a row allows any key, in runs of full tiles and single partial tiles."""
+    variants, q_len, count = words.shape
+    some = np.flatnonzero(words.any(axis=1)) if q_len > 1 else np.flatnonzero(words)
+    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * len(some)
+    block_q = 1 if by_pairs else max(q_len, 2)  # kernels compute tiles of one query pair by pair
+    if by_pairs and q_len > 1:
+        words = words.reshape(variants * q_len, 1, count)
+        some = np.flatnonzero(words)
+    owner, tile = np.divmod(some, count)
+    bits = words[owner, :, tile]
+    full = (bits == ~np.uint64(0)).all(axis=1)
+    starts = np.ones(len(some), bool)
+    starts[1:] = ~(full[1:] & full[:-1]) | (some[1:] - some[:-1] != 1) | (tile[1:] == 0)
+    first = np.flatnonzero(starts)
+    of_runs, partial = full[first], bits[~full]
+    mask = np.where(of_runs, -1, np.cumsum(~of_runs) - 1)
+    masks = partial if partial.shape[1] == block_q else np.repeat(partial, 2, axis=1)
+    return _Lists(
+        block_q,
+        np.searchsorted(owner[first], np.arange(len(words) + 1)).astype(np.int32),
+        np.append(first, len(some)),
+        tile[first].astype(np.int32),
+        np.zeros(len(first), np.int32),
+        mask.astype(np.int32),
+        np.ascontiguousarray(masks[:, :, None]),
+    )
+
+
+def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, Any]:
+    """Split lists of many pairs into items; `pairs` has those of each list."""
+    begin, end = lists.tile_indptr[lists.indptr[:-1]], lists.tile_indptr[lists.indptr[1:]]
+    length, query_tiles = end - begin, _query_tiles(q_len, lists.block_q)
+    pieces = np.minimum(np.clip(pairs // _SHORTEST_PIECE, 1, workers), length)
+    if query_tiles == 1 and (pieces == 1).all():  # each variant has one list, and one item
+        work = np.zeros(variants, WORK)
+        work["component"], work["begin"], work["end"], work["slot"] = np.arange(variants), begin, end, -1
+        one_each = np.arange(variants + 1, dtype=np.int32)
+        nothing = dict(zip(_MERGES, (_NOTHING, _NO_MERGE, _NOTHING, np.zeros_like(one_each)), strict=True))
+        return {"work": work, "work_indptr": one_each, "slots": 0, **nothing}
+    owner, piece = np.repeat(np.arange(len(pieces)), pieces), ramp(pieces)
+    shared = np.where(pieces > 1, pieces, 0).reshape(variants, query_tiles)
+    slot = (np.cumsum(shared, axis=1) - shared).reshape(-1)  # of the first piece
+    work = np.zeros(len(owner), WORK)
+    work["component"], work["query_tile"] = np.divmod(owner, query_tiles)
+    work["begin"] = begin[owner] + length[owner] * piece // pieces[owner]
+    work["end"] = begin[owner] + length[owner] * (piece + 1) // pieces[owner]
+    work["slot"] = np.where(pieces[owner] > 1, slot[owner] + piece, -1)
+    if query_tiles > 1:
+        work = work[np.lexsort((work["begin"] - work["end"], work["component"]))]
+    cells = 1 if query_tiles > 1 else q_len
+    merged = np.flatnonzero(pieces != 1)
+    sources = np.repeat(pieces[merged], cells)
+    first = (slot[merged, None] * lists.block_q + np.arange(cells)).reshape(-1)
+    rows = (merged[:, None] % query_tiles * lists.block_q + np.arange(cells)).reshape(-1)
+    each = np.repeat(first, sources) + ramp(sources) * lists.block_q
+    by_variant = np.arange(variants + 1)
+    merges = rows, offsets(sources), each, np.searchsorted(merged // query_tiles, by_variant) * cells
+    return {
+        "work": work,
+        "work_indptr": np.searchsorted(work["component"], by_variant).astype(np.int32),
+        "slots": int(shared.sum(axis=1).max()),
+        **{name: array.astype(np.int32) for name, array in zip(_MERGES, merges, strict=True)},
+    }
+
+
+def _query_tiles(q_len: int, block_q: int) -> int:
+    return -(-q_len // block_q)
+
+
+@functools.lru_cache(maxsize=64)
+def _components(variants: int, q_len: int, block_q: int) -> np.ndarray:
+    """Return one component for each variant, with the query view 0 and the key view 1."""
+    found, query_tiles = np.zeros(variants, COMPONENT), _query_tiles(q_len, block_q)
+    found["key_view"], found["query_tiles"], found["variant"] = 1, query_tiles, np.arange(variants)
+    found["first_row"] = found["variant"] * query_tiles
+    return frozen(found)
+
+
+@functools.lru_cache(maxsize=64)
+def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
+    """Return the view of all queries and that of all keys."""
+    views = np.zeros(2, VIEW)
+    for view, length, block in zip(views, (q_len, kv_len), (block_q, _BITS), strict=True):
+        tiles = -(-length // block)
+        view["stride"], view["tiles"] = (0,) * (AXES - 1) + (1,), tiles
+        for name, last in (("extent", length), ("box", block), ("grid", tiles)):
+            view[name] = (1,) * (AXES - 1) + (last,)
+    return frozen(views)
+
+
+def _prove(plan: dict[str, Any]) -> None:
+    """Raise RuntimeError unless each row is written once."""
+    work = plan["work"]
+    owner, tile, slot = (work[name] for name in ("component", "query_tile", "slot"))
+    query_view = np.ascontiguousarray(plan["components"]["query_view"])
+    rest: list[Any] = [plan[name] for name in ("work_indptr", "slots", *_MERGES, "q_len", "block_q")]
+    prove(Writers(plan["views"], query_view, owner, tile, slot, *rest))
