@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._util._bit_rows import list_tiles
 from .._util.frozen import frozen
 from .._util.index_checks import q_offset
 from .._util.ragged import offsets, ramp
@@ -122,30 +123,13 @@ def _distinct(words: np.ndarray, kv_len: int, heads: int) -> tuple[np.ndarray, n
 def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
     """List the tiles of which a row allows any key, in runs of full tiles and single partial tiles."""
     variants, q_len, count = words.shape
-    some = np.flatnonzero(words.any(axis=1)) if q_len > 1 else np.flatnonzero(words)
-    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * len(some)
-    block_q = 1 if by_pairs else max(q_len, 2)  # kernels compute tiles of one query pair by pair
-    if by_pairs and q_len > 1:
+    some = np.count_nonzero(words.any(axis=1) if q_len > 1 else words)
+    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * some
+    if by_pairs:  # kernels compute tiles of one query pair by pair
         words = words.reshape(variants * q_len, 1, count)
-        some = np.flatnonzero(words)
-    owner, tile = np.divmod(some, count)
-    bits = words[owner, :, tile]
-    full = (bits == ~np.uint64(0)).all(axis=1)
-    starts = np.ones(len(some), bool)
-    starts[1:] = ~(full[1:] & full[:-1]) | (some[1:] - some[:-1] != 1) | (tile[1:] == 0)
-    first = np.flatnonzero(starts)
-    of_runs, partial = full[first], bits[~full]
-    mask = np.where(of_runs, -1, np.cumsum(~of_runs) - 1)
-    masks = partial if partial.shape[1] == block_q else np.repeat(partial, 2, axis=1)
-    return _Lists(
-        block_q,
-        np.searchsorted(owner[first], np.arange(len(words) + 1)).astype(np.int32),
-        np.append(first, len(some)),
-        tile[first].astype(np.int32),
-        np.zeros(len(first), np.int32),
-        mask.astype(np.int32),
-        np.ascontiguousarray(masks[:, :, None]),
-    )
+    block_q = 1 if by_pairs else max(q_len, 2)
+    indptr, tile_indptr, indices, mask, masks = list_tiles(words, block_q)
+    return _Lists(block_q, indptr, tile_indptr, indices, np.zeros(len(indices), np.int32), mask, masks)
 
 
 def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._util.ragged import ramp
+from ..._util._bit_rows import set_runs
 from .predicate import allowed
 
 if TYPE_CHECKING:
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from .pattern import Pattern
 
 __all__ = ["AskedRows", "alike", "filled", "packed", "rows_of_bound"]
-
-_EVERY, _ALL = (1 << 64) - 1, ~np.uint64(0)
-_FEW_ROWS = 4  # filled one by one
-_MANY_RUNS = 4096  # more runs are listed key by key
-_ROWS_AT_ONCE = 16  # bool rows that fit a cache
 
 
 class AskedRows(NamedTuple):
@@ -84,57 +79,5 @@ def rows_of_bound(pattern: Pattern, asked: AskedRows) -> np.ndarray:
 def filled(runs: Runs, kv_len: int) -> np.ndarray:
     """Return the bits of the keys of runs: (rows, words) uint64."""
     found = np.zeros((len(runs.start), -(-kv_len // 64)), np.uint64)
-    if runs.count.size > _MANY_RUNS:
-        some = runs.count > 0
-        row, count = np.repeat(np.nonzero(some)[0], runs.count[some]), runs.count[some]
-        keys = np.zeros((len(found), kv_len), bool)
-        keys[row, np.repeat(runs.start[some], count) + np.repeat(runs.step[some], count) * ramp(count)] = True
-        return packed(keys)
-    for start, step, count in zip(runs.start.T, runs.step.T, runs.count.T, strict=True):
-        if (step == 1).all():
-            _fill_intervals(found, start, start + count)
-        else:
-            _fill_stepped(found, start, step, count, kv_len)
+    set_runs(found, *(np.asarray(x, np.int64) for x in (runs.start, runs.step, runs.count)), kv_len)
     return found
-
-
-def _fill_intervals(words: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
-    """Set the bits [start, stop) of each row."""
-    if len(words) <= _FEW_ROWS:
-        for row, begin, end in zip(words, start.tolist(), stop.tolist(), strict=True):
-            if begin < end:
-                _fill_interval(row, begin, end)
-        return
-    (rows,) = np.nonzero(start < stop)
-    start, last = start[rows], stop[rows] - 1
-    low, high = start >> 6, last >> 6
-    head = _ALL << (start & 63).astype(np.uint64)
-    tail = _ALL >> (63 - (last & 63)).astype(np.uint64)
-    words[rows, low] |= np.where(low == high, head & tail, head)
-    words[rows, high] |= np.where(low == high, head & tail, tail)
-    for row, begin, end in zip(rows.tolist(), (low + 1).tolist(), high.tolist(), strict=True):
-        if begin < end:
-            words[row, begin:end] = _ALL
-
-
-def _fill_interval(row: np.ndarray, begin: int, end: int) -> None:
-    low, high = begin >> 6, (end - 1) >> 6
-    head, tail = _EVERY << (begin & 63) & _EVERY, _EVERY >> (63 - (end - 1 & 63))
-    if low == high:
-        row[low] |= np.uint64(head & tail)
-    else:
-        row[low] |= np.uint64(head)
-        row[low + 1 : high] = _ALL
-        row[high] |= np.uint64(tail)
-
-
-def _fill_stepped(words: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
-    """Set the bits ``start + step * t``, ``0 <= t < count``, of each row."""
-    for first in range(0, len(words), _ROWS_AT_ONCE):
-        own = slice(first, first + _ROWS_AT_ONCE)
-        keys = np.zeros((len(words[own]), kv_len), bool)
-        for row, *run in zip(keys, start[own].tolist(), step[own].tolist(), count[own].tolist(), strict=True):
-            begin, by, number = run
-            if number:
-                row[begin : begin + by * (number - 1) + 1 : by] = True
-        words[own] |= packed(keys)

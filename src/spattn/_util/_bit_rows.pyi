@@ -1,0 +1,6 @@
+"""Type stubs of the compiled bit rows, documented in _bit_rows.pyx."""
+
+import numpy as np
+
+def set_runs(words: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None: ...
+def list_tiles(words: np.ndarray, block_q: int) -> tuple[np.ndarray, ...]: ...
