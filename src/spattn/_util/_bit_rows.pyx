@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Rows of keys as bits: set the keys of runs, and list the tiles of 64 keys with any allowed key.
+"""Rows of keys as bits: set the keys of runs, find equal rows, and list the tiles of 64 keys with any allowed key.
 
 Bit b of word w of a row is key ``64 * w + b``.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memcmp
 
 import numpy as np
 
@@ -60,12 +61,57 @@ def set_runs(
         raise ValueError(f"runs: expected keys in [0, {kv_len}) and positive steps")
 
 
-cdef uint64_t any_of(const uint64_t[:, :, ::1] words, int64_t owner, int64_t word) noexcept nogil:
-    """Return the bits of a tile that any row of an owner has."""
-    cdef uint64_t found = 0
+cdef inline uint64_t mixed(uint64_t value, uint64_t word) noexcept nogil:
+    value = (value ^ word) * <uint64_t>0x9E3779B97F4A7C15
+    return value ^ (value >> 32)
+
+
+cdef uint64_t hash_of(const uint64_t* own, int64_t words) noexcept nogil:
+    """Return a hash of a row, from four chains of multiplications that the processor overlaps."""
+    cdef uint64_t a = 0, b = 1, c = 2, d = 3
+    cdef int64_t word = 0
+    while word + 4 <= words:
+        a, b = mixed(a, own[word]), mixed(b, own[word + 1])
+        c, d = mixed(c, own[word + 2]), mixed(d, own[word + 3])
+        word += 4
+    while word < words:
+        a = mixed(a, own[word])
+        word += 1
+    return mixed(mixed(a, b), mixed(c, d))
+
+
+def distinct_rows(const uint64_t[:, ::1] rows):
+    """Number the distinct rows in order of their first occurrence: (rows,) int32."""
+    cdef int64_t count = rows.shape[0], words = rows.shape[1], row, number, distinct = 0
+    cdef const uint64_t* own
+    cdef uint64_t value
+    found, hashes, firsts = np.empty(count, np.int32), np.empty(count, np.uint64), np.empty(count, np.int64)
+    cdef int32_t[::1] index = found
+    cdef uint64_t[::1] hashed = hashes  # of the distinct rows
+    cdef int64_t[::1] first = firsts
+    if words == 0:
+        return np.zeros(count, np.int32)
+    with nogil:
+        for row in range(count):
+            own, number = &rows[row, 0], 0
+            value = hash_of(own, words)
+            while number < distinct and not (
+                hashed[number] == value and memcmp(own, &rows[first[number], 0], words * sizeof(uint64_t)) == 0
+            ):
+                number += 1
+            if number == distinct:
+                hashed[number], first[number] = value, row
+                distinct += 1
+            index[row] = <int32_t>number
+    return found
+
+
+cdef inline uint64_t any_of(const uint64_t* own, int64_t rows, int64_t words) noexcept nogil:
+    """Return the bits of a tile that any of `rows` rows has; `own` is the tile's word in the first."""
+    cdef uint64_t found = own[0]
     cdef int64_t row
-    for row in range(words.shape[1]):
-        found |= words[owner, row, word]
+    for row in range(1, rows):
+        found |= own[row * words]
     return found
 
 
@@ -75,15 +121,13 @@ def list_tiles(const uint64_t[:, :, ::1] words, int64_t block_q):
     Return the fields indptr, tile_indptr, indices, mask and masks of a :class:`~spattn.Plan`. The bitmasks have
     `block_q` rows, of which those after the last row repeat it.
     """
-    cdef int64_t owners = words.shape[0], rows = words.shape[1], owner, row, word, tiles = 0
-    cdef int64_t at = 0, run = 0, partial = 0, last
-    cdef bint full
+    cdef int64_t owners = words.shape[0], rows = words.shape[1], count = words.shape[2], owner, row, word
+    cdef int64_t tiles, at = 0, run = 0, partial = 0, last
+    cdef const uint64_t* own
+    cdef uint64_t every
     if rows < 1 or block_q < rows:
         raise ValueError(f"block_q: expected at least {max(rows, 1)}, got {block_q}")
-    with nogil:
-        for owner in range(owners):
-            for word in range(words.shape[2]):
-                tiles += any_of(words, owner, word) != 0
+    tiles = owners * count  # at most; pages that nothing is written to take no memory
     own_indptr, own_tiles = np.zeros(owners + 1, np.int32), np.empty(tiles + 1, np.int64)
     own_indices, own_mask = np.empty(tiles, np.int32), np.empty(tiles, np.int32)
     own_masks = np.empty((tiles, block_q, 1), np.uint64)
@@ -91,23 +135,24 @@ def list_tiles(const uint64_t[:, :, ::1] words, int64_t block_q):
     cdef int64_t[::1] tile_indptr = own_tiles
     cdef uint64_t[:, :, ::1] masks = own_masks
     with nogil:
-        for owner in range(owners):
-            last = -2  # last tile of the run of full tiles, if the previous tile is full
-            for word in range(words.shape[2]):
-                if not any_of(words, owner, word):
+        for owner in range(owners if count else 0):
+            own = &words[owner, 0, 0]
+            last = -2  # the previous tile if it is full
+            for word in range(count):
+                if not any_of(own + word, rows, count):
                     continue
-                full = True
+                every = ALL
                 for row in range(rows):
-                    full = full and words[owner, row, word] == ALL
-                if not full or last != word - 1:
+                    every &= own[row * count + word]
+                if every != ALL or last != word - 1:
                     tile_indptr[run], indices[run] = at, <int32_t>word
-                    mask[run] = -1 if full else <int32_t>partial
+                    mask[run] = -1 if every == ALL else <int32_t>partial
                     run += 1
-                if not full:
+                last = word if every == ALL else -2
+                if every != ALL:
                     for row in range(block_q):
-                        masks[partial, row, 0] = words[owner, min(row, rows - 1), word]
+                        masks[partial, row, 0] = own[min(row, rows - 1) * count + word]
                     partial += 1
-                last = word if full else -2
                 at += 1
             indptr[owner + 1] = <int32_t>run
     tile_indptr[run] = at

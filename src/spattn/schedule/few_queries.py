@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._util._bit_rows import list_tiles
+from .._util._bit_rows import distinct_rows, list_tiles
 from .._util.frozen import frozen
 from .._util.index_checks import q_offset
 from .._util.ragged import offsets, ramp
@@ -33,7 +33,7 @@ _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
 _BITS = 64  # keys of a tile
 _FEW_PAIRS = 16  # allowed pairs of a tile and row below which they are computed one by one
 _MERGES = "merge_rows", "merge_indptr", "merge_sources", "merge_variants"
-_NOTHING, _NO_MERGE = np.zeros(0, np.int32), np.zeros(1, np.int32)
+_ONE = frozen(np.zeros((1, 1), np.int32))  # the index of a single variant
 _SHORTEST_PIECE = 1024  # allowed pairs of a work item; shorter ones cost more than they share
 
 
@@ -64,29 +64,42 @@ def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) 
 
 def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> Plan:
     """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row."""
-    made = Plan(pattern, **fields_of_rows(pattern, q_len, kv_len, batch, heads, workers))
+    _, index = pattern.variants(batch, heads)
+    made = Plan(pattern, **fields_of_rows(pattern, q_len, kv_len, batch, heads, workers, index))
     return mark_validated(made, None, None)
 
 
-def fields_of_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> dict[str, Any]:
-    """Return the fields of :func:`plan_rows`, other than the pattern."""
+def fields_of_rows(
+    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int, index: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Return the fields of :func:`plan_rows`, other than the pattern.
+
+    There is a variant for each distinct row or, if `index` is given, for each distinct pattern, which it numbers.
+    """
     pattern._sizes_in(batch, heads)
-    q = np.arange(q_len)[None, None] + q_offset(q_len, kv_len)
-    words, variant = _distinct(pattern._rows(AskedRows(q, q_len, kv_len, batch, heads)), kv_len, heads)
-    pairs = np.bitwise_count(words).sum(axis=2, dtype=np.int64)  # (variants, queries)
-    lists = _lists(words, pairs)
+    words, variant = _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)
+    bits = np.bitwise_count(words)
+    pairs = bits.sum(axis=2, dtype=np.uint32).astype(np.int64)  # (variants, queries)
+    tiles = np.count_nonzero(bits.any(axis=1) if q_len > 1 else bits)
+    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * tiles
+    if index is not None:
+        first = np.unique(np.broadcast_to(index, (batch, heads)), return_index=True)[1]
+        own = np.broadcast_to(variant, (batch, heads)).reshape(-1)[first]
+        words, pairs, variant = words[own], pairs[own], index
+    variants = len(words)
+    lists = _lists(words, by_pairs)
     made = {
         "q_len": q_len,
         "kv_len": kv_len,
         "block_kv": _BITS,
         "views": _views(q_len, kv_len, lists.block_q),
-        "components": _components(len(words), q_len, lists.block_q),
+        "components": _components(variants, q_len, lists.block_q),
         "variant": variant,
         "nnz": int(pairs.sum()),
         "q_order": NO_ORDER,
         "kv_order": NO_ORDER,
         **lists._asdict(),
-        **_items(lists, pairs.reshape(len(lists.indptr) - 1, -1).sum(axis=1), q_len, len(words), workers),
+        **_items(lists, pairs if by_pairs else pairs.sum(axis=1), q_len, variants, workers),
     }
     _prove(made)
     return made
@@ -104,27 +117,36 @@ class _Lists(NamedTuple):
     masks: np.ndarray
 
 
-def _distinct(words: np.ndarray, kv_len: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
-    own_batch, own_heads = words.shape[:2]
-    flat = np.array(words.reshape(-1, *words.shape[2:]))
+def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> np.ndarray:
+    """Return the bits of the rows of a call: (batch or 1, a divisor of heads, queries, words), C-contiguous."""
+    q = np.arange(q_offset(q_len, kv_len), kv_len)[None, None]
+    words = np.ascontiguousarray(pattern._rows(AskedRows(q, q_len, kv_len, batch, heads)))
     if kv_len % _BITS:
-        flat[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)
+        words = words if words.flags.writeable else words.copy()
+        words[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)
+    return words
+
+
+def _distinct(words: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
+    own_batch, own_heads, q_len, count = words.shape
+    flat = words.reshape(-1, q_len, count)
     if len(flat) == 1:
-        return flat, np.zeros((1, 1), np.int32)
-    number: dict[bytes, int] = {}
-    index = np.array([number.setdefault(row.tobytes(), len(number)) for row in flat], np.int32)
-    if len(number) < len(flat):
+        return flat, _ONE
+    index = distinct_rows(flat.reshape(len(flat), -1))
+    variants = int(index.max()) + 1
+    if variants < len(flat):
         flat = flat[np.unique(index, return_index=True)[1]]
-    index = index.reshape(own_batch, own_heads)
-    return flat, index if own_heads == 1 else np.repeat(index, heads // own_heads, axis=1)
+    return flat, _by_head(index.reshape(own_batch, own_heads), heads)
 
 
-def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
+def _by_head(index: np.ndarray, heads: int) -> np.ndarray:
+    return index if index.shape[1] in (1, heads) else np.repeat(index, heads // index.shape[1], axis=1)
+
+
+def _lists(words: np.ndarray, by_pairs: bool) -> _Lists:
     """List the tiles of which a row allows any key, in runs of full tiles and single partial tiles."""
     variants, q_len, count = words.shape
-    some = np.count_nonzero(words.any(axis=1) if q_len > 1 else words)
-    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * some
     if by_pairs:  # kernels compute tiles of one query pair by pair
         words = words.reshape(variants * q_len, 1, count)
     block_q = 1 if by_pairs else max(q_len, 2)
@@ -134,15 +156,16 @@ def _lists(words: np.ndarray, pairs: np.ndarray) -> _Lists:
 
 def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers: int) -> dict[str, Any]:
     """Split lists of many pairs into items; `pairs` has those of each list."""
-    begin, end = lists.tile_indptr[lists.indptr[:-1]], lists.tile_indptr[lists.indptr[1:]]
-    length, query_tiles = end - begin, _query_tiles(q_len, lists.block_q)
+    ends = lists.tile_indptr[lists.indptr]
+    begin, end, pairs = ends[:-1], ends[1:], pairs.reshape(-1)
+    query_tiles = _query_tiles(q_len, lists.block_q)
+    length = end - begin
+    many = workers > 1 and int(pairs.max()) >= 2 * _SHORTEST_PIECE
+    if query_tiles == 1 and not many and length.all():  # each variant has one list, and one item
+        work = _whole_lists(variants).copy()
+        work["begin"], work["end"] = begin, end
+        return {"work": work, **_nothing_merged(variants)}
     pieces = np.minimum(np.clip(pairs // _SHORTEST_PIECE, 1, workers), length)
-    if query_tiles == 1 and (pieces == 1).all():  # each variant has one list, and one item
-        work = np.zeros(variants, WORK)
-        work["component"], work["begin"], work["end"], work["slot"] = np.arange(variants), begin, end, -1
-        one_each = np.arange(variants + 1, dtype=np.int32)
-        nothing = dict(zip(_MERGES, (_NOTHING, _NO_MERGE, _NOTHING, np.zeros_like(one_each)), strict=True))
-        return {"work": work, "work_indptr": one_each, "slots": 0, **nothing}
     owner, piece = np.repeat(np.arange(len(pieces)), pieces), ramp(pieces)
     shared = np.where(pieces > 1, pieces, 0).reshape(variants, query_tiles)
     slot = (np.cumsum(shared, axis=1) - shared).reshape(-1)  # of the first piece
@@ -169,6 +192,22 @@ def _items(lists: _Lists, pairs: np.ndarray, q_len: int, variants: int, workers:
     }
 
 
+@functools.lru_cache(maxsize=64)
+def _whole_lists(variants: int) -> np.ndarray:
+    """Return one item for each variant, without its tiles."""
+    work = np.zeros(variants, WORK)
+    work["component"], work["slot"] = np.arange(variants), -1
+    return frozen(work)
+
+
+@functools.lru_cache(maxsize=64)
+def _nothing_merged(variants: int) -> dict[str, Any]:
+    """Return the fields of items and combines where each variant has one item."""
+    one_each, none = frozen(np.arange(variants + 1, dtype=np.int32)), frozen(np.zeros(variants + 1, np.int32))
+    merges = dict(zip(_MERGES, (none[:0], none[:1], none[:0], none), strict=True))
+    return {"work_indptr": one_each, "slots": 0, **merges}
+
+
 def _query_tiles(q_len: int, block_q: int) -> int:
     return -(-q_len // block_q)
 
@@ -182,11 +221,20 @@ def _components(variants: int, q_len: int, block_q: int) -> np.ndarray:
     return frozen(found)
 
 
-@functools.lru_cache(maxsize=64)
 def _views(q_len: int, kv_len: int, block_q: int) -> np.ndarray:
     """Return the view of all queries and that of all keys."""
+    views = _views_of(q_len, block_q).copy()
+    keys = views[1]
+    keys["tiles"] = tiles = -(-kv_len // _BITS)
+    keys["extent"][-1], keys["grid"][-1] = kv_len, tiles
+    return views
+
+
+@functools.lru_cache(maxsize=64)
+def _views_of(q_len: int, block_q: int) -> np.ndarray:
+    """Return the view of all queries and that of no keys."""
     views = np.zeros(2, VIEW)
-    for view, length, block in zip(views, (q_len, kv_len), (block_q, _BITS), strict=True):
+    for view, length, block in zip(views, (q_len, 0), (block_q, _BITS), strict=True):
         tiles = -(-length // block)
         view["stride"], view["tiles"] = (0,) * (AXES - 1) + (1,), tiles
         for name, last in (("extent", length), ("box", block), ("grid", tiles)):

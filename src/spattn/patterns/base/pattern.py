@@ -352,7 +352,8 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
     def _rows(self, asked: AskedRows) -> np.ndarray:
         """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, words) uint64.
 
-        Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary.
+        Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary. The caller may write to the result, if
+        it is writeable.
         """
         batch, heads = self.sizes()
         if (batch, heads) == (1, 1):
