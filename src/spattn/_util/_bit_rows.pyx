@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Rows of keys as bits: set the keys of runs, find equal rows, and list the tiles of 64 keys with any allowed key.
+"""Rows of keys as bits: evaluate row programs, set the keys of runs, find equal rows, list non-empty tiles of 64 keys.
 
 Bit b of word w of a row is key ``64 * w + b``.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 import numpy as np
 
@@ -59,6 +59,95 @@ def set_runs(
                 break
     if not sound:
         raise ValueError(f"runs: expected keys in [0, {kv_len}) and positive steps")
+
+
+cdef enum:  # operations of a row program, in the order of patterns/base/rows.py
+    EMPTY, RUN, WHOLE, OR, AND, NOT
+
+
+cdef struct Place:  # patterns/base/rows.py
+    int64_t by, block, offset
+
+
+cdef struct Instruction:
+    int64_t operation
+    Place start, stop
+    int64_t step
+
+
+cdef inline int64_t place_of(Place place, int64_t q) noexcept nogil:
+    cdef int64_t block
+    if place.block == 0:
+        return place.by
+    if place.block == 1:
+        return q + place.by
+    block = (q - place.offset) // place.block
+    block -= block * place.block > q - place.offset  # rounds towards -inf
+    return block * place.block + place.offset + place.by
+
+
+cdef void add_run(uint64_t* row, const Instruction* at, int64_t q, int64_t kv_len) noexcept nogil:
+    """Set the bits of the keys of a run within the sequence."""
+    cdef int64_t start = place_of(at.start, q), stop = min(place_of(at.stop, q), kv_len), step = at.step
+    if start < 0:
+        start = 0 if step == 1 else start + (step - 1 - start) // step * step
+    if start < stop:
+        set_run(row, start, step, stop - start if step == 1 else (stop - 1 - start) // step + 1)
+
+
+def run_program(const int64_t[:, ::1] program, int64_t depth, const int64_t[::1] q, int64_t kv_len):
+    """Return the bits of rows at positions `q`, (rows, words): the results of a row program of patterns/base/rows.py.
+
+    `depth` is the largest number of operands at a time.
+    """
+    cdef int64_t count = program.shape[0], rows = q.shape[0], words = (kv_len + 63) // 64, row, word, n, level = 0
+    cdef bint bad
+    cdef const Instruction* at = <const Instruction*>&program[0, 0] if count else NULL
+    cdef uint64_t* top
+    cdef uint64_t* below
+    if program.shape[1] * sizeof(int64_t) != sizeof(Instruction):
+        raise ValueError("program: expected instructions of 8 numbers")
+    for n in range(count):
+        if at[n].operation == EMPTY:
+            level += 1
+        elif at[n].operation in (OR, AND):
+            level -= 1
+        bad = not EMPTY <= at[n].operation <= NOT or not 1 <= level <= depth
+        if bad or at[n].start.block < 0 or at[n].stop.block < 0 or at[n].operation == RUN and at[n].step < 1:
+            raise ValueError(f"program: instruction {n} is invalid")
+    if level != 1:
+        raise ValueError(f"program: expected one result, got {level}")
+    own_result, own_rest = np.empty((rows, words), np.uint64), np.empty((depth, words), np.uint64)
+    if rows == 0 or words == 0:
+        return own_result
+    cdef uint64_t[:, ::1] result = own_result, rest = own_rest
+    with nogil:
+        for row in range(rows):
+            level = 0
+            for n in range(count):
+                if at[n].operation == EMPTY:
+                    level += 1
+                top = &result[row, 0] if level == 1 else &rest[level - 1, 0]
+                if at[n].operation == EMPTY:
+                    memset(top, 0, words * sizeof(uint64_t))
+                elif at[n].operation == RUN:
+                    add_run(top, &at[n], q[row], kv_len)
+                elif at[n].operation == WHOLE:
+                    if at[n].start.by <= q[row] < at[n].stop.by:
+                        memset(top, 0xFF, words * sizeof(uint64_t))
+                elif at[n].operation == NOT:
+                    for word in range(words):
+                        top[word] = ~top[word]
+                else:
+                    below = &result[row, 0] if level == 2 else &rest[level - 2, 0]
+                    if at[n].operation == OR:
+                        for word in range(words):
+                            below[word] |= top[word]
+                    else:
+                        for word in range(words):
+                            below[word] &= top[word]
+                    level -= 1
+    return own_result
 
 
 cdef inline uint64_t mixed(uint64_t value, uint64_t word) noexcept nogil:

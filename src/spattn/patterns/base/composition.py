@@ -17,7 +17,7 @@ from .check import assign
 from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
-from .rows import AskedRows, alike
+from .rows import AND, NOT, OR, AskedRows, Program, alike, joined, rows
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
@@ -68,6 +68,7 @@ class Composite(Pattern):
     symbol: ClassVar[str] = ""
     _between: ClassVar[Any]  # combines Ends.between of the operands
     _operator: ClassVar[Any]  # combines arrays of the operands
+    _instruction: ClassVar[tuple[int, ...]]  # combines their row programs
     _hash: ClassVar[int]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
@@ -138,8 +139,11 @@ class Composite(Pattern):
     def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return all(p.translation_invariant for p in self.operands)
 
+    def _row_program(self) -> Program | None:
+        return joined((p._row_program() for p in self.operands), self._instruction)
+
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return functools.reduce(self._operator, alike(p._rows(asked) for p in self.operands))
+        return functools.reduce(self._operator, alike(rows(p, asked) for p in self.operands))
 
     def _description(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
@@ -151,6 +155,7 @@ class Or(Composite):
     symbol = "|"
     _between = any
     _operator = staticmethod(operator.or_)
+    _instruction = OR
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
@@ -195,6 +200,7 @@ class And(Composite):
     symbol = "&"
     _between = all
     _operator = staticmethod(operator.and_)
+    _instruction = AND
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
@@ -258,7 +264,7 @@ class And(Composite):
         """Evaluate the predicates of operands without hints last, and only where all others allow the keys."""
         found = None
         for p in sorted(self.operands, key=_by_predicate):
-            own = p._rows(asked if found is None else asked._replace(within=found))
+            own = rows(p, asked if found is None else asked._replace(within=found))
             found = own if found is None else functools.reduce(self._operator, alike((found, own)))
         assert found is not None, "there are two operands or more"
         return found
@@ -284,8 +290,12 @@ class Not(Composite):
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
 
+    def _row_program(self) -> Program | None:
+        own = self.operands[0]._row_program()
+        return None if own is None else (*own, NOT)
+
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return ~self.operands[0]._rows(asked)
+        return ~rows(self.operands[0], asked)
 
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"

@@ -15,7 +15,7 @@ from .check import check_parameters
 from .class_registry import CONVERSION, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
-from .rows import AskedRows, rows_of_bound
+from .rows import AskedRows, Program, rows, rows_of_bound
 
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
@@ -29,6 +29,7 @@ _HINTS = {
     "_candidates",
     "_lists_pairs",
     "_has_order",
+    "_row_program",
     "_rows",
 }
 
@@ -349,20 +350,20 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
 
-    def _rows(self, asked: AskedRows) -> np.ndarray:
-        """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, words) uint64.
+    def _row_program(self) -> Program | None:
+        """Return the allowed keys of each row in closed form, for sequences of any length, or None; a hint."""
+        return None
 
-        Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary. The caller may write to the result, if
-        it is writeable.
-        """
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Implement :func:`.rows.rows` for patterns without a row program."""
         batch, heads = self.sizes()
         if (batch, heads) == (1, 1):
             bound = self.bind(asked.q_len, asked.kv_len)
-            return rows_of_bound(bound, asked) if type(bound)._rows is Pattern._rows else bound._rows(asked)
+            return rows_of_bound(bound, asked) if type(bound)._rows is Pattern._rows else rows(bound, asked)
         entries = [None] if batch == 1 else range(batch or asked.batch)
         each = [None] if heads == 1 else range(heads or asked.heads)
         return np.concatenate(
-            [np.concatenate([self.at(b or 0, h or 0)._rows(asked.entry(b, h)) for h in each], axis=1) for b in entries]
+            [np.concatenate([rows(self.at(b or 0, h or 0), asked.entry(b, h)) for h in each], axis=1) for b in entries]
         )
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:

@@ -17,7 +17,7 @@ from .check import assign, integer
 from .class_registry import register
 from .composition import nesting
 from .pattern import Part, Pattern
-from .rows import AskedRows
+from .rows import AskedRows, rows
 
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
@@ -83,12 +83,12 @@ class Chosen(Pattern):
     def _rows(self, asked: AskedRows) -> np.ndarray:
         together = None if self.axis else QueriesAt.together(self.patterns, asked.q_len)
         if together is not None:
-            return together._rows(asked)
+            return rows(together, asked)
         each = []
         for number, p in enumerate(self.patterns):
             if p.sizes() != (1, 1):
                 return super()._rows(asked)
-            each.append(p._rows(asked.entry(None, number) if self.axis else asked.entry(number, None)))
+            each.append(rows(p, asked.entry(None, number) if self.axis else asked.entry(number, None)))
         return np.concatenate(each, axis=self.axis)
 
     @property

@@ -15,7 +15,7 @@ from ..hints.closed_forms import Ends
 from .check import assign
 from .class_registry import Instance, register
 from .pattern import Part, Pattern
-from .rows import AskedRows
+from .rows import AskedRows, Program, rows
 
 __all__ = ["Recipe", "recipe"]
 
@@ -74,8 +74,11 @@ class Recipe(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self.made.bind(q_len, kv_len)
 
+    def _row_program(self) -> Program | None:
+        return self.made._row_program()
+
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return self.made._rows(asked)
+        return rows(self.made, asked)
 
     def _for_heads(self, heads: int) -> Pattern:
         return self.made._for_heads(heads)

@@ -2,19 +2,113 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._util._bit_rows import set_runs
+from ..._util._bit_rows import run_program, set_runs
+from ..._util.frozen import frozen
 from .predicate import allowed
 
 if TYPE_CHECKING:
     from ...index_set import Runs
     from .pattern import Pattern
 
-__all__ = ["AskedRows", "alike", "filled", "packed", "rows_of_bound"]
+__all__ = [
+    "AND",
+    "NOT",
+    "OR",
+    "Program",
+    "AskedRows",
+    "Place",
+    "alike",
+    "filled",
+    "joined",
+    "packed",
+    "rows",
+    "rows_of_bound",
+    "run",
+    "union",
+    "whole",
+]
+
+_MOST_INSTRUCTIONS = 1024  # longer programs are slower than the bits of each operand
+
+
+class Place(NamedTuple):
+    """A position that depends on the query's: `by` plus, unless `block` is 0, the query's position.
+
+    The position is rounded down to ``offset + n * block``.
+    """
+
+    by: int
+    block: int = 0
+    offset: int = 0
+
+
+Instruction = tuple[int, ...]  # operation, start, stop and step, as in _util/_bit_rows.pyx
+Program = tuple[Instruction, ...]  # in reverse Polish notation
+_EMPTY, _RUN, _WHOLE, _OR, _AND, _NOT = range(6)
+_NO_OPERANDS = (0,) * 7
+OR, AND, NOT = ((operation, *_NO_OPERANDS) for operation in (_OR, _AND, _NOT))
+
+
+def run(start: Place, stop: Place, step: int = 1) -> Instruction:
+    """Return the keys ``start, start + step, ...`` below `stop`, clipped to the sequence; `start` may be negative."""
+    return _RUN, *start, *stop, step
+
+
+def whole(first: int, stop: int) -> Instruction:
+    """Return all keys for the queries at ``[first, stop)``, and none for others."""
+    return _WHOLE, *Place(first), *Place(stop), 0
+
+
+def union(*instructions: Instruction) -> Program:
+    """Return the program of a pattern that is a union of runs and whole rows."""
+    return (_EMPTY, *_NO_OPERANDS), *instructions
+
+
+def joined(programs: Iterable[Program | None], operator: Instruction) -> Program | None:
+    """Return the program that combines others; None if there is none for one of them."""
+    found: Program = ()
+    for own in programs:
+        if own is None:
+            return None
+        simple = operator == OR and found and all(operation in (_RUN, _WHOLE) for operation, *_ in own[1:])
+        found += own[1:] if simple else (*own, operator) if found else own
+    return found
+
+
+class _Compiled(NamedTuple):
+    code: np.ndarray
+    depth: int
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pattern: Pattern) -> _Compiled | None:
+    """Return the row program of a pattern, which each step of generation runs again, or None."""
+    program = pattern._row_program()
+    if program is None or len(program) > _MOST_INSTRUCTIONS:
+        return None
+    levels = itertools.accumulate((operation == _EMPTY) - (operation in (_OR, _AND)) for operation, *_ in program)
+    return _Compiled(frozen(np.array(program, np.int64)), max(levels))
+
+
+def rows(pattern: Pattern, asked: AskedRows) -> np.ndarray:
+    """Return the allowed keys of a few rows: (batch or 1, a divisor of heads, rows, words) uint64.
+
+    Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary. The caller may write to the result if it is
+    writeable.
+    """
+    program = _compiled(pattern)
+    if program is None:
+        return pattern._rows(asked)
+    q = np.ascontiguousarray(asked.q.reshape(-1))
+    found = run_program(program.code, program.depth, q, asked.kv_len)
+    return found.reshape(*asked.q.shape, -1)
 
 
 class AskedRows(NamedTuple):

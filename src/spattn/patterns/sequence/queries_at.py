@@ -16,7 +16,7 @@ from ..base.composition import nesting
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply, row_or_last
-from ..base.rows import AskedRows
+from ..base.rows import AskedRows, rows
 from .basic import Causal
 
 __all__ = ["QueriesAt"]
@@ -131,7 +131,7 @@ class QueriesAt(ByContent, Pattern):
         if last >= asked.kv_len:  # the keys are the first ones of a longer sequence, of each entry's own length
             return super()._rows(asked)
         placed = asked._replace(q=q, q_len=asked.kv_len)
-        return self.inner._rows(placed)
+        return rows(self.inner, placed)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         last = self.positions + q_len - 1 if isinstance(self.positions, int) else int(self.positions.max(initial=-1))
