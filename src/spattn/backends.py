@@ -254,8 +254,8 @@ class DynamicMaskBackend(Backend, Protocol):
 class RowsBackend(Backend, Protocol):
     """A backend that plans calls of few queries by their rows, so that all patterns share a cached dispatch."""
 
-    def by_rows(self, pattern: Pattern, call: Call) -> bool:
-        """Return whether the forward pass of `call` is planned by rows."""
+    def by_rows(self, pattern: Pattern, call: Call, kv_len: int) -> bool:
+        """Return whether the forward pass of `call`, with `kv_len` keys instead of its own, is planned by rows."""
 
     def prepare_rows(self, call: Call) -> Callable[[Pattern], PreparedForward]:
         """Return a function from any pattern that is planned by rows to its cached dispatch, for any ``kv_len``."""

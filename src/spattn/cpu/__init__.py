@@ -124,16 +124,16 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     queries, and one-query tiles, which the kernels compute pair by pair. The split of long key tile lists depends on
     shapes alone, so that results do not depend on the thread count.
     """
-    if not backward and by_rows(pattern, call):
+    if not backward and by_rows(pattern, call, call.kv_len):
         return few_queries.plan_for(pattern, call, workers_for(call), max_bytes)
     own = processor(_default_isa(), call.dtype, backward)
     how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
     return cheapest(pattern, call.q_len, call.kv_len, Sizes.of(call), how, own, max_bytes)
 
 
-def by_rows(pattern: Pattern, call: Call) -> bool:
-    """Return whether the forward pass of a call is planned by the rows of its few queries."""
-    return few_queries.serves(pattern, call.q_len, call.kv_len, call.batch, call.heads_q)
+def by_rows(pattern: Pattern, call: Call, kv_len: int) -> bool:
+    """Implement :meth:`.backends.RowsBackend.by_rows`."""
+    return few_queries.serves(pattern, call.q_len, kv_len, call.batch, call.heads_q)
 
 
 def _machine(dtype: str) -> Processor:
@@ -194,9 +194,8 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's cached dispatch for `plan.kv_len` keys and the number of threads with enough work."""
-        here = replace(call, kv_len=plan.kv_len)
         work = neighbours_together(plan)
-        return _core.Prepared(here, plan, work, together, isa, least, encoded), _useful_threads(here, plan)
+        return _core.Prepared(call, plan, work, together, isa, least, encoded), _useful_threads(call, plan)
 
     made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
@@ -219,11 +218,10 @@ def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
     lately = BoundedCache(_MAX_LENGTHS)
 
     def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
-        here, sizes = replace(bare, kv_len=kv_len), (bare.batch, bare.heads_q)
-        fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, *sizes, workers)
+        fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, bare.batch, bare.heads_q, workers)
         plan = made_validated(pattern, fields | {"tiles": int(fields["tile_indptr"][-1])})
-        own = _core.Prepared(here, plan, plan.work, _heads_together(here, plan), isa, score=encoded)
-        return own, _useful_threads(here, plan)
+        own = _core.Prepared(bare, plan, plan.work, _heads_together(bare, plan), isa, score=encoded)
+        return own, _useful_threads(bare, plan)
 
     def bind(pattern: Pattern) -> PreparedForward:
         def run(

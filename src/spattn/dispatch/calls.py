@@ -290,7 +290,7 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
     if not module.LIMITS.rows or not call.layout.is_default or not isinstance(pattern, Pattern):
         return None
     own = cast(RowsBackend, module)
-    if not own.by_rows(pattern, call):
+    if not own.by_rows(pattern, call, call.kv_len):
         return None
     check_memory(module, call)
     bind = own.prepare_rows(call)
@@ -301,7 +301,7 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
     def serves(pattern: Pattern, kv_len: int) -> bool:
         lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
         if lengths not in known:
-            known.keep(lengths, own.by_rows(pattern, replace(bare, kv_len=kv_len)))
+            known.keep(lengths, own.by_rows(pattern, bare, kv_len))
         return 0 < kv_len <= LONGEST and known.get(lengths, False)
 
     made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)

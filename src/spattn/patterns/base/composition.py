@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._util.cached import cached_property
 from ...index_set import Runs
 from ..hints.closed_forms import Bands, Ends, either
 from .check import assign
@@ -96,9 +97,13 @@ class Composite(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self._with(p.bind(q_len, kv_len) for p in self.operands)
 
-    def sizes(self) -> tuple[int, int]:
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
         return _joint_size(batch), _joint_size(heads)
+
+    def sizes(self) -> tuple[int, int]:
+        return self._sizes
 
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.operands))

@@ -123,7 +123,7 @@ class ByContent:
 
 def _hash_of(value: Any) -> int:
     if not isinstance(value, np.ndarray):
-        return hash(repr(value))
+        return hash(value if isinstance(value, Pattern) else repr(value))
     bits = np.packbits(value) if value.dtype == bool else value  # hashes an eighth of the bytes
     return hash((value.dtype.str, value.shape, content(bits)))
 

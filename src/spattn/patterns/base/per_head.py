@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._util.cached import cached_property
 from ...index_set import Runs
 from ..hints.closed_forms import Ends
 from ..sequence.basic import Causal
@@ -57,13 +58,17 @@ class Chosen(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
 
-    def sizes(self) -> tuple[int, int]:
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         other = 1 - self.axis
         found = {p.sizes()[other] for p in self.patterns} - {1}
         if len(found - {0}) > 1:
             raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
         sizes = max(found, default=1), len(self.patterns)
         return sizes if self.axis else sizes[::-1]
+
+    def sizes(self) -> tuple[int, int]:
+        return self._sizes
 
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.patterns))
