@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._util._bit_rows import run_program, set_runs
 from ..._util.frozen import frozen
+from ..._util.imports import whole_imports
 from .predicate import allowed
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ def joined(programs: Iterable[Program | None], operator: Instruction) -> Program
     return found
 
 
+@functools.cache
+def _native() -> Any:
+    """Import the compiled part at the first step of generation."""
+    with whole_imports:
+        from ..._util import _bit_rows
+    return _bit_rows
+
+
 class _Compiled(NamedTuple):
     code: np.ndarray
     depth: int
@@ -107,7 +115,7 @@ def rows(pattern: Pattern, asked: AskedRows) -> np.ndarray:
     if program is None:
         return pattern._rows(asked)
     q = np.ascontiguousarray(asked.q.reshape(-1))
-    found = run_program(program.code, program.depth, q, asked.kv_len)
+    found = _native().run_program(program.code, program.depth, q, asked.kv_len)
     return found.reshape(*asked.q.shape, -1)
 
 
@@ -173,5 +181,5 @@ def rows_of_bound(pattern: Pattern, asked: AskedRows) -> np.ndarray:
 def filled(runs: Runs, kv_len: int) -> np.ndarray:
     """Return the bits of the keys of runs: (rows, words) uint64."""
     found = np.zeros((len(runs.start), -(-kv_len // 64)), np.uint64)
-    set_runs(found, *(np.asarray(x, np.int64) for x in (runs.start, runs.step, runs.count)), kv_len)
+    _native().set_runs(found, *(np.asarray(x, np.int64) for x in (runs.start, runs.step, runs.count)), kv_len)
     return found
