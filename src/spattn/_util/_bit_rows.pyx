@@ -61,11 +61,11 @@ def set_runs(
         raise ValueError(f"runs: expected keys in [0, {kv_len}) and positive steps")
 
 
-cdef enum:  # operations of a row program, in the order of patterns/base/rows.py
+cdef enum:  # operations of a row program, in the order of patterns/hints/closed_forms.py
     EMPTY, RUN, WHOLE, OR, AND, NOT
 
 
-cdef struct Place:  # patterns/base/rows.py
+cdef struct Place:  # patterns/hints/closed_forms.py
     int64_t by, block, offset
 
 
@@ -96,7 +96,7 @@ cdef void add_run(uint64_t* row, const Instruction* at, int64_t q, int64_t kv_le
 
 
 def run_program(const int64_t[:, ::1] program, int64_t depth, const int64_t[::1] q, int64_t kv_len):
-    """Return the bits of rows at positions `q`, (rows, words): the results of a row program of patterns/base/rows.py.
+    """Return the bits of rows at positions `q`, (rows, words): the results of a row program.
 
     `depth` is the largest number of operands at a time.
     """

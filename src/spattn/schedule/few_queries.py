@@ -17,7 +17,7 @@ from .._util.frozen import frozen
 from .._util.index_checks import q_offset
 from .._util.ragged import offsets, ramp
 from ..patterns import Pattern
-from ..patterns.base.rows import AskedRows, rows
+from ..patterns.base.rows import AskedRows
 from ..planning import Plan
 from ..planning.contract.budget import Budget
 from ..planning.contract.cache import find, keep
@@ -120,7 +120,7 @@ class _Lists(NamedTuple):
 def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> np.ndarray:
     """Return the bits of the rows of a call: (batch or 1, a divisor of heads, queries, words), C-contiguous."""
     q = np.arange(q_offset(q_len, kv_len), kv_len)[None, None]
-    words = np.ascontiguousarray(rows(pattern, AskedRows(q, q_len, kv_len, batch, heads)))
+    words = np.ascontiguousarray(AskedRows(q, q_len, kv_len, batch, heads).of(pattern))
     if kv_len % _BITS:
         words = words if words.flags.writeable else words.copy()
         words[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)

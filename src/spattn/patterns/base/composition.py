@@ -7,18 +7,20 @@ import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..._util.cached import cached_property
 from ...index_set import Runs
-from ..hints.closed_forms import Bands, Ends, either
+from ..hints.closed_forms import AND, NOT, OR, Bands, Ends, Program, either, joined
 from .check import assign
 from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
-from .rows import AND, NOT, OR, AskedRows, Program, alike, joined, rows
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
@@ -148,7 +150,7 @@ class Composite(Pattern):
         return joined((p._row_program() for p in self.operands), self._instruction)
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return functools.reduce(self._operator, alike(rows(p, asked) for p in self.operands))
+        return functools.reduce(self._operator, asked.alike(asked.of(p) for p in self.operands))
 
     def _description(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
@@ -269,8 +271,8 @@ class And(Composite):
         """Evaluate the predicates of operands without hints last, and only where all others allow the keys."""
         found = None
         for p in sorted(self.operands, key=_by_predicate):
-            own = rows(p, asked if found is None else asked._replace(within=found))
-            found = own if found is None else functools.reduce(self._operator, alike((found, own)))
+            own = (asked if found is None else asked._replace(within=found)).of(p)
+            found = own if found is None else functools.reduce(self._operator, asked.alike((found, own)))
         assert found is not None, "there are two operands or more"
         return found
 
@@ -300,7 +302,7 @@ class Not(Composite):
         return None if own is None else (*own, NOT)
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return ~rows(self.operands[0], asked)
+        return ~asked.of(self.operands[0])
 
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"

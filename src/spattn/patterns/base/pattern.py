@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...index_set import AffineRows, Runs
-from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
+from ..hints.closed_forms import Bands, Ends, Lattice, Program, Span, whole_lattices
 from .check import check_parameters
 from .class_registry import CONVERSION, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
-from .rows import AskedRows, Program, rows, rows_of_bound
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["Ordered", "Part", "Pattern", "whole_part"]
 
@@ -355,16 +357,8 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         return None
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        """Implement :func:`.rows.rows` for patterns without a row program."""
-        batch, heads = self.sizes()
-        if (batch, heads) == (1, 1):
-            bound = self.bind(asked.q_len, asked.kv_len)
-            return rows_of_bound(bound, asked) if type(bound)._rows is Pattern._rows else rows(bound, asked)
-        entries = [None] if batch == 1 else range(batch or asked.batch)
-        each = [None] if heads == 1 else range(heads or asked.heads)
-        return np.concatenate(
-            [np.concatenate([rows(self.at(b or 0, h or 0), asked.entry(b, h)) for h in each], axis=1) for b in entries]
-        )
+        """Implement :meth:`.rows.AskedRows.of` for patterns without a row program."""
+        return asked.in_parts(self)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from .check import assign, integer
 from .class_registry import register
 from .composition import nesting
 from .pattern import Part, Pattern
-from .rows import AskedRows, rows
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
@@ -88,12 +90,12 @@ class Chosen(Pattern):
     def _rows(self, asked: AskedRows) -> np.ndarray:
         together = None if self.axis else QueriesAt.together(self.patterns, asked.q_len)
         if together is not None:
-            return rows(together, asked)
+            return asked.of(together)
         each = []
         for number, p in enumerate(self.patterns):
             if p.sizes() != (1, 1):
                 return super()._rows(asked)
-            each.append(rows(p, asked.entry(None, number) if self.axis else asked.entry(number, None)))
+            each.append((asked.entry(None, number) if self.axis else asked.entry(number, None)).of(p))
         return np.concatenate(each, axis=self.axis)
 
     @property

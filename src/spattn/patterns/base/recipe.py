@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec
 
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.closed_forms import Ends
+from ..hints.closed_forms import Ends, Program
 from .check import assign
 from .class_registry import Instance, register
 from .pattern import Part, Pattern
-from .rows import AskedRows, Program, rows
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["Recipe", "recipe"]
 
@@ -78,7 +80,7 @@ class Recipe(Pattern):
         return self.made._row_program()
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return rows(self.made, asked)
+        return asked.of(self.made)
 
     def _for_heads(self, heads: int) -> Pattern:
         return self.made._for_heads(heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from ..base.check import Count, Positive, Word, reach
 from ..base.class_registry import register
 from ..base.pattern import Pattern
 from ..base.predicate import row_or_last
-from ..base.rows import AND, AskedRows, Place, Program, rows, run, union, whole
+from ..hints.closed_forms import AND, Place, Program, run, union, whole
 from ..hints.table import ListedCells
 from ..sequence.basic import Causal
 from .layouts import draw_ranks
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["BigBird"]
 
@@ -95,12 +98,12 @@ class BigBird(Pattern):
         each = ([_drawn(self, head, _DRAWN_AT_ONCE * n, blocks) for n in groups.tolist()] for head in heads)
         drawn = np.array(list(each))[:, index.reshape(group.shape), within]  # (heads, batch, queries, blocks)
         drawn = np.where(inside[..., None], drawn, -1).swapaxes(0, 1).reshape(batch * len(heads) * queries, -1)
-        regular = rows(replace(self, random_blocks=0), asked)
+        regular = asked.of(replace(self, random_blocks=0))
         start = np.maximum(drawn, 0) * block
         count = np.where(drawn < 0, 0, np.minimum(block, asked.kv_len - start))
         words = np.repeat(regular, len(heads), axis=1)
         set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
-        return words & rows(Causal(), asked) if self.causal else words
+        return words & asked.of(Causal()) if self.causal else words
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self

@@ -12,8 +12,18 @@ from ...index_set import Runs
 from ..base.check import REACH, Count, Positive, integer, reach
 from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..base.rows import Place, Program, run, union
-from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, column_lattices, same_keys
+from ..hints.closed_forms import (
+    NO_KEY_AHEAD,
+    Bands,
+    Ends,
+    Lattice,
+    Place,
+    Program,
+    column_lattices,
+    run,
+    same_keys,
+    union,
+)
 
 __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride", "always", "residue_parts"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
 from ..base.predicate import apply, row_or_last
-from ..base.rows import AskedRows, filled
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 
@@ -155,7 +157,7 @@ class RowIntervals(ArrayPattern):
         shape = *self.sizes(), asked.q_len
         start, stop = (np.insert(x.reshape(shape), asked.q_len, 0, axis=2)[..., row] for x in (self.start, self.stop))
         shape, flat = start.shape, Runs.span(start.reshape(-1), stop.reshape(-1), asked.kv_len)
-        return filled(flat, asked.kv_len).reshape(*shape, -1)
+        return asked.filled(flat).reshape(*shape, -1)
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

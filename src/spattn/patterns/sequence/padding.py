@@ -17,12 +17,13 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, dynamic, frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
-from ..base.rows import AskedRows, packed
 from ..hints.closed_forms import Bands, same_keys
 from .basic import always
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ..base.rows import AskedRows
 
 __all__ = ["KeyPadding"]
 
@@ -150,7 +151,7 @@ class KeyPadding(ArrayPattern):
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
         self.bind(asked.q_len, asked.kv_len)  # check the lengths
-        words = packed(self.valid.reshape(*self.sizes(), 1, asked.kv_len))
+        words = asked.packed(self.valid.reshape(*self.sizes(), 1, asked.kv_len))
         return np.broadcast_to(words, (*words.shape[:2], asked.q.shape[2], words.shape[3]))
 
     def allows(self, q: Any, k: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from ..base.composition import nesting
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply, row_or_last
-from ..base.rows import AskedRows, rows
 from .basic import Causal
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["QueriesAt"]
 
@@ -131,7 +133,7 @@ class QueriesAt(ByContent, Pattern):
         if last >= asked.kv_len:  # the keys are the first ones of a longer sequence, of each entry's own length
             return super()._rows(asked)
         placed = asked._replace(q=q, q_len=asked.kv_len)
-        return rows(self.inner, placed)
+        return placed.of(self.inner)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         last = self.positions + q_len - 1 if isinstance(self.positions, int) else int(self.positions.max(initial=-1))

@@ -15,8 +15,7 @@ from ..base.class_registry import pattern_class, register
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
-from ..base.rows import Place, Program, run, union, whole
-from ..hints.closed_forms import Ends, Lattice
+from ..hints.closed_forms import Ends, Lattice, Place, Program, run, union, whole
 from .basic import Full, always
 
 __all__ = ["GlobalTokens", "Prefix"]

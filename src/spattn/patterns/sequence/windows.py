@@ -14,8 +14,19 @@ from ..base.class_registry import register
 from ..base.content import dynamic, on_device
 from ..base.pattern import Part, Pattern
 from ..base.predicate import member
-from ..base.rows import AND, Place, Program, run, union
-from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, nearby, same_keys
+from ..hints.closed_forms import (
+    AND,
+    NO_KEY_AHEAD,
+    Bands,
+    Ends,
+    Lattice,
+    Place,
+    Program,
+    nearby,
+    run,
+    same_keys,
+    union,
+)
 from .basic import Causal, always, residue_parts
 from .tokens import position_table, token_set
 
