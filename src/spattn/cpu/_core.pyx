@@ -233,9 +233,9 @@ cdef class Prepared:
     cdef readonly object score     # a _score.Encoded or None
 
     def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, score=None):
-        """Prepare a validated `call`, whose kv_len is the plan's. `work` holds the plan's items in execution order, and a task computes `together`
-        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed. `score` is the call's
-        encoded score program.
+        """Prepare a validated `call`, whose kv_len is the plan's. `work` holds the plan's items in execution order, and
+        a task computes `together` query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed.
+        `score` is the call's encoded score program.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)

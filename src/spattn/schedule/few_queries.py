@@ -81,7 +81,7 @@ def fields_of_rows(
     bits = np.bitwise_count(words)
     pairs = bits.sum(axis=2, dtype=np.uint32).astype(np.int64)  # (variants, queries)
     tiles = np.count_nonzero(bits.any(axis=1) if q_len > 1 else bits)
-    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * tiles
+    by_pairs = int(pairs.sum()) <= _FEW_PAIRS * q_len * int(tiles)
     if index is not None:
         first = np.unique(np.broadcast_to(index, (batch, heads)), return_index=True)[1]
         own = np.broadcast_to(variant, (batch, heads)).reshape(-1)[first]

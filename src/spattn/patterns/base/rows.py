@@ -67,7 +67,8 @@ class AskedRows(NamedTuple):
     def filled(self, runs: Runs) -> np.ndarray:
         """Return the bits of the keys of runs: (rows, words)."""
         found = np.zeros((len(runs.start), -(-self.kv_len // 64)), np.uint64)
-        set_runs(found, *(np.asarray(x, np.int64) for x in (runs.start, runs.step, runs.count)), self.kv_len)
+        start, step, count = (np.asarray(x, np.int64) for x in (runs.start, runs.step, runs.count))
+        set_runs(found, start, step, count, self.kv_len)
         return found
 
     @staticmethod
