@@ -15,6 +15,7 @@ from spattn.schedule import few_queries
 from spattn.testing import check_plan
 
 from . import draws, oracle
+from .test_host_tables import forward_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
 
@@ -57,6 +58,9 @@ def check_step(source, pattern, sizes, kv_len, expected):
     variants, index = pattern.variants(sizes.batch, sizes.heads_q)
     assert np.array_equal(plan.variant, index)
     check_plan(plan, [own.index_set(sizes.q_len, kv_len) for own in variants])
+    visits, variant = forward_tables(plan), np.broadcast_to(index, expected.shape[:2])
+    for b, h in np.ndindex(*variant.shape):  # a GPU executes the same plan
+        assert np.array_equal(visits[variant[b, h]], expected[b, h])
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
