@@ -74,7 +74,7 @@ def fields_of_rows(
 ) -> dict[str, Any]:
     """Return the fields of :func:`plan_rows`, other than the pattern.
 
-    There is a variant for each distinct row or, if `index` is given, for each distinct pattern, which it numbers.
+    There is a variant for each of :func:`_distinct` or, if `index` is given, for each distinct pattern, which it numbers.
     """
     pattern._sizes_in(batch, heads)
     words, variant = _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)
@@ -128,15 +128,19 @@ def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
 
 
 def _distinct(words: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct rows, (variants, queries, words), and their index for each batch entry and head."""
+    """Return the rows, (variants, queries, words), and their index for each batch entry and head.
+
+    Equal rows are one variant if there are many.
+    """
     own_batch, own_heads, q_len, count = words.shape
     flat = words.reshape(-1, q_len, count)
     if len(flat) == 1:
         return flat, _ONE
     index = distinct_rows(flat.reshape(len(flat), -1))
-    variants = int(index.max()) + 1
-    if variants < len(flat):
+    if 2 * int(index.max()) < len(flat):
         flat = flat[np.unique(index, return_index=True)[1]]
+    else:  # no group of heads shares all rows: a copy would cost more than it saves
+        index = np.arange(len(flat), dtype=np.int32)
     return flat, _by_head(index.reshape(own_batch, own_heads), heads)
 
 

@@ -70,7 +70,7 @@ class Composite(Pattern):
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
     _between: ClassVar[Any]  # combines Ends.between of the operands
-    _operator: ClassVar[Any]  # combines arrays of the operands
+    _operator: ClassVar[np.ufunc]  # combines words of the operands
     _instruction: ClassVar[tuple[int, ...]]  # combines their row programs
     _hash: ClassVar[int]  # set per instance; not a dataclass field
 
@@ -150,7 +150,8 @@ class Composite(Pattern):
         return joined((p._row_program() for p in self.operands), self._instruction)
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        return functools.reduce(self._operator, asked.alike(asked.of(p) for p in self.operands))
+        combine = functools.partial(asked.combined, self._operator)
+        return functools.reduce(combine, map(asked.of, self.operands))
 
     def _description(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
@@ -161,7 +162,7 @@ class Or(Composite):
 
     symbol = "|"
     _between = any
-    _operator = staticmethod(operator.or_)
+    _operator = np.bitwise_or
     _instruction = OR
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -206,7 +207,7 @@ class And(Composite):
 
     symbol = "&"
     _between = all
-    _operator = staticmethod(operator.and_)
+    _operator = np.bitwise_and
     _instruction = AND
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -272,7 +273,7 @@ class And(Composite):
         found = None
         for p in sorted(self.operands, key=_by_predicate):
             own = (asked if found is None else asked._replace(within=found)).of(p)
-            found = own if found is None else functools.reduce(self._operator, asked.alike((found, own)))
+            found = own if found is None else asked.combined(self._operator, found, own)
         assert found is not None, "there are two operands or more"
         return found
 

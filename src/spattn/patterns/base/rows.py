@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -80,11 +79,16 @@ class AskedRows(NamedTuple):
         return whole.view(np.uint64)
 
     @staticmethod
-    def alike(each: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """Repeat the heads of (batch or 1, heads, ...) arrays up to the largest number of heads."""
-        found = list(each)
-        heads = max(x.shape[1] for x in found)
-        return [x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in found]
+    def combined(operator: np.ufunc, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Combine the words of two patterns, in the memory of either if possible; heads repeat up to the most."""
+        heads = max(one.shape[1], other.shape[1])
+        one, other = (
+            x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in (one, other)
+        )
+        shape = np.broadcast_shapes(one.shape, other.shape)
+        to = next((x for x in (one, other) if x.flags.writeable and x.shape == shape), None)
+        found: np.ndarray = operator(one, other, out=to)
+        return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -103,7 +103,7 @@ class BigBird(Pattern):
         count = np.where(drawn < 0, 0, np.minimum(block, asked.kv_len - start))
         words = np.repeat(regular, len(heads), axis=1)
         set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
-        return words & asked.of(Causal()) if self.causal else words
+        return asked.combined(np.bitwise_and, words, asked.of(Causal())) if self.causal else words
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
