@@ -74,7 +74,7 @@ def fields_of_rows(
 ) -> dict[str, Any]:
     """Return the fields of :func:`plan_rows`, other than the pattern.
 
-    There is a variant for each of :func:`_distinct` or, if `index` is given, for each distinct pattern, which it numbers.
+    Variants are those of :func:`_distinct` or, if `index` is given, distinct patterns, which it numbers.
     """
     pattern._sizes_in(batch, heads)
     words, variant = _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)

@@ -98,6 +98,16 @@ class Chosen(Pattern):
             each.append((asked.entry(None, number) if self.axis else asked.entry(number, None)).of(p))
         return np.concatenate(each, axis=self.axis)
 
+    @cached_property
+    def _hash(self) -> int:  # cached: every call hashes the pattern
+        return hash((type(self).__qualname__, self.patterns))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.patterns,)  # without the hash, which differs between processes
+
     @property
     def _has_order(self) -> bool:  # type: ignore[override]  # per instance
         return any(p._has_order for p in self.patterns)
@@ -131,6 +141,7 @@ class PerHead(Chosen):
     """
 
     axis = 1
+    __hash__ = Chosen.__hash__
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
@@ -167,6 +178,7 @@ class PerBatch(Chosen):
     """
 
     axis = 0
+    __hash__ = Chosen.__hash__
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)

@@ -74,7 +74,7 @@ class QueriesAt(ByContent, Pattern):
         if not isinstance(self.inner, Pattern):
             raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
         given: Any = self.positions
-        if namespace_of(given) is None and not isinstance(given, (tuple, list)):
+        if type(given) is int or (namespace_of(given) is None and not isinstance(given, (tuple, list))):
             assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
         else:
             array = frozen_array("positions", given, np.int64, (1, 2))
@@ -82,7 +82,8 @@ class QueriesAt(ByContent, Pattern):
                 integer("positions", number, -LONGEST, LONGEST - 1)
             assign(self, positions=array)
         assign(self, **nesting((self.inner,)))
-        self.sizes()  # check the number of batch entries
+        if self._each_entry is not None:
+            self.sizes()  # check the number of batch entries
 
     @property
     def _each_entry(self) -> np.ndarray | None:
@@ -113,10 +114,11 @@ class QueriesAt(ByContent, Pattern):
         if not isinstance(first, cls) or first.inner.sizes() != (1, 1):
             return None
         for p in patterns:
-            same = isinstance(p, cls) and (p.inner is first.inner or p.inner == first.inner)
-            if not same or not isinstance(p.positions, int):  # type: ignore[attr-defined]
+            if not isinstance(p, cls) or not isinstance(p.positions, int):
                 return None
-            places.append(p.positions)  # type: ignore[attr-defined]
+            if p.inner is not first.inner and p.inner != first.inner:
+                return None
+            places.append(p.positions)
         return cls(first.inner, np.add.outer(places, np.arange(q_len)))
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
