@@ -3,11 +3,18 @@
 
     python benchmarks/kernels/decode_steps.py              # seconds, on the CPU
     python benchmarks/kernels/decode_steps.py --cuda       # host time of calls on a GPU; needs torch
+    python benchmarks/kernels/decode_steps.py --patterns   # host time of steps of 20 patterns, on the CPU
 
 100 000 keys, 32 query heads over 8 KV heads, head_dim 64 and 128, one new token. Patterns: a window of 1024 keys with
 and without 4 sinks, left padding of two sequences, and on a GPU all keys. K and V are slices of a preallocated cache
 (step_us) or new arrays in each step (step_elsewhere_us); repeated_us is a call at constant length. Medians of wall
 times of single calls. Writes ``decode_steps_cpu`` or ``decode_steps_cuda``; exits with 1 if a step misses its target.
+
+With ``--patterns``: 20 000 keys, 4 query heads over 1 KV head, head_dim 16, 1, 16 and 64 batch entries, one thread. The
+cache grows (*growing*), has a fixed size and one position that moves (*fixed*), or a position for each entry
+(*ragged*), or entries differ by ``PerBatch``, ``RowIntervals``, ``KeyPadding`` or ``KeyBlocks`` (*by entry*). host_us
+is the process's CPU time of a step less that of the same call with its plan at hand, as medians; making the pattern
+object counts. Writes ``decode_patterns_cpu``.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ import numpy as np
 import record
 
 import spattn
+import spattn.cpu
 from spattn import patterns as sp
 
 KEYS, STEPS, HEADS_Q, HEADS_KV, HEAD_DIMS = 100_000, 400, 32, 8, (64, 128)
@@ -41,6 +49,31 @@ ALL_KEYS = {  # on a CPU the kernel would take all of the time
     "causal": (sp.Causal(), 1),
     "causal, left padding": (sp.PerBatch((sp.Causal(), sp.Causal() - sp.Sinks(100))), 2),
 }
+PATTERN_KEYS, CACHES, MOST_HOST_US = 20_000, ("growing", "fixed", "ragged"), {1: 300, 16: 300, 64: 1000}
+GIVEN = tuple(np.random.default_rng(1).choice(PATTERN_KEYS // 2, 40, replace=False).tolist())
+STEPPED = {
+    "causal": sp.Causal(),
+    "window": sp.SlidingWindow(255, 0),
+    "window and sinks": sp.Causal() & (sp.Sinks(4) | sp.SlidingWindow(255, 0)),
+    "dilated window": sp.DilatedWindow(64, 0, 4),
+    "two dilated windows": sp.DilatedWindow(64, 0, 2) | sp.DilatedWindow(64, 0, 16),
+    "stride": sp.Stride(128) & sp.Causal(),
+    "strided": sp.strided(64),
+    "fixed": sp.fixed(64, 4),
+    "local blocks": sp.BlockLocal(512) & sp.Causal(),
+    "local blocks and sinks": (sp.BlockLocal(512) | sp.Sinks(4)) & sp.Causal(),
+    "global tokens": sp.Causal() & (sp.GlobalTokens(GIVEN) | sp.SlidingWindow(255, 0)),
+    "Longformer": sp.Causal() & sp.longformer(256, global_tokens=16),
+    "BigBird": sp.Causal() & sp.BigBird(64, seed=1),
+    "BigBird without random blocks": sp.BigBird(64, 3, 1, 0, causal=True),
+    "window, strided": sp.SlidingWindow(255, 0) | sp.strided(256),
+    "window, fixed, sinks": sp.SlidingWindow(255, 0) | sp.fixed(256, 1) | (sp.Sinks(4) & sp.Causal()),
+    "all but a stride": sp.Causal() - sp.Stride(64),
+    "all but a window": sp.Causal() - sp.SlidingWindow(1024, 0),
+    "by head": sp.PerHead((sp.SlidingWindow(255, 0), sp.strided(64), sp.fixed(64, 4), sp.DilatedWindow(64, 0, 4))),
+    "by head, and sinks": sp.PerHead((sp.strided(64), sp.SlidingWindow(255, 0))) | sp.Sinks(4) & sp.Causal(),
+}
+BY_ENTRY = [((name, name), "by entry") for name in ("PerBatch", "RowIntervals", "KeyPadding", "KeyBlocks")]
 NOTES = "Medians of single calls. On a GPU host time, synchronized now and then so that the queue never fills."
 
 
@@ -92,6 +125,62 @@ def arrays(cuda: bool, batch: int, head_dim: int) -> tuple[Any, ...]:
     return *made, np.ascontiguousarray, lambda: None
 
 
+def of_entries(name: str, places: np.ndarray) -> sp.Pattern:
+    """Return a pattern of batch entries at places of their own, (entries, 1)."""
+    if name == "PerBatch":
+        return sp.PerBatch(tuple(sp.QueriesAt(STEPPED["window and sinks"], place) for place in places[:, 0].tolist()))
+    if name == "RowIntervals":
+        return sp.RowIntervals(places[:, None] - 255, places[:, None] + 1)
+    if name == "KeyPadding":
+        return sp.KeyPadding.from_lengths(places[:, 0] + 1, PATTERN_KEYS)
+    chosen = places[:, None, None] % 150 + np.arange(0, 160, 10)  # 16 blocks of 64 keys, as a selection lists them
+    return sp.KeyBlocks(chosen, PATTERN_KEYS, 64)
+
+
+def host_us(pattern: sp.Pattern | str, cache: str, entries: int, steps: int = 32) -> dict[str, float]:
+    """Median µs of CPU time of a step, and of the step less that of the same call with its plan at hand."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((entries, 4, 1, 16), np.float32)
+    k = rng.standard_normal((entries, 1, PATTERN_KEYS + steps, 16), np.float32)
+    places = rng.integers(300, PATTERN_KEYS - steps, (entries, 1))
+
+    def own(step: int) -> sp.Pattern:
+        if isinstance(pattern, str):
+            return of_entries(pattern, places + step)
+        at = PATTERN_KEYS - steps + step if cache == "fixed" else places + step
+        return pattern if cache == "growing" else sp.QueriesAt(pattern, at)
+
+    keys = [k[:, :, : PATTERN_KEYS + (step if cache == "growing" else 0)] for step in range(steps)]
+    plans = [spattn.plan_for(own(step), q, keys[step], keys[step]) for step in range(steps)]
+    spattn.clear_plan_cache()
+    taken = []
+    for step in range(steps):
+        arrays = q, keys[step], keys[step]
+        spattn.attention(*arrays, plans[step])  # the timed calls find the keys in the same caches
+        start = time.process_time()
+        spattn.attention(*arrays, own(step))
+        middle = time.process_time()
+        spattn.attention(*arrays, plans[step])
+        taken.append((1e6 * (middle - start), 1e6 * (time.process_time() - middle)))
+    host = statistics.median(first - again for first, again in taken[2:])
+    return {"step_us": round(statistics.median(first for first, _ in taken[2:]), 1), "host_us": round(host, 1)}
+
+
+def measure_patterns(quick: bool) -> int:
+    """Measure, print and write the host time of steps; return 1 if one misses its target."""
+    spattn.cpu.set_num_threads(1)
+    rows = []
+    for (name, pattern), cache in (*itertools.product(STEPPED.items(), CACHES), *BY_ENTRY):
+        for entries, most in MOST_HOST_US.items():
+            row = host_us(pattern, cache, entries)
+            met = "yes" if row["host_us"] <= most else "no"
+            rows.append({"pattern": name, "cache": cache, "entries": entries, **row, "met": met})
+            print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if not quick:
+        record.write("decode_patterns_cpu", rows, notes="Medians of CPU times on one thread.", keys=PATTERN_KEYS)
+    return 0 if all(row["met"] == "yes" for row in rows) else 1
+
+
 def gpu_name() -> str:
     """Name of the GPU."""
     import torch
@@ -103,8 +192,11 @@ def main() -> int:
     """Measure, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", action="store_true", help="use tensors on a GPU")
+    parser.add_argument("--patterns", action="store_true", help="measure the host time of many patterns, on the CPU")
     parser.add_argument("--quick", action="store_true", help="write nothing")
     options = parser.parse_args()
+    if options.patterns:
+        return measure_patterns(options.quick)
     device, rows = "cuda" if options.cuda else "cpu", []
     problems = PROBLEMS | (ALL_KEYS if options.cuda else {})
     for head_dim, (name, (pattern, batch)) in itertools.product(HEAD_DIMS, problems.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ._util.imports import whole_imports
@@ -26,6 +26,7 @@ __all__ = [
     "PreparedBackward",
     "PreparedForward",
     "PreparedGroup",
+    "RowsBackend",
     "DynamicMaskBackend",
     "available_backends",
     "load",
@@ -59,6 +60,8 @@ class Limits(NamedTuple):
         Whether kernels are compiled at first use: the backend is a :class:`CompilingBackend`.
     predicts : bool
         Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
+    rows: bool
+        Whether calls of few queries are planned by their rows in each call: the backend is a :class:`RowsBackend`.
     """
 
     host_arrays: bool
@@ -69,6 +72,7 @@ class Limits(NamedTuple):
     selects: bool = False
     compiles: bool = False
     predicts: bool = False
+    rows: bool = False
 
 
 class Execution(NamedTuple):
@@ -245,6 +249,16 @@ class DynamicMaskBackend(Backend, Protocol):
 
     def prepare_masked(self, call: Call, selected: MaskedPattern) -> PreparedForward:
         """Return the cached dispatch of `call` over the pairs that the arrays of `selected` allow at launch time."""
+
+
+class RowsBackend(Backend, Protocol):
+    """A backend that plans calls of few queries by their rows, so that all patterns share a cached dispatch."""
+
+    def by_rows(self, pattern: Pattern, call: Call, kv_len: int) -> bool:
+        """Return whether the forward pass of `call`, with `kv_len` keys instead of its own, is planned by rows."""
+
+    def prepare_rows(self, call: Call) -> Callable[[Pattern], PreparedForward]:
+        """Return a function from any pattern that is planned by rows to its cached dispatch, for any ``kv_len``."""
 
 
 def names() -> list[str]:

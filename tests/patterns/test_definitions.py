@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn.patterns.base.recipe import Recipe
+from spattn.patterns.base.rows import AskedRows
 from spattn.patterns.papers.layouts import LengthLayout
 from spattn.testing.strategies import Draw, cases, sizes
 
@@ -51,11 +52,19 @@ def how_often(bound, q_len, kv_len):
     return times
 
 
+def bits(words, kv_len):
+    """Of rows of words, as bools."""
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[..., :kv_len] > 0
+
+
 def check(pattern, q_len, kv_len, expected):
     bound = pattern.at(0, 0).bind(q_len, kv_len)
     assert np.array_equal(predicate(bound, q_len, kv_len), expected)
     assert np.array_equal(pattern.index_set(q_len, kv_len).to_dense(), expected)
     assert np.array_equal(how_often(bound, q_len, kv_len), expected.astype(int))
+    asked = AskedRows(np.arange(kv_len - q_len, kv_len)[None, None], q_len, kv_len, 1, 1)
+    if q_len and kv_len:
+        assert np.array_equal(bits(asked.of(pattern.at(0, 0)), kv_len)[0, 0], expected)
     assert bound.bind(q_len, kv_len) == bound
 
 

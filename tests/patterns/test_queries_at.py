@@ -97,7 +97,7 @@ def test_positions_are_copied():
         (lambda: p.QueriesAt(p.Causal(), 1.0), TypeError, "^positions: expected an integer, got 1.0"),
         (lambda: p.QueriesAt(p.Causal(), True), TypeError, "^positions: expected an integer, got True"),
         (lambda: p.QueriesAt(p.Causal(), [0.5]), TypeError, "^positions: expected an array of integers"),
-        (lambda: p.QueriesAt(p.Causal(), [[0]]), ValueError, "^positions: expected 1-D"),
+        (lambda: p.QueriesAt(p.Causal(), [[[0]]]), ValueError, "^positions: expected 1-D or 2-D"),
         (lambda: p.QueriesAt(p.Causal(), 2**31), ValueError, r"^positions: expected an integer in \["),
         (lambda: p.QueriesAt(p.Causal(), [0, -(2**31)]), ValueError, r"^positions: expected an integer in \["),
         (lambda: p.QueriesAt(p.Causal(), [0, 1]).bind(3, 9), ValueError, r"^positions: expected 3 \(q_len\), got 2"),

@@ -48,6 +48,8 @@ def plain_array(name: str, value: Any) -> np.ndarray:
 
 def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
     """Convert `value` to `dtype`; raise TypeError unless it holds integers, ValueError if one is out of range."""
+    if type(value) is np.ndarray and value.dtype == dtype:  # the usual case
+        return value
     array = plain_array(name, value)
     if array.dtype.kind not in "iu":
         # NumPy converts an empty list, and a list with integers beyond int64, to floats.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,17 @@ import numpy as np
 
 from .._util import limits as _limits
 from .._util.cached import BoundedCache
+from ..arrays import NUMPY
 from ..backends import Execution, Limits, PreparedBackward, PreparedForward
 from ..choose.chooser import How, Sizes, cheapest
 from ..choose.machine_cpu import Processor, processor
 from ..patterns import Pattern
 from ..planning import Plan
-from ..planning.contract.validated import Validated, moved, validated_for
+from ..planning.contract.validated import Validated, made_validated, moved, validated_for
 from ..request.call import Call, check_results
 from ..request.dropout import DropoutWords
 from ..request.score import ScoreOperands
+from ..schedule import few_queries
 from ..schedule.gradients import units
 from ..schedule.item_order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
@@ -33,6 +36,7 @@ __all__ = [
     "TILE",
     "accepts",
     "backward",
+    "by_rows",
     "cheaper",
     "dense_ms",
     "execution",
@@ -46,12 +50,13 @@ __all__ = [
     "predicted_ms",
     "prepare",
     "prepare_backward",
+    "prepare_rows",
     "set_num_threads",
     "threads",
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
+LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True, rows=True)
 
 TILE = (48, 64)
 """Default tile, (queries, keys). 48 queries fill the three AVX-512 vectors of a register block of S, and eight register
@@ -115,12 +120,20 @@ def info() -> dict[str, object]:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """Implement :meth:`.backends.Backend.plan_for`: return the tiling with the lowest predicted cost.
 
-    Candidates are the default tile, boxes of queries, and one-query tiles, which the kernels compute pair by pair. The
-    split of long key tile lists depends on shapes alone, so that results do not depend on the thread count.
+    A few queries of most patterns are planned by their rows. Otherwise, candidates are the default tile, boxes of
+    queries, and one-query tiles, which the kernels compute pair by pair. The split of long key tile lists depends on
+    shapes alone, so that results do not depend on the thread count.
     """
+    if not backward and by_rows(pattern, call, call.kv_len):
+        return few_queries.plan_for(pattern, call, workers_for(call), max_bytes)
     own = processor(_default_isa(), call.dtype, backward)
     how = How(_tile_for(call.dtype), None, workers_for(call), ordered=pattern._has_order)
     return cheapest(pattern, call.q_len, call.kv_len, Sizes.of(call), how, own, max_bytes)
+
+
+def by_rows(pattern: Pattern, call: Call, kv_len: int) -> bool:
+    """Implement :meth:`.backends.RowsBackend.by_rows`."""
+    return few_queries.serves(pattern, call.q_len, kv_len, call.batch, call.heads_q)
 
 
 def _machine(dtype: str) -> Processor:
@@ -176,29 +189,72 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     own = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(own)
     isa = isa or _default_isa()
-    q = call.kind.to_numpy(call.q)
-    shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
-    strides = np.empty_like(q, shape=shape, subok=False).strides
-    rows, together = call.rows, _heads_together(call, own)
+    together, execute, encoded = _heads_together(call, own), *_executor(call)
     least = own.least or 0 if own.growth is None else 0  # minimum kv_len that the core binds at run time; 0: never
-    operands = call.score
-    encoded = operands and _score.encode(operands, call, backward=False)
 
     def at(plan: Validated) -> tuple[_core.Prepared, int]:
         """Return the core's cached dispatch for `plan.kv_len` keys and the number of threads with enough work."""
-        here = replace(call, kv_len=plan.kv_len)
         work = neighbours_together(plan)
-        return _core.Prepared(here, plan, work, together, isa, least, encoded), _useful_threads(here, plan)
+        return _core.Prepared(call, plan, work, together, isa, least, encoded), _useful_threads(call, plan)
 
     made, lengths = at(own), BoundedCache(_MAX_LENGTHS)
 
     def run(
         q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, score: ScoreOperands | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        prepared, useful = made
-        bound = _score.bind(encoded, call, operands, score) if encoded and operands else None
+        here = made
         if own.growth is not None and (kv_len := k.shape[2]) != own.kv_len:
-            prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
+            here = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
+        return execute(*here, q, k, v, scale, score)
+
+    return run
+
+
+def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
+    """Implement :meth:`.backends.RowsBackend.prepare_rows`."""
+    isa, workers, (execute, encoded) = _default_isa(), workers_for(call), _executor(call)
+    nothing = np.empty(0, call.kind.to_numpy(call.q).dtype)
+    bare = replace(call, q=nothing, k=nothing, v=nothing, kind=NUMPY)  # keeps no array of the caller alive
+    lately = BoundedCache(_MAX_LENGTHS)
+
+    def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
+        fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, bare.batch, bare.heads_q, workers)
+        plan = made_validated(pattern, fields | {"tiles": int(fields["tile_indptr"][-1])})
+        own = _core.Prepared(bare, plan, plan.work, _heads_together(bare, plan), isa, score=encoded)
+        return own, _useful_threads(bare, plan)
+
+    def bind(pattern: Pattern) -> PreparedForward:
+        def run(
+            q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, score: ScoreOperands | None = None
+        ) -> tuple[np.ndarray, np.ndarray]:
+            key = pattern, k.shape[2]
+            return execute(*(lately.get(key) or lately.keep(key, at(*key))), q, k, v, scale, score)
+
+        return run
+
+    return bind
+
+
+def _executor(call: Call) -> tuple[Callable[..., tuple[np.ndarray, np.ndarray]], Any]:
+    """Return a function that executes prepared calls, and the encoded score program."""
+    q = call.kind.to_numpy(call.q)
+    shape, dtype, lse_dtype, rows = call.out_shape, q.dtype, np.dtype(call.lse_dtype), call.rows
+    strides = np.empty_like(q, shape=shape, subok=False).strides
+    operands = call.score
+    encoded = operands and _score.encode(operands, call, backward=False)
+    call = replace(call, q=None, k=None, v=None)  # a cached dispatch keeps no array of the caller alive
+    del q
+
+    def execute(
+        prepared: _core.Prepared,
+        useful: int,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        scale: float,
+        score: ScoreOperands | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        bound = _score.bind(encoded, call, operands, score) if encoded and operands else None
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
             arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
@@ -207,7 +263,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
                 _core.forward(*arguments, instead, *modified)
         return out, lse
 
-    return run
+    return execute, encoded
 
 
 def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:

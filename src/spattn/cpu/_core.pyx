@@ -233,9 +233,9 @@ cdef class Prepared:
     cdef readonly object score     # a _score.Encoded or None
 
     def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, score=None):
-        """Prepare a validated `call`. `work` holds the plan's items in execution order, and a task computes `together`
-        query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed. `score` is the call's
-        encoded score program.
+        """Prepare a validated `call`, whose kv_len is the plan's. `work` holds the plan's items in execution order, and
+        a task computes `together` query heads. Calls with `kv_len` >= `least` bind it at run time; with 0, it is fixed.
+        `score` is the call's encoded score program.
         """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
@@ -243,7 +243,7 @@ cdef class Prepared:
         self.heads, self.all_heads = call.heads_q, call.batch * call.heads_q
         self.views, self.least = len(plan.views), least
         self.call.together = together
-        self.call.q_len, self.call.kv_len = call.q_len, call.kv_len
+        self.call.q_len, self.call.kv_len = plan.q_len, plan.kv_len
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
@@ -258,8 +258,8 @@ cdef class Prepared:
         self.element = np.dtype(call.kind.to_numpy(call.q).dtype).num
         self.lse_element = np.dtype(call.lse_dtype).num
         self.of_q = Shape(4, [call.batch, call.heads_q, call.q_len, call.head_dim])
-        self.of_k = Shape(4, [call.batch, call.heads_kv, call.kv_len, call.head_dim])
-        self.of_v = Shape(4, [call.batch, call.heads_kv, call.kv_len, call.head_dim_v])
+        self.of_k = Shape(4, [call.batch, call.heads_kv, plan.kv_len, call.head_dim])
+        self.of_v = Shape(4, [call.batch, call.heads_kv, plan.kv_len, call.head_dim_v])
         self.of_out = Shape(4, [call.batch, call.heads_q, call.q_len, call.head_dim_v])
         self.of_lse = Shape(3, [call.batch, call.heads_q, call.q_len, 0])
 

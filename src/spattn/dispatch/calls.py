@@ -8,21 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from .._util.cached import BoundedCache
 from .._util.imports import whole_imports
 from .._util.index_checks import LONGEST
 from .._util.meanwhile import meanwhile
 from ..arrays import NUMPY, ArrayNamespace, autocast, namespace_of, of_any_length, recorder, traced
 from ..arrays import cache_key as cache_key_of
-from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend
+from ..backends import Backend, CompilingBackend, DynamicMaskBackend, PredictingBackend, RowsBackend
 from ..patterns import Pattern
 from ..patterns.base.pattern import Deferred
 from ..patterns.conversion import as_pattern, from_text, key_padding_of
 from ..planning import Plan
-from ..planning.contract.cache import find_call, keep_call
+from ..planning.contract.cache import find_call, find_rows, keep_call, keep_rows
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
-from .plans import backend_for, check_grid, find_plan, name_for, resolve
+from .plans import backend_for, check_grid, check_memory, find_plan, name_for, resolve
 
 if TYPE_CHECKING:
     from ..patterns.dynamic import MaskedPattern
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
+_MAX_PATTERNS = 64  # patterns of few queries that a cached dispatch remembers
 CONSTANT = (Pattern, Plan)  # what calls are cached with; a dynamic mask is neither
 
 
@@ -70,7 +72,9 @@ def attention(
     given = None if plain else _read(score, sinks, dropout_p, seed, q, k, v, backend, layout)
     if given is not None:
         key = *key, given.key
-    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
+    prepared = None
+    if isinstance(pattern, CONSTANT):
+        prepared = find_call(pattern, key) or _find_any_length(pattern, key) or _find_rows(pattern, key)
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
@@ -257,6 +261,58 @@ def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
     return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
 
 
+class _RowsCall(NamedTuple):
+    """The cached dispatch of all patterns whose few queries are planned by their rows, for any number of keys.
+
+    `serves` returns whether it computes a pattern; `bind` returns the function that does.
+    """
+
+    serves: Callable[[Pattern, int], bool]
+    bind: Callable[[Pattern], Callable[..., Any]]
+    scale: float
+    dtype: str
+
+    def of(self, pattern: Pattern) -> CachedCall:
+        return CachedCall(self.bind(pattern), self.scale, self.dtype)
+
+
+def _find_rows(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
+    """Return the cached dispatch of a call of few queries, or None."""
+    found = of_any_length(key[0]) if key[0] is not None and isinstance(pattern, Pattern) else None
+    if found is None:
+        return None
+    rows: _RowsCall | None = find_rows((found[0], *key[1:]))
+    if rows is None or not rows.serves(pattern, found[1]) or _selected(pattern) is not None:
+        return None
+    return rows.of(pattern)
+
+
+def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...]) -> CachedCall | None:
+    """Prepare a call of few queries for all patterns; return None if it is not planned by rows."""
+    if not module.LIMITS.rows or not call.layout.is_default or not isinstance(pattern, Pattern):
+        return None
+    own = cast(RowsBackend, module)
+    if not own.by_rows(pattern, call, call.kv_len):
+        return None
+    check_memory(module, call)
+    bind = own.prepare_rows(call)
+    bare = replace(call, q=None, k=None, v=None)
+
+    known = BoundedCache(_MAX_PATTERNS)
+
+    def serves(pattern: Pattern, kv_len: int) -> bool:
+        lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
+        if lengths not in known:
+            known.keep(lengths, own.by_rows(pattern, bare, kv_len))
+        return 0 < kv_len <= LONGEST and known.get(lengths, False)
+
+    made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)
+    found = None if key[0] is None else of_any_length(key[0])
+    if found is not None:
+        keep_rows((found[0], *key[1:]), made)
+    return made.of(pattern)
+
+
 def _prepare(
     call: Call,
     pattern: Any,
@@ -267,6 +323,8 @@ def _prepare(
 ) -> CachedCall:
     """Plan and prepare a call; cache it if its key determines the result. `record` wraps the call in autograd."""
     module = backend_for(call, backend)
+    if not backward and record is None and (rows := _prepare_rows(call, pattern, module, key)) is not None:
+        return rows
     plan = find_plan(module, pattern, call, backward=backward)
     if module.LIMITS.predicts and may_lose(plan):
         warn_where_dense_wins(

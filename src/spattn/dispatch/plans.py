@@ -13,7 +13,7 @@ from ..request.call import Call
 if TYPE_CHECKING:
     from ..request.layout import Layout
 
-__all__ = ["backend_for", "check_grid", "find_plan", "name_for", "resolve"]
+__all__ = ["backend_for", "check_grid", "check_memory", "find_plan", "name_for", "resolve"]
 
 
 def name_for(call: Call, backend: str) -> str:
@@ -36,9 +36,7 @@ def find_plan(
 ) -> Plan:
     """Return the plan of a Pattern, or a given Plan, for a call on a backend, or for the gradients of the call."""
     check_grid(call.layout, pattern)
-    needed, most = call.result_bytes(backward), module.memory(call)
-    if needed > most:
-        raise MemoryError(f"q, k, v: the results need {needed} bytes, more than the {most} bytes of memory")
+    check_memory(module, call, backward)
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
@@ -50,6 +48,13 @@ def find_plan(
         if isinstance(pattern, Plan):
             return pattern
     return module.plan_for(pattern, call, max_bytes, backward=backward)
+
+
+def check_memory(module: Backend, call: Call, backward: bool = False) -> None:
+    """Raise MemoryError if the results of a call exceed the memory of its device."""
+    needed, most = call.result_bytes(backward), module.memory(call)
+    if needed > most:
+        raise MemoryError(f"q, k, v: the results need {needed} bytes, more than the {most} bytes of memory")
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:

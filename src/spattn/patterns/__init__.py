@@ -109,4 +109,6 @@ def __getattr__(name: str) -> object:
 
             raise unknown(__name__, name)
         found = importlib.import_module(f"{__name__}.{module}")
-    return found if name in _MODULES else getattr(found, name)
+    if name not in _MODULES:  # the module itself is an attribute of the package now
+        found = globals()[name] = getattr(found, name)  # the next access does not come here
+    return found

@@ -7,16 +7,20 @@ import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..._util.cached import cached_property
 from ...index_set import Runs
-from ..hints.closed_forms import Bands, Ends, either
+from ..hints.closed_forms import AND, NOT, OR, Bands, Ends, Program, either, joined
 from .check import assign
 from .class_registry import DEEPEST, OPERATORS, pattern_class
 from .pattern import Ordered, Part, Pattern, whole_part
 from .predicate import allowed, pair_count
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["And", "Not", "Or", "nesting", "per_entry"]
 
@@ -66,6 +70,8 @@ class Composite(Pattern):
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
     _between: ClassVar[Any]  # combines Ends.between of the operands
+    _operator: ClassVar[np.ufunc]  # combines words of the operands
+    _instruction: ClassVar[tuple[int, ...]]  # combines their row programs
     _hash: ClassVar[int]  # set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
@@ -93,9 +99,13 @@ class Composite(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self._with(p.bind(q_len, kv_len) for p in self.operands)
 
-    def sizes(self) -> tuple[int, int]:
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
         return _joint_size(batch), _joint_size(heads)
+
+    def sizes(self) -> tuple[int, int]:
+        return self._sizes
 
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.operands))
@@ -136,6 +146,13 @@ class Composite(Pattern):
     def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return all(p.translation_invariant for p in self.operands)
 
+    def _row_program(self) -> Program | None:
+        return joined((p._row_program() for p in self.operands), self._instruction)
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        combine = functools.partial(asked.combined, self._operator)
+        return functools.reduce(combine, map(asked.of, self.operands))
+
     def _description(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
 
@@ -145,6 +162,8 @@ class Or(Composite):
 
     symbol = "|"
     _between = any
+    _operator = np.bitwise_or
+    _instruction = OR
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
@@ -188,6 +207,8 @@ class And(Composite):
 
     symbol = "&"
     _between = all
+    _operator = np.bitwise_and
+    _instruction = AND
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
@@ -247,6 +268,15 @@ class And(Composite):
         each = (p._candidates(q, kv_len) for p in self.operands)
         return min((runs for runs in each if runs is not None), key=pair_count, default=None)
 
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Evaluate the predicates of operands without hints last, and only where all others allow the keys."""
+        found = None
+        for p in sorted(self.operands, key=_by_predicate):
+            own = (asked if found is None else asked._replace(within=found)).of(p)
+            found = own if found is None else asked.combined(self._operator, found, own)
+        assert found is not None, "there are two operands or more"
+        return found
+
     def __repr__(self) -> str:
         first, *others = self.operands
         return f"({first!r}{''.join(f' - {p.operands[0]!r}' if isinstance(p, Not) else f' & {p!r}' for p in others)})"
@@ -268,11 +298,27 @@ class Not(Composite):
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
 
+    def _row_program(self) -> Program | None:
+        own = self.operands[0]._row_program()
+        return None if own is None else (*own, NOT)
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        return ~asked.of(self.operands[0])
+
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"
 
 
 OPERATORS.update({cls.symbol: cls for cls in (Or, And, Not)})
+
+
+def _by_predicate(pattern: Pattern) -> bool:
+    """Return whether the keys of rows are found by evaluating the predicate."""
+    if isinstance(pattern, Composite):
+        return any(map(_by_predicate, pattern.operands))
+    own = type(pattern)
+    hints = own.runs is not Pattern.runs or own._rows is not Pattern._rows or pattern._lists_pairs
+    return not hints and own.bind is Pattern.bind
 
 
 def _whole(parts: tuple[Part, ...]) -> bool:

@@ -131,7 +131,7 @@ class ByContent:
 
 def _hash_of(value: Any) -> int:
     if not isinstance(value, np.ndarray):
-        return hash(repr(value))
+        return hash(value if isinstance(value, Pattern) else repr(value))
     bits = np.packbits(value) if value.dtype == bool else value  # hashes an eighth of the bytes
     return hash((value.dtype.str, value.shape, content(bits)))
 
@@ -226,6 +226,19 @@ class ArrayPattern(ByContent, Pattern):
         """Return the array of one batch entry and head."""
         leading = array.ndim - self.own_axes
         return frozen_part(array, where[2 - leading :]) if leading else array
+
+    def _rows_of(self, array: np.ndarray, row: np.ndarray, nothing: Any) -> np.ndarray:
+        """Return rows of all batch entries and heads, (batch or 1, heads or 1, queries, n).
+
+        `row`, (batch or 1, heads or 1, queries), numbers them; rows out of range are filled with `nothing`.
+        """
+        batch, heads = self.sizes()
+        each, rows = array.reshape(batch, heads, *array.shape[-2:]), array.shape[-2]
+        if not rows:
+            return np.full((batch, heads, row.shape[-1], array.shape[-1]), nothing, array.dtype)
+        found: np.ndarray = each[np.arange(batch)[:, None, None], np.arange(heads)[:, None], np.clip(row, 0, rows - 1)]
+        inside = (row >= 0) & (row < rows)
+        return found if inside.all() else np.where(inside[..., None], found, nothing)
 
     def _only(self, array: np.ndarray) -> np.ndarray:
         if (sizes := self.sizes()) != (1, 1):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,17 +14,31 @@ from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
 from ...arrays import compiling, unknown, untraced
 from ...index_set import AffineRows, Runs
-from ..hints.closed_forms import Bands, Ends, Lattice, Span, whole_lattices
+from ..hints.closed_forms import Bands, Ends, Lattice, Program, Span, whole_lattices
 from .check import check_parameters
 from .class_registry import CONVERSIONS, OPERATORS, Registered
 from .codec import Serializable
 from .predicate import evaluate
 
+if TYPE_CHECKING:
+    from .rows import AskedRows
+
 __all__ = ["CONSTRUCTORS", "Deferred", "Ordered", "Part", "Pattern", "deferrable", "defers", "whole_part"]
 
 CONSTRUCTORS: set[str] = set()  # names of the methods that traced programs may call
 # Hints must agree with the predicate, so a subclass that overrides allows() inherits none of them.
-_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
+_HINTS = {
+    "runs",
+    "parts",
+    "ends",
+    "translation_invariant",
+    "_bands",
+    "_candidates",
+    "_lists_pairs",
+    "_has_order",
+    "_row_program",
+    "_rows",
+}
 
 
 class Part(NamedTuple):
@@ -288,11 +302,7 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         patterns : list of Pattern
         index : (batch or 1, heads or 1) int32 array
         """
-        own_batch, own_heads = self.sizes()
-        if own_batch not in (0, 1, batch):
-            raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
-        if own_heads > 1 and heads % own_heads:
-            raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
+        own_batch, own_heads = self._sizes_in(batch, heads)
         expanded = self._for_heads(heads)
         own_heads = expanded.sizes()[1]
         number: dict[Pattern, int] = {}
@@ -306,6 +316,15 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         if own_heads > 1:
             index = np.repeat(index, heads // own_heads, axis=1)
         return list(number), index
+
+    def _sizes_in(self, batch: int, heads: int) -> tuple[int, int]:
+        """Return :meth:`sizes`; raise ValueError unless they fit a call."""
+        own_batch, own_heads = self.sizes()
+        if own_batch not in (0, 1, batch):
+            raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
+        if own_heads > 1 and heads % own_heads:
+            raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
+        return own_batch, own_heads
 
     def _for_heads(self, heads: int) -> Pattern:
         """Expand operands that accept any number of heads to one pattern per head, for a call of `heads` heads.
@@ -350,6 +369,14 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
         """Return runs that together contain every allowed pair, or None if no such runs are known."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
+
+    def _row_program(self) -> Program | None:
+        """Return the allowed keys of each row in closed form, for sequences of any length, or None; a hint."""
+        return None
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Implement :meth:`.rows.AskedRows.of` for patterns without a row program."""
+        return asked.in_parts(self)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""

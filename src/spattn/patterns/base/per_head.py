@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..._util.cached import cached_property
 from ...index_set import Runs
 from ..hints.closed_forms import Ends
 from ..sequence.basic import Causal
+from ..sequence.queries_at import QueriesAt
 from ..sequence.windows import SlidingWindow
 from .check import assign, integer
 from .class_registry import register
 from .composition import nesting
 from .pattern import Part, Pattern
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
@@ -55,13 +60,17 @@ class Chosen(Pattern):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
 
-    def sizes(self) -> tuple[int, int]:
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         other = 1 - self.axis
         found = {p.sizes()[other] for p in self.patterns} - {1}
         if len(found - {0}) > 1:
             raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
         sizes = max(found, default=1), len(self.patterns)
         return sizes if self.axis else sizes[::-1]
+
+    def sizes(self) -> tuple[int, int]:
+        return self._sizes
 
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.patterns))
@@ -77,6 +86,27 @@ class Chosen(Pattern):
             name, one, got = type(self).__name__, _AXES[self.axis], len(self.patterns)
             raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
         return self.patterns[0]
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        together = None if self.axis else QueriesAt.together(self.patterns, asked.q_len)
+        if together is not None:
+            return asked.of(together)
+        each = []
+        for number, p in enumerate(self.patterns):
+            if p.sizes() != (1, 1):
+                return super()._rows(asked)
+            each.append((asked.entry(None, number) if self.axis else asked.entry(number, None)).of(p))
+        return np.concatenate(each, axis=self.axis)
+
+    @cached_property
+    def _hash(self) -> int:  # cached: every call hashes the pattern
+        return hash((type(self).__qualname__, self.patterns))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.patterns,)  # without the hash, which differs between processes
 
     @property
     def _has_order(self) -> bool:  # type: ignore[override]  # per instance
@@ -111,6 +141,7 @@ class PerHead(Chosen):
     """
 
     axis = 1
+    __hash__ = Chosen.__hash__
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
@@ -147,6 +178,7 @@ class PerBatch(Chosen):
     """
 
     axis = 0
+    __hash__ = Chosen.__hash__
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)

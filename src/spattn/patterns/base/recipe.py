@@ -6,15 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec
 
 import numpy as np
 
 from ...index_set import Runs
-from ..hints.closed_forms import Ends
+from ..hints.closed_forms import Ends, Program
 from .check import assign
 from .class_registry import Instance, register
 from .pattern import Part, Pattern
+
+if TYPE_CHECKING:
+    from .rows import AskedRows
 
 __all__ = ["Recipe", "recipe"]
 
@@ -72,6 +75,12 @@ class Recipe(Pattern):
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self.made.bind(q_len, kv_len)
+
+    def _row_program(self) -> Program | None:
+        return self.made._row_program()
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        return asked.of(self.made)
 
     def _for_heads(self, heads: int) -> Pattern:
         return self.made._for_heads(heads)

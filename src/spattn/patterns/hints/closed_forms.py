@@ -1,8 +1,9 @@
-"""Closed forms of parts: affine lattices, spans, ends and interval conjuncts."""
+"""Closed forms: affine lattices, spans, ends and interval conjuncts of parts; row programs."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,17 +16,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "AND",
+    "NOT",
     "NO_KEY_AHEAD",
     "NO_RANGES",
+    "OR",
     "Bands",
     "Ends",
     "Lattice",
+    "Place",
+    "Program",
     "Span",
     "column_lattices",
     "either",
+    "joined",
     "lattice_product",
     "nearby",
+    "operands_of",
+    "run",
     "same_keys",
+    "union",
+    "whole",
     "whole_lattices",
 ]
 
@@ -184,3 +195,52 @@ def _joined(one: Bands, other: Bands) -> Bands:
     owner, first, stop = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(owner, kind="stable")
     return Bands(start, offsets(count), first[order], stop[order], near)
+
+
+class Place(NamedTuple):
+    """A position that depends on the query's: `by` plus, unless `block` is 0, the query's position.
+
+    The position is rounded down to ``offset + n * block``.
+    """
+
+    by: int
+    block: int = 0
+    offset: int = 0
+
+
+Instruction = tuple[int, ...]  # operation, start, stop and step, as in _util/_bit_rows.pyx
+Program = tuple[Instruction, ...]  # in reverse Polish notation
+_EMPTY, _RUN, _WHOLE, _OR, _AND, _NOT = range(6)
+_NO_OPERANDS = (0,) * 7
+OR, AND, NOT = ((operation, *_NO_OPERANDS) for operation in (_OR, _AND, _NOT))
+
+
+def run(start: Place, stop: Place, step: int = 1) -> Instruction:
+    """Return the keys ``start, start + step, ...`` below `stop`, clipped to the sequence; `start` may be negative."""
+    return _RUN, *start, *stop, step
+
+
+def whole(first: int, stop: int) -> Instruction:
+    """Return all keys for the queries at ``[first, stop)``, and none for others."""
+    return _WHOLE, *Place(first), *Place(stop), 0
+
+
+def union(*instructions: Instruction) -> Program:
+    """Return the program of a pattern that is a union of runs and whole rows."""
+    return (_EMPTY, *_NO_OPERANDS), *instructions
+
+
+def joined(programs: Iterable[Program | None], operator: Instruction) -> Program | None:
+    """Return the program that combines others; None if there is none for one of them."""
+    found: Program = ()
+    for own in programs:
+        if own is None:
+            return None
+        simple = operator == OR and all(operation in (_RUN, _WHOLE) for operation, *_ in own[1:])
+        found += own if not found else own[1:] if simple else (*own, operator)
+    return found
+
+
+def operands_of(program: Program) -> int:
+    """Return the largest number of operands at a time."""
+    return max(itertools.accumulate((first == _EMPTY) - (first in (_OR, _AND)) for first, *_ in program))

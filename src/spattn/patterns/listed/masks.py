@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from ..base.pattern import Ordered, Part, Pattern, defers, whole_part
 from ..base.predicate import row_or_last
 from ..hints.closed_forms import NO_RANGES, Bands
 from ..hints.table import BlockTable
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["BlockLayout", "KeyBlocks", "Mask"]
 
@@ -64,6 +68,10 @@ class Mask(ArrayPattern):
     def allows(self, q: Any, k: Any) -> Any:
         q_len, kv_len = self.mask.shape[-2:]
         return self._table.contains(q - q_offset(q_len, kv_len), k)
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        return asked.packed(self._rows_of(self.mask, asked.q - q_offset(asked.q_len, asked.kv_len), False))
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
@@ -181,6 +189,12 @@ class BlockLayout(ArrayPattern):
         block_q, block_kv = map(reach, self._tokens())
         return block_runs(self._only(self.layout), q // block_q, block_kv, kv_len)
 
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        block_q, block_kv = map(reach, self._tokens())
+        blocks = self._rows_of(self.layout, asked.q // block_q, False)
+        return asked.packed(np.repeat(blocks, min(block_kv, asked.kv_len), axis=-1)[..., : asked.kv_len])
+
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         block_q, block_kv = map(reach, self._tokens())
         layout = self._only(self.layout)
@@ -264,6 +278,15 @@ class KeyBlocks(ArrayPattern):
         start = np.maximum(listed, 0) * block
         stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        block = reach(self.block_kv)
+        listed = self._rows_of(self.blocks, asked.q // reach(self.block_q), -1).astype(np.int64)
+        flat = listed.reshape(math.prod(listed.shape[:-1]), listed.shape[-1])
+        start = np.maximum(flat, 0) * block
+        count = np.where(flat < 0, 0, np.minimum(block, asked.kv_len - start))
+        return asked.filled(Runs(start, np.ones_like(start), count)).reshape(*listed.shape[:-1], -1)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         blocks = self._only(self.blocks)

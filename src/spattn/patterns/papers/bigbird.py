@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._util._bit_rows import set_runs
 from ..._util.cached import cached_property
+from ..._util.frozen import frozen
 from ...index_set import Runs
 from ..base.check import Count, Positive, Word, reach
 from ..base.class_registry import register
 from ..base.pattern import Pattern
 from ..base.predicate import row_or_last
+from ..hints.closed_forms import AND, Place, Program, run, union, whole
 from ..hints.table import ListedCells
+from ..sequence.basic import Causal
 from .layouts import draw_ranks
 
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
+
 __all__ = ["BigBird"]
+
+_DRAWN_AT_ONCE = 16  # block rows; drawing one takes nearly as long
 
 
 @register("bigbird", example=((4, 3, 1, 2), 64), typical=((64,), 4096))
@@ -65,6 +75,35 @@ class BigBird(Pattern):
 
     def at(self, batch: int, head: int) -> Pattern:
         return self if self.sizes()[1] else replace(self, head=head)
+
+    def _row_program(self) -> Program | None:
+        if self.random_blocks:
+            return None
+        block, first = reach(self.block), reach(self.global_blocks * self.block)
+        back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
+        window = run(Place(-back, block), Place(ahead, block))
+        found = union(whole(0, first), run(Place(0), Place(first)), window)
+        return (*found, *Causal()._row_program(), AND) if self.causal else found
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        """Set the bits of the random blocks of all heads at once."""
+        if asked.q.shape[1] != 1:
+            return super()._rows(asked)
+        block, (batch, _, queries) = reach(self.block), asked.q.shape
+        heads = range(asked.heads) if self.head is None else (self.head,)
+        blocks, row = -(-asked.kv_len // block), asked.q[:, 0] // block
+        inside = (row >= 0) & (row < blocks)
+        group, within = np.divmod(np.where(inside, row, 0), _DRAWN_AT_ONCE)
+        groups, index = np.unique(group, return_inverse=True)
+        each = ([_drawn(self, head, _DRAWN_AT_ONCE * n, blocks) for n in groups.tolist()] for head in heads)
+        drawn = np.array(list(each))[:, index.reshape(group.shape), within]  # (heads, batch, queries, blocks)
+        drawn = np.where(inside[..., None], drawn, -1).swapaxes(0, 1).reshape(batch * len(heads) * queries, -1)
+        regular = asked.of(replace(self, random_blocks=0))
+        start = np.maximum(drawn, 0) * block
+        count = np.where(drawn < 0, 0, np.minimum(block, asked.kv_len - start))
+        words = np.repeat(regular, len(heads), axis=1)
+        set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
+        return asked.combined(np.bitwise_and, words, asked.of(Causal())) if self.causal else words
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
@@ -132,6 +171,15 @@ class BigBird(Pattern):
         blocks = draw.size(0, 2), draw.size(0, 4)  # drawing more random blocks is slow
         rest = (draw.value(cls, name, sizes) for name in ("seed", "causal", "head"))
         return cls(block, window, *blocks, *rest), sizes
+
+
+@functools.lru_cache(maxsize=4096)  # steps of generation need the same block rows, and the next ones
+def _drawn(pattern: BigBird, head: int, first: int, blocks: int) -> np.ndarray:
+    """Return the random blocks of _DRAWN_AT_ONCE block rows of a head; -1 beyond the last block row."""
+    rows = np.arange(first, first + _DRAWN_AT_ONCE)
+    drawn = replace(pattern, head=head).draw(np.minimum(rows, blocks - 1), blocks)
+    drawn[rows >= blocks] = -1
+    return frozen(drawn)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,9 +12,22 @@ from ...index_set import Runs
 from ..base.check import REACH, Count, Positive, integer, reach
 from ..base.class_registry import register
 from ..base.pattern import Part, Pattern
-from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, column_lattices, same_keys
+from ..hints.closed_forms import (
+    NO_KEY_AHEAD,
+    Bands,
+    Ends,
+    Lattice,
+    Place,
+    Program,
+    column_lattices,
+    run,
+    same_keys,
+    union,
+)
 
 __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride", "always", "residue_parts"]
+
+_MOST_COLUMNS = 64  # of a row program; more are set by periods
 
 
 def always(positions: Any) -> Any:
@@ -37,6 +50,9 @@ class Full(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), kv_len, kv_len)
+
+    def _row_program(self) -> Program:
+        return union(run(Place(0), Place(REACH)))
 
     def ends(self, q_len: int) -> Ends:
         return Ends(0, 0, between=True)
@@ -61,6 +77,9 @@ class Causal(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), q + 1, kv_len)
+
+    def _row_program(self) -> Program:
+        return union(run(Place(0), Place(1, 1)))
 
     def ends(self, q_len: int) -> Ends:
         return Ends(0, q_len, between=True)
@@ -101,6 +120,10 @@ class BlockLocal(Pattern):
         first = (q - offset) // block * block + offset
         return Runs.span(first, first + block, kv_len)
 
+    def _row_program(self) -> Program:
+        block, offset = self._within_reach()
+        return union(run(Place(0, block, offset), Place(block, block, offset)))
+
 
 @register("sinks")
 @dataclass(frozen=True)
@@ -130,6 +153,9 @@ class Sinks(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
+
+    def _row_program(self) -> Program:
+        return union(run(Place(0), Place(reach(self.count))))
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         return (same_keys(np.zeros(1, np.int64), np.array([reach(self.count)])),)
@@ -178,6 +204,11 @@ class Stride(Pattern):
         stride, offset = self._within_reach()
         return Runs.stepped((q - offset) % stride, kv_len, stride, kv_len)
 
+    def _row_program(self) -> Program:
+        stride, offset = self._within_reach()
+        before = -(-REACH // stride) * stride  # to a key of the same residue before the sequence
+        return union(run(Place(-offset - before, 1), Place(REACH), stride))
+
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return (Part(self),) if self.stride == 1 else residue_parts(self, *self._within_reach(), q_len, kv_len)
 
@@ -222,6 +253,12 @@ class Columns(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return column_runs(*self._within_reach(), np.full_like(q, kv_len), kv_len)
+
+    def _row_program(self) -> Program | None:
+        period, start, stop = self._within_reach()
+        if stop - start > _MOST_COLUMNS:
+            return None
+        return union(*(run(Place(column), Place(REACH), period) for column in range(start, stop)))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return tuple(Part(self, None, keys) for keys in column_lattices(*self._within_reach(), kv_len))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ..base.class_registry import register
 from ..base.content import ArrayPattern, Bound
 from ..base.pattern import Pattern
 from ..base.predicate import apply, row_or_last
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["ColumnIntervals", "RowIntervals"]
 
@@ -145,6 +148,16 @@ class RowIntervals(ArrayPattern):
         start, stop = (np.append(self._only(bounds), 0) for bounds in (self.start, self.stop))
         row = row_or_last(row, len(start) - 1)
         return start[row], stop[row]
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        if asked.q.shape[:2] != (1, 1):
+            return super()._rows(asked)
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        row = row_or_last(asked.q[0, 0] - q_offset(asked.q_len, asked.kv_len), asked.q_len)
+        shape = *self.sizes(), asked.q_len
+        start, stop = (np.insert(x.reshape(shape), asked.q_len, 0, axis=2)[..., row] for x in (self.start, self.stop))
+        shape, flat = start.shape, Runs.span(start.reshape(-1), stop.reshape(-1), asked.kv_len)
+        return asked.filled(flat).reshape(*shape, -1)
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

@@ -9,6 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from ..._util.cached import cached_property
+from ..._util.frozen import content, frozen
+from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
@@ -22,6 +24,8 @@ from .basic import always
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ..base.rows import AskedRows
 
 __all__ = ["KeyPadding"]
 
@@ -146,8 +150,24 @@ class KeyPadding(ArrayPattern):
         return self._bound()
 
     @cached_property
+    def _words(self) -> np.ndarray:
+        """The bits of all keys, (batch or 1, 1, 1, words): for the hash, and for the rows of steps."""
+        with whole_imports:
+            from ..base.rows import AskedRows  # imported late: other patterns do not need it
+
+        return frozen(AskedRows.packed(self.valid.reshape(*self.sizes(), 1, self.valid.shape[-1])))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self).__qualname__, self.valid.shape, content(self._words)))
+
+    @cached_property
     def _keys(self) -> np.ndarray:
         return np.flatnonzero(self._only(self.valid))
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        return np.broadcast_to(self._words, (*self.sizes(), asked.q.shape[2], self._words.shape[3]))
 
     def allows(self, q: Any, k: Any) -> Any:
         return always(q) & member(self._keys, k)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ..base.content import ByContent, frozen_array
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply, row_or_last
 from .basic import Causal
+
+if TYPE_CHECKING:
+    from ..base.rows import AskedRows
 
 __all__ = ["QueriesAt"]
 
@@ -37,13 +40,14 @@ class QueriesAt(ByContent, Pattern):
     ----------
     inner : Pattern
         The pattern to evaluate.
-    positions : int or int array (q_len,)
+    positions : int or int array (q_len,) or (batch, q_len)
         Position of the first query, which the others follow, or position of each query. Negative positions precede the
         first key.
 
     Notes
     -----
-    `inner` describes a sequence of ``max(kv_len, last position + 1)`` tokens; the keys are its first `kv_len`.
+    `inner` describes a sequence of ``max(kv_len, last position + 1)`` tokens, for each batch entry; the keys are its
+    first `kv_len`.
     PyTorch's ``is_causal=True`` is ``QueriesAt(Causal(), 0)``; a cache of `kv_len` keys, `n` of them before the
     queries, is ``QueriesAt(Causal(), n)``.
 
@@ -56,6 +60,11 @@ class QueriesAt(ByContent, Pattern):
     >>> QueriesAt(Causal(), [2, 0]).index_set(2, 4).to_dense().astype(int)
     array([[1, 1, 1, 0],
            [1, 0, 0, 0]])
+
+    One query for each of two batch entries, at positions 1 and 3 of their caches:
+
+    >>> QueriesAt(Causal(), [[1], [3]]).index_set(1, 4, batch=1).row(0)
+    array([0, 1, 2, 3])
     """
 
     inner: Pattern
@@ -65,26 +74,73 @@ class QueriesAt(ByContent, Pattern):
         if not isinstance(self.inner, Pattern):
             raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
         given: Any = self.positions
-        if namespace_of(given) is None and not isinstance(given, (tuple, list)):
+        if type(given) is int or (namespace_of(given) is None and not isinstance(given, (tuple, list))):
             assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
         else:
-            array = frozen_array("positions", given, np.int64, (1,))
+            array = frozen_array("positions", given, np.int64, (1, 2))
             for number in (array.min(initial=0), array.max(initial=0)):
                 integer("positions", number, -LONGEST, LONGEST - 1)
             assign(self, positions=array)
         assign(self, **nesting((self.inner,)))
+        if self._each_entry is not None:
+            self.sizes()  # check the number of batch entries
+
+    @property
+    def _each_entry(self) -> np.ndarray | None:
+        """The positions of each batch entry, (batch, q_len), or None if all entries have the same."""
+        at = self.positions
+        return None if isinstance(at, int) or at.ndim == 1 else at
 
     def sizes(self) -> tuple[int, int]:
-        return self.inner.sizes()
+        batch, heads = self.inner.sizes()
+        each = self._each_entry
+        if each is None or len(each) == 1:
+            return batch, heads
+        if 1 < batch != len(each):
+            raise ValueError(f"positions: expected {batch} rows, one for each batch entry, got {len(each)}")
+        return len(each), heads
 
     def at(self, batch: int, head: int) -> QueriesAt:
-        own = self.inner.at(batch, head)
+        own = self.inner.at(batch if self.inner.sizes()[0] != 1 else 0, head)
+        each = self._each_entry
+        if each is not None:
+            return QueriesAt(own, each[integer("batch", batch, 0, len(each) - 1) if len(each) > 1 else 0])
         return self if own is self.inner else replace(self, inner=own)
+
+    @classmethod
+    def together(cls, patterns: tuple[Pattern, ...], q_len: int) -> QueriesAt | None:
+        """Return one pattern for batch entries that differ in the position of the first query alone, or None."""
+        first, places = patterns[0], []
+        if not isinstance(first, cls) or first.inner.sizes() != (1, 1):
+            return None
+        for p in patterns:
+            if not isinstance(p, cls) or not isinstance(p.positions, int):
+                return None
+            if p.inner is not first.inner and p.inner != first.inner:
+                return None
+            places.append(p.positions)
+        return cls(first.inner, np.add.outer(places, np.arange(q_len)))
+
+    def _rows(self, asked: AskedRows) -> np.ndarray:
+        row, at = asked.q - q_offset(asked.q_len, asked.kv_len), self.positions
+        if isinstance(at, int):
+            q = row + at
+        elif row.shape[:2] != (1, 1) or at.shape[-1] != asked.q_len:
+            return super()._rows(asked)
+        else:
+            known = np.atleast_2d(at)
+            known = np.concatenate([known, np.full((len(known), 1), -1)], axis=1)
+            q = known[:, None, row_or_last(row[0, 0], asked.q_len)]
+        last = at + asked.q_len - 1 if isinstance(at, int) else int(at.max(initial=-1))
+        if last >= asked.kv_len:  # the keys are the first ones of a longer sequence, of each entry's own length
+            return super()._rows(asked)
+        placed = asked._replace(q=q, q_len=asked.kv_len)
+        return placed.of(self.inner)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         last = self.positions + q_len - 1 if isinstance(self.positions, int) else int(self.positions.max(initial=-1))
-        if not isinstance(self.positions, int) and len(self.positions) != q_len:
-            raise ValueError(f"positions: expected {q_len} (q_len), got {len(self.positions)}")
+        if not isinstance(self.positions, int) and self.positions.shape[-1] != q_len:
+            raise ValueError(f"positions: expected {q_len} (q_len), got {self.positions.shape[-1]}")
         if last >= LONGEST:
             raise ValueError(f"positions: expected the last one below {LONGEST}, got {last}")
         tokens = max(kv_len, last + 1)
@@ -121,9 +177,11 @@ class _Bound(Pattern):
         return apply(lambda q: known[row_or_last(q - first, len(positions))], q)
 
     def sizes(self) -> tuple[int, int]:
-        return self.inner.sizes()
+        return self.given.sizes()
 
     def at(self, batch: int, head: int) -> Pattern:
+        if self.given._each_entry is not None:
+            return self.given.at(batch, head).bind(self.q_len, self.kv_len)
         return replace(self, given=self.given.at(batch, head), inner=self.inner.at(batch, head))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:

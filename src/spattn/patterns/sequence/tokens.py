@@ -15,7 +15,7 @@ from ..base.class_registry import pattern_class, register
 from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
-from ..hints.closed_forms import Ends, Lattice
+from ..hints.closed_forms import Ends, Lattice, Place, Program, run, union, whole
 from .basic import Full, always
 
 __all__ = ["GlobalTokens", "Prefix"]
@@ -79,6 +79,12 @@ class GlobalTokens(Pattern):
         start, step, count = np.array(self._key_runs(kv_len), dtype=np.int64).reshape(-1, 3).T
         count = np.where(everything[:, None], 0, count)
         return rows | Runs(np.broadcast_to(start, count.shape), np.broadcast_to(step, count.shape), count)
+
+    def _row_program(self) -> Program:
+        tokens = ((0, self.tokens),) if isinstance(self.tokens, int) else ((t, t + 1) for t in self.tokens)
+        ranges = [(reach(first), reach(stop)) for first, stop in tokens]
+        queries = (whole(*own) for own in ranges if self.queries)
+        return union(*queries, *(run(Place(first), Place(stop)) for first, stop in ranges if self.keys))
 
     def _key_runs(self, kv_len: int) -> list[tuple[int, int, int]]:
         if isinstance(self.tokens, int):

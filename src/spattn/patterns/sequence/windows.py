@@ -14,8 +14,20 @@ from ..base.class_registry import register
 from ..base.content import dynamic, on_device
 from ..base.pattern import Part, Pattern, defers
 from ..base.predicate import member
-from ..hints.closed_forms import NO_KEY_AHEAD, Bands, Ends, Lattice, nearby, same_keys
-from .basic import always, residue_parts
+from ..hints.closed_forms import (
+    AND,
+    NO_KEY_AHEAD,
+    Bands,
+    Ends,
+    Lattice,
+    Place,
+    Program,
+    nearby,
+    run,
+    same_keys,
+    union,
+)
+from .basic import Causal, always, residue_parts
 from .tokens import position_table, token_set
 
 __all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow", "VerticalSlash"]
@@ -91,6 +103,10 @@ class SlidingWindow(_Window):
         start = np.zeros_like(q) if left < 0 else q - reach(left)
         return Runs.span(start, kv_len if right < 0 else q + reach(right) + 1, kv_len)
 
+    def _row_program(self) -> Program:
+        start = Place(0) if self.left < 0 else Place(-reach(self.left), 1)
+        return union(run(start, Place(REACH) if self._right < 0 else Place(reach(self._right) + 1, 1)))
+
     def ends(self, q_len: int) -> Ends:
         return Ends(0, q_len, between=True) if self.left < 0 else Ends(0, self.left + q_len)
 
@@ -136,6 +152,10 @@ class DilatedWindow(_Window):
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         back, ahead, d = self.spans()
         return Runs.stepped(q - back, q + ahead + 1, d, kv_len)
+
+    def _row_program(self) -> Program:
+        back, ahead, step = self.spans()
+        return union(run(Place(-back, 1), Place(ahead + 1, 1), step))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
@@ -263,6 +283,11 @@ class VerticalSlash(Pattern):
         alone = (columns <= row) & (columns < kv_len) & ~np.isin(row - columns, diagonals)
         start = np.broadcast_to(columns, alone.shape)
         return bands | Runs(start, np.ones_like(start), alone.astype(np.int64))
+
+    def _row_program(self) -> Program:
+        columns = (run(Place(reach(column)), Place(reach(column) + 1)) for column in self.columns)
+        diagonals = (run(Place(-reach(far), 1), Place(1 - reach(far), 1)) for far in self.diagonals)
+        return *union(*columns, *diagonals), *Causal()._row_program(), AND
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))

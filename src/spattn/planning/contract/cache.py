@@ -26,8 +26,10 @@ __all__ = [
     "clear_plan_cache",
     "find",
     "find_call",
+    "find_rows",
     "keep",
     "keep_call",
+    "keep_rows",
     "kept_with_plan",
     "plan_cache_info",
     "size_of",
@@ -46,6 +48,7 @@ _plans: dict[tuple[Any, ...], Kept] = {}
 _calls: dict[
     tuple[object, Hashable], tuple[Any, Kept]
 ] = {}  # (pattern, cache key) to (cached dispatch, the plan that it executes)
+_rows = BoundedCache(MAX_CALLS)  # cached dispatches of calls that are planned by their rows, for any pattern
 _counts = {"hits": 0, "misses": 0}
 
 
@@ -178,6 +181,16 @@ def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any)
         _forget_calls(kept)
 
 
+def find_rows(cache_key: Hashable) -> Any:
+    """Return the cached dispatch of calls that are planned by their rows, or None."""
+    return _rows.get(cache_key)
+
+
+def keep_rows(cache_key: Hashable, prepared: Any) -> None:
+    """Cache the dispatch of calls that are planned by their rows."""
+    _rows.keep(cache_key, prepared)
+
+
 def _forget_calls(kept: Kept) -> None:
     while kept.signatures:
         _calls.pop(kept.signatures.pop(), None)
@@ -233,6 +246,7 @@ def clear_plan_cache() -> None:
     """
     _plans.clear()
     _calls.clear()
+    _rows.clear()
     _counts.update(hits=0, misses=0)
 
 

@@ -13,9 +13,19 @@ import numpy as np
 from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
+from ...patterns import Pattern
 from .types import Plan
 
-__all__ = ["Validated", "moved", "moved_plan", "mark_validated", "validated", "validated_for", "validate"]
+__all__ = [
+    "Validated",
+    "made_validated",
+    "moved",
+    "moved_plan",
+    "mark_validated",
+    "validated",
+    "validated_for",
+    "validate",
+]
 
 
 Growth = Callable[[int], dict[str, Any]]
@@ -98,6 +108,15 @@ def mark_validated(plan: Plan, least: int | None, growth: Growth | None) -> Plan
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(copy)
     return plan
+
+
+def made_validated(pattern: Pattern, fields: dict[str, Any]) -> Validated:
+    """Return a plan of the planner that only a backend holds, without copies of the arrays in `fields`."""
+    made = object.__new__(Validated)
+    vars(made).update(pattern=pattern, **fields, **_nothing_made(), least=None, growth=None)
+    if os.environ.get("SPATTN_CHECK_PLANS") == "1":
+        _check_own(made)
+    return made
 
 
 def moved(plan: Validated, kv_len: int) -> Validated:
