@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._util._bit_rows import distinct_rows, list_tiles
+from .._util.bit_rows import distinct_rows, list_tiles
 from .._util.frozen import frozen
 from .._util.index_checks import q_offset
 from .._util.ragged import offsets, ramp

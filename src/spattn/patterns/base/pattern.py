@@ -376,7 +376,7 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
         """Implement :meth:`.rows.AskedRows.of` for patterns without a row program."""
-        return asked.in_parts(self)
+        return asked.in_parts(self, Pattern._rows)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Return interval conjuncts whose intersection is the pattern for queries at ``[first, stop)``, or None."""

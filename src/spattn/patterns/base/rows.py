@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..._util._bit_rows import run_program, set_runs
+from ..._util.bit_rows import run_program, set_runs
+from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ...index_set import Runs
-from ..hints.closed_forms import operands_of
-from .pattern import Pattern
+from ..hints.closed_forms import Program, operands_of
 from .predicate import allowed
 
 __all__ = ["AskedRows"]
 
 _MOST_INSTRUCTIONS = 1024  # longer programs are slower than the bits of each operand
+
+
+class _Pattern(Protocol):
+    """What is asked of a :class:`.pattern.Pattern`, whose module names this one."""
+
+    _lists_pairs: ClassVar[bool]
+
+    def sizes(self) -> tuple[int, int]: ...
+    def bind(self, q_len: int, kv_len: int) -> Any: ...
+    def at(self, batch: int, head: int) -> Any: ...
+    def allows(self, q: Any, k: Any) -> Any: ...
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None: ...
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def _row_program(self) -> Program | None: ...
+    def _rows(self, asked: AskedRows) -> np.ndarray: ...
 
 
 class AskedRows(NamedTuple):
@@ -33,7 +48,7 @@ class AskedRows(NamedTuple):
     heads: int
     within: np.ndarray | None = None
 
-    def of(self, pattern: Pattern) -> np.ndarray:
+    def of(self, pattern: _Pattern) -> np.ndarray:
         """Return the allowed keys of these rows: (batch or 1, a divisor of heads, rows, words) uint64.
 
         Bit b of word w is key ``64 * w + b``; bits beyond kv_len are arbitrary. The caller may write to the result if
@@ -45,12 +60,15 @@ class AskedRows(NamedTuple):
         found = run_program(*program, np.ascontiguousarray(self.q.reshape(-1)), self.kv_len)
         return found.reshape(*self.q.shape, -1)
 
-    def in_parts(self, pattern: Pattern) -> np.ndarray:
-        """Implement :meth:`of` for any pattern: batch entry by batch entry and head by head, from its hints."""
+    def in_parts(self, pattern: _Pattern, general: Callable[..., np.ndarray]) -> np.ndarray:
+        """Implement :meth:`of` for any pattern: batch entry by batch entry and head by head, from its hints.
+
+        `general` is the method ``_rows`` of patterns without one of their own.
+        """
         batch, heads = pattern.sizes()
         if (batch, heads) == (1, 1):
             bound = pattern.bind(self.q_len, self.kv_len)
-            return _rows_of_bound(bound, self) if type(bound)._rows is Pattern._rows else self.of(bound)
+            return _rows_of_bound(bound, self) if type(bound)._rows is general else self.of(bound)
         entries = [None] if batch == 1 else range(batch or self.batch)
         each = [None] if heads == 1 else range(heads or self.heads)
         return np.concatenate(
@@ -91,16 +109,21 @@ class AskedRows(NamedTuple):
         return found
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(pattern: Pattern) -> tuple[np.ndarray, int] | None:
+_programs = BoundedCache(256)  # by pattern; none of those without a program, which may have large arrays
+
+
+def _compiled(pattern: _Pattern) -> tuple[np.ndarray, int] | None:
     """Return the row program of a pattern and its largest number of operands, for each step of generation, or None."""
-    program = pattern._row_program()
-    if program is None or len(program) > _MOST_INSTRUCTIONS:
-        return None
-    return frozen(np.array(program, np.int64)), operands_of(program)
+    found: tuple[np.ndarray, int] | None = _programs.get(pattern)
+    if found is None:
+        program = pattern._row_program()
+        if program is None or len(program) > _MOST_INSTRUCTIONS:
+            return None
+        found = _programs.keep(pattern, (frozen(np.array(program, np.int64)), operands_of(program)))
+    return found
 
 
-def _rows_of_bound(pattern: Pattern, asked: AskedRows) -> np.ndarray:
+def _rows_of_bound(pattern: _Pattern, asked: AskedRows) -> np.ndarray:
     """Return the allowed keys of a pattern that is bound to lengths, and the same for all batch entries and heads."""
     q, kv_len = asked.q.reshape(-1), asked.kv_len
     if pattern._lists_pairs:

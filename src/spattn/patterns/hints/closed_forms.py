@@ -208,7 +208,7 @@ class Place(NamedTuple):
     offset: int = 0
 
 
-Instruction = tuple[int, ...]  # operation, start, stop and step, as in _util/_bit_rows.pyx
+Instruction = tuple[int, ...]  # operation, start, stop and step, as in _util/bit_rows.pyx
 Program = tuple[Instruction, ...]  # in reverse Polish notation
 _EMPTY, _RUN, _WHOLE, _OR, _AND, _NOT = range(6)
 _NO_OPERANDS = (0,) * 7

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._util._bit_rows import set_runs
+from ..._util.bit_rows import set_runs
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen
 from ...index_set import Runs

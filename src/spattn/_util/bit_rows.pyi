@@ -1,4 +1,4 @@
-"""Type stubs of the compiled bit rows, documented in _bit_rows.pyx."""
+"""Type stubs of the compiled bit rows, documented in bit_rows.pyx."""
 
 import numpy as np
 
