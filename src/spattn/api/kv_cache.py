@@ -13,7 +13,7 @@ from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..patterns.base.content import on_host
 from ..request.call import check_gradients
-from ._cached_rows import CachedRows, runs_of
+from .cached_rows import CachedRows, runs_of
 
 __all__ = ["KVCache"]
 
@@ -324,11 +324,11 @@ class KVCache:
     def _joined(self, q: Any, found: list[Any], new: np.ndarray, return_lse: bool) -> Any:
         """Return the results of runs of entries as one, with 0 in rows without a query."""
         rows = tuple(int(n) for n in q.shape[:3])
-        dtypes = self._dtype, "float64" if self._dtype == "float64" else "float32"
-        if found:  # autocast may have cast the operands
-            dtypes = tuple(dtype_name(x) for x in found[0][1]) if return_lse else (dtype_name(found[0][1]), dtypes[1])
-        made = [self._full(q, (*rows, int(self._v.shape[3])), dtypes[0], 0.0)]
-        made += [self._full(q, rows, dtypes[1], -np.inf)] if return_lse else []
+        wide = "float64" if self._dtype == "float64" else "float32"
+        # Autocast may have cast the operands.
+        narrow = dtype_name(found[0][1][0] if return_lse else found[0][1]) if found else self._dtype
+        made = [self._full(q, (*rows, int(self._v.shape[3])), narrow, 0.0)]
+        made += [self._full(q, rows, wide, -np.inf)] if return_lse else []
         for entries, result in found:
             for x, own in zip(made, result if return_lse else (result,), strict=True):
                 x[entries, :, : int(new[entries.start])] = own

@@ -157,9 +157,7 @@ class CachedRows:
                     f"{new[entry]}; pass a larger chunk= to the cache, or prompts to spattn.attention"
                 )
 
-    def _placed(
-        self, pattern: Pattern, variants: list[Pattern], count: int, n: int, used: int
-    ) -> tuple[Pattern, int]:
+    def _placed(self, pattern: Pattern, variants: list[Pattern], count: int, n: int, used: int) -> tuple[Pattern, int]:
         """Return the pattern of the newest `count` of n tokens, and the number of keys of the call."""
         if not self._any_length:
             return QueriesAt(pattern, n - count) & Sinks(n), self.max_len
