@@ -115,7 +115,7 @@ class KVCache:
     @property
     def max_len(self) -> int:
         """Most tokens per batch entry."""
-        return self._key[1]  # type: ignore[no-any-return]
+        return self._key[1]
 
     @property
     def nbytes(self) -> int:
@@ -190,8 +190,8 @@ class KVCache:
         check_options(backend, return_lse)
         call = Call.of(described("q", q), described("k", self.k), described("v", self.v), scale=scale)
         call = dataclasses.replace(call, kv_len=self.max_len)
-        pattern, max_len, chunk = self._key
-        options, captured = with_score(Options(serialized(pattern), call.scale, backend, None), call, score, sinks)
+        _, max_len, chunk = self._key
+        options, captured = with_score(Options(serialized(self._rows.pattern), call.scale, backend, None), call, score, sinks)
         options = options._replace(max_len=max_len, chunk=chunk)
         new = self._counts(lengths, q.shape[2])
         found = _attend(options, q, self.k, self.v, self.lengths, self._columns, new, *captured)
