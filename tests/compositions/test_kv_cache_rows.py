@@ -120,7 +120,7 @@ def check_steps(source, sizes, term, chunk, steps):
         chunk=chunk,
     )
     tokens, any_length = Tokens(source, sizes), supports(term.pattern, sizes, 1)
-    cropped = np.zeros(sizes.batch, np.int64)  # since the last append
+    cropped = np.zeros(sizes.batch, np.int64)  # and not appended again
     scored, sinks = source.integer(0, 1), source.choice([None, tokens.rng.standard_normal(sizes.heads_q)])
     source.note((term.pattern, sizes, chunk, convert, scored, sinks))
     for _ in range(steps):
@@ -153,7 +153,7 @@ def check_steps(source, sizes, term, chunk, steps):
         source.note((way, new, ragged))
         cache.append(convert(k), convert(v), **({"lengths": convert(new)} if ragged else {}))
         tokens.append(k, v, new)
-        cropped[new > 0] = 0
+        cropped = np.maximum(cropped - new, 0)
         assert cache.lengths.tolist() == tokens.lengths.tolist()
         count = np.minimum(new if ragged else source.integer(0, max(chunk, width)), tokens.lengths)
         check_rows(cache, tokens, term, (count, cropped, any_length, scored, sinks), convert, chunk)

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from .. import dispatch
+from ..api.cached_rows import CachedRows
 from ..arrays import add_plain
 from ..arrays.xla import Buffer, Xla
-from ..api.cached_rows import CachedRows
 from ..patterns import Pattern, from_json
 from ..score.serialized import restore
 from . import _c_api as c_api

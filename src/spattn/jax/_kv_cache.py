@@ -191,7 +191,9 @@ class KVCache:
         call = Call.of(described("q", q), described("k", self.k), described("v", self.v), scale=scale)
         call = dataclasses.replace(call, kv_len=self.max_len)
         _, max_len, chunk = self._key
-        options, captured = with_score(Options(serialized(self._rows.pattern), call.scale, backend, None), call, score, sinks)
+        options, captured = with_score(
+            Options(serialized(self._rows.pattern), call.scale, backend, None), call, score, sinks
+        )
         options = options._replace(max_len=max_len, chunk=chunk)
         new = self._counts(lengths, q.shape[2])
         found = _attend(options, q, self.k, self.v, self.lengths, self._columns, new, *captured)
