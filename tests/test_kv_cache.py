@@ -1,5 +1,7 @@
 """KVCache: what it allocates, refuses and keeps; the rows are in compositions/test_kv_cache_rows.py."""
 
+import copy
+import pickle
 import tracemalloc
 
 import ml_dtypes
@@ -223,6 +225,20 @@ def test_the_caller_may_change_its_arrays():
     assert np.array_equal(cache.attention(q), before)
 
 
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+def test_copies_share_no_memory(duplicate, convert):
+    """Requests with one prefix."""
+    k, v = map(convert, tokens(50))
+    cache = spattn.KVCache(STREAMING, 100, **SIZES, like=k, chunk=1)
+    cache.append(k, v)
+    before = np.asarray(cache.attention(k[:, :, :1]))
+    other = duplicate(cache)
+    other.append(*map(convert, tokens(30, seed=1)))
+    assert (cache.lengths.tolist(), other.lengths.tolist()) == ([50, 50], [80, 80])
+    assert np.array_equal(np.asarray(cache.attention(k[:, :, :1])), before)
+
+
 def test_nothing_but_present_keys_is_seen():
     """Old keys that are NaN stay behind after a crop and a reset."""
     k, v = tokens(40)
@@ -262,6 +278,7 @@ BAD = [
     (lambda c: spattn.KVCache("causal", 9, **SIZES | {"batch": True}), TypeError, "batch: expected an integer"),
     (lambda c: spattn.KVCache("causal", 9, **SIZES, dtype="int8"), TypeError, "dtype: expected one of"),
     (lambda c: spattn.KVCache("causal", 9, **SIZES, like=[1.0]), TypeError, "like: expected a NumPy"),
+    (lambda c: spattn.KVCache("causal", 9, **SIZES, like=torch.zeros(1, device="meta")), TypeError, "like: expected a"),
     (lambda c: spattn.KVCache(spattn.plan("causal", 9), 9, **SIZES), TypeError, "pattern: a Plan has fixed lengths"),
     (lambda c: spattn.KVCache(p.Mask(np.ones((8, 8), bool)), 9, **SIZES), ValueError, "mask: expected shape"),
     (lambda c: c.append(*tokens(1000)), ValueError, "k: batch entry 0 has 10 of 1000 tokens"),

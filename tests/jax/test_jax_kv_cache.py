@@ -93,12 +93,18 @@ for _ in range(6):
     long = long.append(k, v)
 refused(ValueError, "lengths: batch entry 1 dropped keys", lambda: long.crop(jnp.array([30, 20])))
 bad = crop(long, jnp.array([30, 20])).append(k, v).append(k, v)
-refused(FAILED, "batch entry 1 was cropped to keys that it had dropped", lambda: bad.attention(k[:, :, :1]))
+refused(FAILED, "batch entry 1 was cropped to dropped keys", lambda: bad.attention(k[:, :, :1]))
 again = bad.crop(jnp.array([40, 0])).append(k, v)
 assert again.lengths.tolist() == [45, 5]
 again.attention(k[:, :, :1])
 bad = reorder(long, jnp.array([0, 7]))
 refused(FAILED, "batch entry 1 was cropped", lambda: bad.attention(k[:, :, :1]))
+bad = jax.jit(lambda c, n: c.append(k, v, lengths=n))(cache.crop(3), jnp.array([2, 6])).append(k, v)
+refused(FAILED, "batch entry 1 was cropped to dropped keys, or got wrong numbers", lambda: bad.attention(k[:, :, :1]))
+assert bad.crop(jnp.array([1, 0])).append(k, v).lengths.tolist() == [6, 5]
+attend = jax.jit(lambda c, n: c.attention(k, lengths=n))
+refused(FAILED, "lengths: expected integers in [0, 5]", lambda: attend(cache, jnp.array([1, 6])))
+refused(FAILED, "batch entry 0 was cropped", lambda: crop(long, jnp.array([-1, 0])).attention(k[:, :, :1]))
 refused(FAILED, "chunk", lambda: long.attention(k))
 refused(FAILED, "expected at most 10 queries", lambda: cache.attention(jnp.tile(k, (1, 1, 3, 1))))
 
@@ -111,6 +117,7 @@ for call, error, message in [
     (lambda: cache.append(k, v, lengths=[1.0, 1.0]), ValueError, "lengths: expected integers of shape (2,)"),
     (lambda: cache.reorder([0, 2]), ValueError, "index: expected batch entries in [0, 1]"),
     (lambda: cache.reorder([0]), ValueError, "index: expected integers of shape (2,)"),
+    (lambda: cache.crop([1, -2]), ValueError, "lengths: expected integers >= 0; that of entry 1"),
     (lambda: cache.crop([1, 2, 3]), ValueError, "lengths: expected integers, one or 2"),
     (lambda: spattn.jax.KVCache(lambda b, h, q, k: k <= q, 9, **SIZES), TypeError, "serializable"),
     (lambda: spattn.jax.KVCache(spattn.plan("causal", 9), 9, **SIZES), TypeError, "pattern: a Plan"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import copy
+from typing import Any, cast
 
 import numpy as np
 
 from .._util.index_checks import LONGEST, integer_array
-from ..arrays import DTYPES, check_plain, compiling, dtype_name, namespace_of
+from ..arrays import DTYPES, ArrayNamespace, check_plain, compiling, dtype_name, namespace_of
 from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..patterns.base.content import on_host
@@ -100,14 +101,22 @@ class KVCache:
         if kind is None or kind.name == "jax":
             instead = "; use spattn.jax.KVCache, whose methods return a new cache" if kind is not None else ""
             raise TypeError(f"like: expected a NumPy, PyTorch or CuPy array, got {type(like).__name__}{instead}")
+        check_plain("like", like)
         name = dtype_name(like) if dtype is None else str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
         if name not in DTYPES:
             raise TypeError(f"dtype: expected one of {', '.join(DTYPES)}, got {name}")
-        self._kind, self._dtype, self._device = kind, name, kind.device(like)
+        self._dtype, self._device = name, kind.device(like)
         shape = batch, heads_kv, self._rows.capacity
-        self._k, self._v = (self._full(like, (*shape, size), name, 0.0) for size in (head_dim, head_dim_v))
+        self._k, self._v = (_full(like, (*shape, size), name, 0.0) for size in (head_dim, head_dim_v))
         self._lengths = np.zeros(batch, np.int64)
         self._columns = np.zeros(batch, np.int64)
+
+    @property
+    def _kind(self) -> ArrayNamespace:
+        return cast(ArrayNamespace, namespace_of(self._k))
+
+    def __copy__(self) -> KVCache:
+        return copy.deepcopy(self)  # copies must not share the memory that they change
 
     @property
     def lengths(self) -> np.ndarray:
@@ -314,21 +323,14 @@ class KVCache:
         at = self._rows.first + old if dropped else used
         x[:, :, at : at + kept] = more[:, :, new - kept : new]
 
-    def _full(self, like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
-        functions = self._kind.functions()
-        if self._kind.name != "torch":
-            return functions.zeros(shape, numpy_dtype(dtype)) if value == 0 else functions.full(shape, value, dtype)
-        with functions.inference_mode(False):  # else the tensor could only be changed in inference mode
-            return self._kind.full(like, shape, dtype, value)
-
     def _joined(self, q: Any, found: list[Any], new: np.ndarray, return_lse: bool) -> Any:
         """Return the results of runs of entries as one, with 0 in rows without a query."""
         rows = tuple(int(n) for n in q.shape[:3])
         wide = "float64" if self._dtype == "float64" else "float32"
         # Autocast may have cast the operands.
         narrow = dtype_name(found[0][1][0] if return_lse else found[0][1]) if found else self._dtype
-        made = [self._full(q, (*rows, int(self._v.shape[3])), narrow, 0.0)]
-        made += [self._full(q, rows, wide, -np.inf)] if return_lse else []
+        made = [_full(q, (*rows, int(self._v.shape[3])), narrow, 0.0)]
+        made += [_full(q, rows, wide, -np.inf)] if return_lse else []
         for entries, result in found:
             for x, own in zip(made, result if return_lse else (result,), strict=True):
                 x[entries, :, : int(new[entries.start])] = own
@@ -369,6 +371,16 @@ class KVCache:
     def _recording_off(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which PyTorch does not record changes of the storage."""
         return self._kind.functions().no_grad() if self._kind.name == "torch" else contextlib.nullcontext()
+
+
+def _full(like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
+    """Return a new array of the library of `like`, on its device."""
+    kind = cast(ArrayNamespace, namespace_of(like))
+    functions = kind.functions()
+    if kind.name != "torch":
+        return functions.zeros(shape, numpy_dtype(dtype)) if value == 0 else functions.full(shape, value, dtype)
+    with functions.inference_mode(False):  # else the tensor could only be changed in inference mode
+        return kind.full(like, shape, dtype, value)
 
 
 def _copy(x: Any) -> Any:

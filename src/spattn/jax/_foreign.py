@@ -109,9 +109,11 @@ def _cached_attention(options: Options, *operands: Any, pattern: Pattern, **same
     (q, k, v, lengths, columns, new), modified = _split(options, tuple(map(XLA.to_numpy, operands)))
     wrong = np.flatnonzero((lengths < 0) | (lengths > options.max_len))
     if len(wrong):
-        has = lengths[wrong[0]]
-        why = f"has {has} of {options.max_len} tokens" if has > 0 else "was cropped to keys that it had dropped"
+        has, most = lengths[wrong[0]], options.max_len
+        why = f"has {has} of {most} tokens" if has > 0 else "was cropped to dropped keys, or got wrong numbers"
         raise ValueError(f"KVCache: batch entry {wrong[0]} {why}; make a larger cache, or reset this one")
+    if (new < 0).any():
+        raise ValueError(f"lengths: expected integers in [0, {q.shape[2]}]")
     rows, score, sinks = cached_rows(pattern, options.max_len, options.chunk), modified["score"], modified["sinks"]
     counts = (x.astype(np.int64) for x in (lengths, columns, new))
     found = rows.attention(q, k, v, *counts, score=score, sinks=sinks, return_lse=True, **same)

@@ -23,7 +23,7 @@ from ._foreign import CACHED_ATTENTION, Options, cached_rows
 
 __all__ = ["KVCache"]
 
-_INVALID = -(1 << 30)  # as a length: the entry stays invalid until it is reset
+_INVALID = -(1 << 30)  # the length of an entry for which a program got wrong numbers, until it is reset
 
 
 @jax.tree_util.register_pytree_node_class
@@ -148,7 +148,7 @@ class KVCache:
             if x.ndim != 4 or any(n != got for n, got in zip(expected, x.shape, strict=True) if n != "new"):
                 raise ValueError(f"{name}: expected shape ({', '.join(map(str, expected))}), got {x.shape}")
         new = self._counts(lengths, k.shape[2])
-        total = self.lengths + new
+        total = jnp.maximum(self.lengths + new, _INVALID)
         self._refuse(total > self.max_len, "k: batch entry {} would have more than max_len tokens; make a larger cache")
         first = self._rows.first if self._rows.slides else None
         return self._replace(*_append(first, self.k, self.v, self._columns, new, k, v), lengths=total)
@@ -185,7 +185,7 @@ class KVCache:
             As :func:`spattn.jax.attention`.
         jax.errors.JaxRuntimeError
             When the program runs: if an entry has more than `max_len` tokens, fewer tokens than queries, or lacks keys
-            that it dropped; if the device is a GPU.
+            that it dropped; if a method got wrong numbers for it; if the device is a GPU.
         """
         check_options(backend, return_lse)
         call = Call.of(described("q", q), described("k", self.k), described("v", self.v), scale=scale)
@@ -238,11 +238,13 @@ class KVCache:
             raise ValueError(
                 f"lengths: expected integers, one or {len(self.lengths)}, got {most.dtype} of {most.shape}"
             )
-        most = jnp.clip(most, 0, self.max_len).astype(jnp.int32)
-        kept, dropped = self._rows.kept(1) if self._rows.slides else 0, self._columns < self.lengths
+        negative = jnp.broadcast_to(most < 0, self.lengths.shape)
+        self._refuse(negative, "lengths: expected integers >= 0; that of entry {} is negative")
+        most = jnp.minimum(most, self.max_len).astype(jnp.int32)
         removed = jnp.maximum(self.lengths - most, 0)
         columns, left = self._columns - removed, self.lengths - removed
-        gone = (most > 0) & (removed > 0) & dropped & (columns < (kept or LONGEST)) if self._rows.slides else most < 0
+        lacking = (self._columns < self.lengths) & (columns < (self._rows.kept(1) or LONGEST))
+        gone = negative | ((most > 0) & (removed > 0) & lacking)
         self._refuse(gone, "lengths: batch entry {} dropped keys that its last token would need; reset it with 0")
         left = jnp.where(most == 0, 0, jnp.where(gone | (self.lengths < 0), _INVALID, left))
         return self._replace(self.k, self.v, jnp.where(left > 0, columns, 0), lengths=left)
@@ -267,7 +269,7 @@ class KVCache:
         if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.integer):
             raise ValueError(f"lengths: expected integers of shape ({batch},), got {found.dtype} of {found.shape}")
         self._refuse((found < 0) | (found > most), f"lengths: expected integers in [0, {most}]; entry {{}} has another")
-        return jnp.clip(found, 0, most).astype(jnp.int32)
+        return jnp.where((found < 0) | (found > most), _INVALID, found).astype(jnp.int32)
 
     @staticmethod
     def _refuse(wrong: Any, message: str) -> None:
@@ -287,8 +289,8 @@ def _append(first: int | None, k: Any, v: Any, columns: Any, new: Any, more_k: A
         def write(x: Any, at: Any, more: Any) -> Any:
             return x.at[:, at].set(more, mode="drop")
 
-        return jax.vmap(write)(k, at, more_k), jax.vmap(write)(v, at, more_v), columns + new
-    total = columns + new
+        return jax.vmap(write)(k, at, more_k), jax.vmap(write)(v, at, more_v), jnp.maximum(columns + new, 0)
+    total = jnp.maximum(columns + new, 0)
     dropped = jnp.maximum(total - capacity, 0)
     column = jnp.arange(capacity)
     source = column + jnp.where(column < first, 0, dropped[:, None])  # its token in the old ones and the new ones
