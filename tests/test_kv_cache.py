@@ -165,6 +165,37 @@ def test_score_functions_get_positions(name, pattern):
     np.testing.assert_allclose(cache.attention(q, score=score), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_score_functions_of_a_mask_of_all_tokens(name):
+    """The cache is not full."""
+    q, k, v = draw((2, 4, 2, 8), *[(2, 2, 20, 8)] * 2)
+    mask = np.tril(np.random.default_rng(0).random((30, 30)) < 0.7)
+    cache = spattn.KVCache(mask, 30, **SIZES)
+    cache.append(k, v)
+    score = SCORES[name](20)
+    expected = spattn.attention(q, k, v, mask[18:20, :20], score=score)
+    np.testing.assert_allclose(cache.attention(q, score=score), expected, atol=1e-6)
+
+
+def test_ends_are_those_of_longer_sequences():
+    """Of a pattern whose first key is seen by later queries only, at the shortest length that its ends allow."""
+
+    class Late(p.Pattern):
+        def allows(self, q, k):
+            return ((k == 0) & (q >= 8)) | ((q - k >= 0) & (q - k < 2))
+
+        def ends(self, q_len):
+            return p.authoring.Ends(1, 6 + q_len)
+
+    q, k, v = draw(*[(2, 2, 60, 8)] * 3)
+    cache = spattn.KVCache(Late(), 60, **SIZES, chunk=1)
+    expected = spattn.attention(q, k, v, Late())
+    for at in range(60):
+        new = slice(at, at + 1)
+        cache.append(k[:, :, new], v[:, :, new])
+        np.testing.assert_allclose(cache.attention(q[:, :, new]), expected[:, :, new], atol=1e-6)
+
+
 def test_ragged_steps_of_a_window_become_one_call(monkeypatch):
     """Entries that drop keys have equally many columns, whatever their lengths are."""
     from spattn.api import cached_rows
