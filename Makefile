@@ -45,10 +45,11 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench bench-compare same-bits clean
+.PHONY: help build demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench bench-compare same-bits clean
 .DELETE_ON_ERROR:
 
 help:
+	@echo "make build      install spattn in $(VENV), compiled for this machine alone, in half the time"
 	@echo "make demo       build, then run a sentence encoder on spattn (DEMO_ARGS=--help); pictures and demo.json in $(OUT)/"
 	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
@@ -64,6 +65,8 @@ help:
 	@echo "make bench-compare BASE=COMMIT   has any of 40 benchmarks become slower since a commit?"
 	@echo "make same-bits BASE=COMMIT       does every result have the bits that it had at a commit?"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
+
+build: $(addprefix $(STAMPS)/,native runtime-requires)
 
 demo: $(addprefix $(STAMPS)/,package model demo-requires)
 	$(BIN)/python $(DEMO) --out $(OUT) $(DEMO_ARGS)
@@ -195,7 +198,7 @@ $(STAMPS)/%-requires: pyproject.toml | $(STAMPS)/build-requires
 
 # Meson refuses an option that a build folder from before does not know.
 $(STAMPS)/options: meson.options $(STAMPS)/venv
-	rm -rf $(VENV)/build $(VENV)/build-sanitized
+	rm -rf $(VENV)/build $(VENV)/build-native $(VENV)/build-sanitized
 	@touch $@
 
 # accelerate needs PyTorch, and would choose its build.
@@ -203,11 +206,20 @@ $(STAMPS)/test-requires: | $(STAMPS)/torch
 
 # The package as a wheel, installed, as users get it but for emulated AMX; never stale because it depends on all sources.
 $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
-	rm -rf $(WHEELS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
-	  --config-settings=build-dir=$(VENV)/build $(AMX) .
-	$(INSTALL) --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
+	$(call install_wheel,$(WHEELS),$(VENV)/build,$(AMX))
+
+# In its place, for whoever works on a kernel; other goals install the package again.
+$(STAMPS)/native: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
+	$(call install_wheel,$(VENV)/wheels-native,$(VENV)/build-native,--config-settings=setup-args=-Disa=native)
+
+# The folder of the wheel, that of the build, options.
+define install_wheel
+	rm -rf $(1) $(STAMPS)/package $(STAMPS)/native
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(1) \
+	  --config-settings=build-dir=$(2) $(3) .
+	$(INSTALL) --force-reinstall --no-deps $(1)/spattn-*.whl
 	@touch $@
+endef
 
 # Beside the ordinary package, for PYTHONPATH. Optimised no further than -O1: from -O2 on, UBSan's checks are copied along
 # with what is inlined and unrolled, and compiling takes seven times as long.

@@ -13,6 +13,7 @@ from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 __all__ = [
     "BackendUnavailableError",
     "EfficiencyWarning",
+    "KVCache",
     "Plan",
     "PlanCacheInfo",
     "PlanningWarning",
@@ -39,6 +40,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .api.explain import explain
     from .api.grouped import grouped_attention
+    from .api.kv_cache import KVCache
     from .api.merge import merge_attentions
     from .api.versions import show_versions
     from .cpu import set_num_threads, threads
@@ -54,6 +56,10 @@ def __getattr__(name: str) -> object:
             from .api.grouped import grouped_attention
 
             return grouped_attention
+        if name == "KVCache":
+            from .api.kv_cache import KVCache
+
+            return KVCache
         if name == "explain":
             from .api.explain import explain
 

@@ -1,5 +1,6 @@
 """JAX integration: attention under JAX transformations, directly on XLA buffers."""
 
 from ._attention import attention
+from ._kv_cache import KVCache
 
-__all__ = ["attention"]
+__all__ = ["KVCache", "attention"]

@@ -30,7 +30,7 @@ from ..score.serialized import from_json as graph_of
 from ..score.serialized import serialize
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
-__all__ = ["attention"]
+__all__ = ["attention", "buffer_of", "serialized", "with_score"]
 
 
 def attention(
@@ -130,18 +130,18 @@ def attention(
     (1, 2, 100, 16)
     """
     check_options(backend, return_lse, precision)
-    call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
+    call = Call.of(*map(buffer_of, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
     text, arrays = _described_pattern(resolve(pattern, call.sizes, key_padding), call.sizes)
-    options, captured = _with_score(Options(text, call.scale, backend, precision), call, score, sinks)
+    options, captured = with_score(Options(text, call.scale, backend, precision), call, score, sinks)
     if Dropout.of(dropout_p, None if seed is None else 0) is not None:
         options, captured = options._replace(dropout_p=float(dropout_p)), (*captured, _words_of(seed))
     found = _attend(options._replace(arrays=len(arrays)), q, k, v, *captured, *arrays)
     return found if return_lse else found[0]
 
 
-def _with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[Options, tuple[Any, ...]]:
+def with_score(options: Options, call: Call, score: Any, sinks: Any) -> tuple[Options, tuple[Any, ...]]:
     """Return the options with a score function and sinks, and the captured arrays."""
     wide = jnp.float64 if call.dtype == "float64" else jnp.float32
     captured: list[Any] = []
@@ -172,7 +172,8 @@ def _words_of(seed: Any) -> Any:
     return jnp.stack([seed.astype(jnp.uint32), high.astype(jnp.uint32)])
 
 
-def _described(name: str, x: Any) -> Buffer:
+def buffer_of(name: str, x: Any) -> Buffer:
+    """Return the shape and dtype of a JAX array, concrete or traced."""
     if not isinstance(x, jax.Array):
         raise TypeError(f"{name}: expected a JAX array, got {type(x).__name__}")
     return Buffer(x.shape, x.dtype)
@@ -217,6 +218,11 @@ def _check_fit(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
 def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> str:
     """Serialize a pattern that fits the sizes."""
     _check_fit(pattern, batch, heads, q_len, kv_len)
+    return serialized(pattern)
+
+
+def serialized(pattern: Pattern) -> str:
+    """Return the text of a pattern that a program stores."""
     text = pattern._serialized()
     if text is None:
         raise TypeError(

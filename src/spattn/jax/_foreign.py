@@ -17,16 +17,17 @@ import numpy as np
 
 from .. import dispatch
 from .._util.imports import whole_imports
+from ..api.cached_rows import CachedRows
 from ..arrays import add_plain
 from ..arrays.xla import Buffer, Xla
-from ..patterns import from_json
+from ..patterns import Pattern, from_json
 from ..patterns.base.in_graphs import restored
 from ..score.serialized import restore
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "XLA", "Options"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "CACHED_ATTENTION", "XLA", "Options"]
 
 XLA = Xla()
 add_plain(Buffer, XLA)
@@ -37,7 +38,8 @@ class Options(NamedTuple):
 
     `score` is the serialized score function, its floats and its integers; None is the identity. `sinks` says whether
     there are sinks, and `tables` how many arrays the function captures. With dropout, there is a seed, the low and the
-    high 32 bits. `arrays` is the number of the pattern's operands. They are the last operands, in this order.
+    high 32 bits. `arrays` is the number of the pattern's operands. They are the last operands, in this order. `max_len`
+    and `chunk` are those of a KV cache.
     """
 
     pattern: str
@@ -49,6 +51,8 @@ class Options(NamedTuple):
     tables: int = 0
     dropout_p: float = 0.0
     arrays: int = 0
+    max_len: int = 0
+    chunk: int = 0
 
     @property
     def captured(self) -> int:
@@ -118,6 +122,35 @@ def _attention_backward(options: Options, *operands: Any, **same: Any) -> Any:
     return *found, *dcaptured, *dsinks
 
 
+@functools.lru_cache(maxsize=32)
+def cached_rows(pattern: Pattern, max_len: int, chunk: int) -> CachedRows:
+    """Return the rows of a pattern for caches, which share what they remember."""
+    return CachedRows(pattern, max_len, chunk)
+
+
+def _cached_attention(options: Options, *operands: Any, pattern: Pattern, **same: Any) -> Any:
+    """Compute attention of the newest tokens to a cache, whose lengths are operands, on the host."""
+    if XLA.ordinal(operands[0]) is not None:
+        raise ValueError("KVCache: attention in a JAX program needs the CPU; on a GPU, use spattn.jax.attention")
+    (q, k, v, lengths, columns, new), modified = _split(options, tuple(map(XLA.to_numpy, operands)))
+    wrong = np.flatnonzero((lengths < 0) | (lengths > options.max_len))
+    if len(wrong):
+        has, most = lengths[wrong[0]], options.max_len
+        why = f"has {has} of {most} tokens" if has > 0 else "was cropped to dropped keys, or got wrong numbers"
+        raise ValueError(f"KVCache: batch entry {wrong[0]} {why}; make a larger cache, or reset this one")
+    if (new < 0).any():
+        raise ValueError(f"lengths: expected integers in [0, {q.shape[2]}]")
+    rows, score, sinks = cached_rows(pattern, options.max_len, options.chunk), modified["score"], modified["sinks"]
+    counts = (x.astype(np.int64) for x in (lengths, columns, new))
+    found = rows.attention(q, k, v, *counts, score=score, sinks=sinks, return_lse=True, **same)
+    out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    lse = np.full(q.shape[:3], -np.inf, np.float64 if q.dtype == np.float64 else np.float32)
+    for entries, results in found:
+        for x, own in zip((out, lse), results, strict=True):
+            x[entries, :, : new[entries.start]] = own
+    return out, lse
+
+
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:
     """Register a function as FFI target; return the handlers, which must outlive all XLA calls."""
     handlers = []
@@ -164,4 +197,6 @@ def _execute(function: Callable[..., Any], execution: Execution) -> None:
 
 
 ATTENTION, ATTENTION_BACKWARD = "spattn_attention", "spattn_attention_backward"
+CACHED_ATTENTION = "spattn_cached_attention"
 _handlers = _register(ATTENTION, _attention) + _register(ATTENTION_BACKWARD, _attention_backward)
+_handlers += _register(CACHED_ATTENTION, _cached_attention)
