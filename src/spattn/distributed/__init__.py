@@ -1,0 +1,8 @@
+"""Context parallelism: attention over a sequence whose rows are on several ranks, with the same bits as on one."""
+
+from ..schedule.shard import Sharding
+from ._attention import attention
+from ._shardings import shard
+from ._simulation import Simulation, simulate
+
+__all__ = ["Sharding", "Simulation", "attention", "shard", "simulate"]
