@@ -62,7 +62,7 @@ def digest(*values: Any) -> str:
     for value in values:
         state.update(repr((value.dtype, value.shape)).encode() if isinstance(value, np.ndarray) else b"")
         state.update(np.ascontiguousarray(value).tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
-    return state.hexdigest()[:12]
+    return state.hexdigest()[:16]
 
 
 @kept_with_plan

@@ -76,7 +76,8 @@ def attention(
     ------
     ValueError
         On every rank, if arguments differ between ranks or one rank refuses its own. Arguments are compared once for
-        each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``.
+        each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``. Without,
+        later differences are found by the ranks that receive rows from another.
     RuntimeError
         If a rank does not answer within the timeout of the process group.
 
@@ -129,6 +130,12 @@ class _Job(NamedTuple):
     @property
     def rows(self) -> torch.Tensor:
         return torch.from_numpy(self.sharding.rows(self.rank))
+
+    @property
+    def header(self) -> bytes:
+        """What all messages of a call start with."""
+        of_call = self.call.dtype, self.call.scale, self.options["dropout_p"], self.options["seed"]
+        return bytes.fromhex(digest(digest_of_plan(self.plan), self.shape, self.sharding, of_call))[:8]
 
     @property
     def described(self) -> dict[str, Any]:
@@ -218,7 +225,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         of, rows, length = job.shape, job.rows, job.shape.length
         routes = key_routes(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
         keys, values = (whole(x, rows, length) for x in (k, v))
-        exchange(job.group, routes, (k, v), rows, (keys, values))
+        exchange(job.group, routes, job.header, (k, v), rows, (keys, values))
         own = forward_part(job.plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         out, lse = attention_of_one(whole(q, rows, length), keys, values, own, return_lse=True, **options)
@@ -240,7 +247,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, routes, local, rows, filled)
+        exchange(job.group, routes, job.header, local, rows, filled)
         own = backward_part(plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled

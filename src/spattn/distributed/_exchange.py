@@ -25,25 +25,35 @@ def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def exchange(
-    group: Any, routes: Sequence[Route], local: Sequence[torch.Tensor], rows: torch.Tensor, to: Sequence[torch.Tensor]
+    group: Any,
+    routes: Sequence[Route],
+    header: bytes,
+    local: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    to: Sequence[torch.Tensor],
 ) -> None:
     """Send rows of local shards, (batch, heads, n, width), along the routes, and write what is received to `to`.
+
+    Each message starts with the sender's digest of the call, `header`.
 
     Raises
     ------
     RuntimeError
         If a rank does not answer within the timeout of the process group.
+    ValueError
+        If a received header differs.
     """
     if not routes:
         return
     number = torch.full((to[0].shape[2],), -1)
     number[rows] = torch.arange(len(rows))
     receives = {
-        route.peer: torch.empty(sum(_bytes(block, to) for block in route.receive), dtype=torch.uint8)
+        route.peer: torch.empty(len(header) + sum(_bytes(block, to) for block in route.receive), dtype=torch.uint8)
         for route in routes
         if route.receive
     }
-    sends = {route.peer: _packed(route.send, local, number) for route in routes if route.send}
+    first = torch.tensor(list(header), dtype=torch.uint8)
+    sends = {route.peer: _packed(first, route.send, local, number) for route in routes if route.send}
     try:
         operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
         operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
@@ -55,9 +65,15 @@ def exchange(
             f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
             "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
         ) from error
+    others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
+    if others:
+        raise ValueError(
+            f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
+            "SPATTN_CHECK_RANKS=1 says which"
+        )
     for route in routes:
         if route.receive:
-            _unpack(route.receive, receives[route.peer], to)
+            _unpack(route.receive, receives[route.peer][len(header) :], to)
 
 
 def _operation(what: Any, x: torch.Tensor, group: Any, peer: int) -> Any:
@@ -72,8 +88,10 @@ def _index(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(block.heads)[:, None], torch.from_numpy(block.rows)
 
 
-def _packed(blocks: Sequence[Block], local: Sequence[torch.Tensor], number: torch.Tensor) -> torch.Tensor:
-    parts = []
+def _packed(
+    header: torch.Tensor, blocks: Sequence[Block], local: Sequence[torch.Tensor], number: torch.Tensor
+) -> torch.Tensor:
+    parts = [header]
     for block in blocks:
         heads, rows = _index(block)
         parts += [x.flatten(0, 1)[heads, number[rows]].view(torch.uint8).flatten() for x in local]
