@@ -1,9 +1,10 @@
-"""What the processes of tests/distributed/test_ranks.py run: ``rank_program.py NAME RANK FOLDER``."""
+"""What the processes of tests/distributed/test_ranks.py run: ``rank_program.py RANK FOLDER``."""
 
 import datetime
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ CASES = {
     "dropout": (p.SlidingWindow(50), (2, 4, 2, 300, 32, 32), "float32", {"dropout_p": 0.3, "seed": 7, "scale": 0.3}),
     "score": (p.Causal(), (2, 4, 2, 300, 32, 32), "float32", {"score": by_position, "sinks": torch.ones(4)}),
     "library": (p.SlidingWindow(70, 0), (1, 4, 2, 300, 32, 32), "bfloat16", {"score": score.alibi(SLOPES)}),
+    "split": (p.Causal(), (1, 1, 1, 2500, 16, 16), "float32", {}),
+    "permuted": (p.Clusters(np.arange(2000) * 7919 % 9), (1, 1, 1, 2000, 16, 16), "float32", {}),
     "few": (p.Full(), (1, 2, 1, 3, 16, 16), "float32", {}),
 }
 
@@ -225,28 +228,29 @@ def dtensors(rank):
 
 
 def faults(rank):
-    """After a rank died or stopped, the others get an error within the timeout, and a new group works."""
+    """After a rank died and one stopped, the others get an error within the timeout of a group, and another works."""
+    timeout = datetime.timedelta(seconds=3)
+    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(2)), dist.new_group([0, 1])]
     q, k, v, _ = tensors((1, 2, 2, 20, 16, 16), "float32", rank)
-    sd.attention(q, k, v, "causal")
+    for group in groups[: 3 if rank < 2 else 2]:
+        sd.attention(q, k, v, "causal", group)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
-    words, of = ["died", "new process group"], "full" if "compared" in sys.argv[1] else "causal"
-    raises(RuntimeError, words, lambda: sd.attention(q, k, v, of))
+    words = ["died", "new process group"]
+    begin = time.monotonic()
+    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "causal", groups[0]))
+    raises(RuntimeError, [*words, "compare"], lambda: sd.attention(q, k, v, "full", groups[1]))
+    assert time.monotonic() - begin < 30
+    sd.attention(q, k, v, "causal", groups[2])
 
-
-faults_compared = faults
 
 if __name__ == "__main__":
-    name, rank, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=4 if "faults" in name else 60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE, timeout=timeout
-    )
-    for part in name.split(","):
-        globals()[part](rank)
-        dist.barrier() if "faults" not in name else None
-        print(part, flush=True)
-    dist.destroy_process_group() if "faults" not in name else os._exit(0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
+    for part in (bits, mismatches, dtensors, faults):
+        part(rank)
+        print(part.__name__, flush=True)
+    os._exit(0)  # the default group has lost ranks

@@ -152,9 +152,10 @@ def _simulated(
 
     # Backward, the others send keys and values again, and their gradients.
     others, peers, of_pass = {}, world_size - 1, 2 if backward else 1
+    compute = seconds * float(once.max())
     all_keys = of_pass * shape.batch * shape.heads_kv * of_keys * shape.length * peers / world_size / bandwidth
-    others["ring"] = seconds * once.max() + of_pass * peers * latency + all_keys
-    others["all_gather"] = seconds * once.max() + of_pass * latency + all_keys
+    others["ring"] = compute + of_pass * peers * latency + all_keys
+    others["all_gather"] = compute + of_pass * latency + all_keys
     if shape.heads_kv % world_size == 0:
         moved = (shape.heads_q + shape.heads_kv) * of_keys * shape.batch * shape.length * peers / world_size**2
         others["ulysses"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
