@@ -225,6 +225,31 @@ def dtensors(rank):
     raises(
         ValueError, ["q: expected Shard(2)"], lambda: sd.attention(*(x.redistribute(mesh, [Shard(1)]) for x in own[:3]))
     )
+    # A mesh of heads and rows: bits of one process with these heads.
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    own = [torch.distributed.tensor.distribute_tensor(x, mesh, [Shard(1), Shard(2)]) for x in (q, k, v, dout)]
+    got = gradients(lambda *x: sd.attention(*x, p.SlidingWindow(9)), own[:3], own[3])
+    halves = [[x.chunk(2, 1)[half] for x in (q, k, v, dout)] for half in range(2)]
+    want = [gradients(lambda *x: spattn.attention(*x, p.SlidingWindow(9)), x[:3], x[3]) for x in halves]
+    assert same_bits([x.full_tensor() for x in got], [torch.cat(x, 1) for x in zip(*want, strict=True)])
+    raises(ValueError, ["pattern: with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
+
+
+def graphs(rank):
+    """In a checkpoint and in a compiled function, which breaks its graph there."""
+    q, k, v, dout = tensors((1, 2, 2, 80, 16, 16), "float32")
+    rows = slice(20 * rank, 20 * rank + 20)
+    own = [x[:, :, rows] for x in (q, k, v, dout)]
+    want = gradients(lambda *x: 2 * spattn.attention(*x, p.SlidingWindow(9)), (q, k, v), dout)
+
+    def twice(*x):
+        return 2 * sd.attention(*x, p.SlidingWindow(9))
+
+    def checkpointed(*x):
+        return torch.utils.checkpoint.checkpoint(twice, *x, use_reentrant=False)
+
+    for compute in (twice, checkpointed, torch.compile(twice, backend="eager")):
+        assert same_bits(gradients(compute, own[:3], own[3]), [x[:, :, rows] for x in want])
 
 
 def faults(rank):
@@ -250,7 +275,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, dtensors, faults):
+    for part in (bits, mismatches, dtensors, graphs, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

@@ -122,7 +122,7 @@ def test_a_part_without_a_row_is_refused(change):
             shard._part(plan, items[:-1], work[:-1].copy(), owned)
     else:
         rows = plan.merge_rows
-            part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
+        part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
         with pytest.raises(RuntimeError, match="no writer or several"):
             shard._prove(plan, part, np.zeros(0, np.int64), owned)
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from .._util.cached import BoundedCache
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 
 __all__ = ["agree", "digest", "digest_of_plan"]
 
-_agreed: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
+_MOST = 1024  # calls of a group that count as compared; all ranks forget them together
+_agreed: weakref.WeakKeyDictionary[Any, BoundedCache] = weakref.WeakKeyDictionary()
 
 
 def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> None:
@@ -25,7 +27,7 @@ def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> 
     Raise ValueError on every rank if values differ, or if another rank raised an error; a rank raises its own error.
     With the environment variable ``SPATTN_CHECK_RANKS=1``, all calls are compared.
     """
-    known = _agreed.setdefault(group, set())
+    known = _agreed.setdefault(group, BoundedCache(_MOST))
     if key in known and os.environ.get("SPATTN_CHECK_RANKS") != "1":
         return
     own, failed = None, None
@@ -53,7 +55,7 @@ def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> 
         if len(values) > 1:
             text = "; ".join(f"{value} on ranks {ranks}" for value, ranks in values.items())
             raise ValueError(f"{name}: expected the same on every rank, got {text}")
-    known.add(key)
+    known.keep(key, True)
 
 
 def digest(*values: Any) -> str:

@@ -16,6 +16,7 @@ from .. import attention_backward
 from ..arrays import autocast, dtype_name
 from ..cpu._core import FAR_LSE
 from ..dispatch import scores
+from ..dispatch.plans import resolve
 from ..patterns import Pattern
 from ..patterns.base.check import integer
 from ..planning import Plan
@@ -278,8 +279,23 @@ def _on_dtensors(
         if not isinstance(x, DTensor) or x.placements != placements or x.device_mesh != mesh:
             raise TypeError(f"{name}: expected a DTensor of q's mesh and placements, {placements}")
     of = [number for number, x in enumerate(placements) if x == Shard(2)]
-    if len(of) != 1 or any(x not in (Shard(2), Replicate()) for x in placements):
-        raise ValueError(f"q: expected Shard(2) on one dimension of the mesh and Replicate() on others: {placements}")
+    others = [x for x in placements if x not in (Shard(2), Replicate())]
+    if len(of) != 1 or any(x not in (Shard(0), Shard(1)) for x in others):
+        raise ValueError(
+            f"q: expected Shard(2) on one dimension of the mesh, and Shard(0), Shard(1) or Replicate() on others; "
+            f"got {placements}"
+        )
+    if others:  # ranks do not know which batch entries and heads they have
+        own = resolve(pattern)
+        alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
+        if not alike or options["score"] is not None or options["sinks"] is not None or options["dropout_p"]:
+            raise ValueError(
+                "pattern: with sharded batch entries or heads, expected one pattern for all, without score, sinks and "
+                "dropout; use Replicate()"
+            )
+        for number, x in enumerate(placements):
+            if x == Shard(1) and k.shape[1] % mesh.size(number):
+                raise ValueError(f"k: expected a number of heads that {mesh.size(number)} divides, got {k.shape[1]}")
     if sharding != "contiguous" or length not in (None, q.shape[2]):
         raise ValueError("sharding, length: a DTensor is 'contiguous' and has its own length")
     group = mesh.get_group(of[0])
