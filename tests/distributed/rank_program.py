@@ -208,6 +208,16 @@ def mismatches(rank):
     attend()
 
 
+def memberships(rank):
+    """A rank calls with its own group."""
+    q, k, v, _ = tensors((1, 2, 2, 10, 16, 16), "float32")
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        sd.attention(q, k, v, "full", group)
+    else:
+        raises(ValueError, ["group: this rank is not in the group"], lambda: sd.attention(q, k, v, "full", group))
+
+
 def dtensors(rank):
     """DTensors in and out, on a mesh and on a dimension of one, with shards of different lengths."""
     shape = 1, 4, 2, 90, 16, 16
@@ -275,7 +285,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, dtensors, graphs, faults):
+    for part in (bits, mismatches, memberships, dtensors, graphs, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

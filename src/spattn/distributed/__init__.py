@@ -2,7 +2,6 @@
 
 from ..schedule.shard import Sharding
 from ._attention import attention
-from ._shardings import shard
-from ._simulation import Simulation, simulate
+from ._simulation import Simulation, shard, simulate
 
 __all__ = ["Sharding", "Simulation", "attention", "shard", "simulate"]

@@ -25,7 +25,8 @@ from ..schedule.shard import Sharding, backward_part, forward_part
 from ._agreement import agree, digest, digest_of_plan
 from ._exchange import exchange, whole
 from ._plans import Shape, call_of, key_routes, row_routes, whole_plan
-from ._shardings import named, shard
+from ._shardings import named
+from ._simulation import shard
 
 __all__ = ["attention"]
 
@@ -98,6 +99,8 @@ def attention(
     group = group.get_group() if hasattr(group, "get_group") else dist.group.WORLD if group is None else group
     if group is None:
         raise ValueError("group: no process group; call torch.distributed.init_process_group first")
+    if dist.get_rank(group) < 0:
+        raise ValueError("group: this rank is not in the group")
     q, k, v = autocast(q, k, v) or (q, k, v)
     make = functools.partial(_make, q, k, v, pattern, group, length, sharding, options)
     try:
