@@ -1,6 +1,7 @@
 """What the processes of tests/distributed/test_ranks.py run: ``rank_program.py RANK FOLDER``."""
 
 import datetime
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ from spattn import score
 
 WORLD_SIZE = 4
 SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
+
+
+VALID = np.arange(300)[None, None] % 50 > 3
 
 
 def by_position(s, b, h, q, k):
@@ -45,6 +49,7 @@ CASES = {
     "library": (p.SlidingWindow(70, 0), (1, 4, 2, 300, 32, 32), "bfloat16", {"score": score.alibi(SLOPES)}),
     "split": (p.Causal(), (1, 1, 1, 2500, 16, 16), "float32", {}),
     "permuted": (p.Clusters(np.arange(2000) * 7919 % 9), (1, 1, 1, 2000, 16, 16), "float32", {}),
+    "padding": (p.Causal() & p.KeyPadding(VALID), (1, 2, 1, 300, 16, 16), "float32", {}),
     "few": (p.Full(), (1, 2, 1, 3, 16, 16), "float32", {}),
 }
 
@@ -131,6 +136,8 @@ def bits(rank):
     for name, (pattern, shape, dtype, options) in (CASES | registered).items():
         shape = (*(max(1, x) for x in shape[:2]), *shape[2:])
         q, k, v, dout = tensors(shape, dtype)
+        if name == "padding":  # where no query looks
+            k[:, :, 101], v[:, :, 203] = math.nan, math.inf
         want = gradients(lambda *x, of=pattern, more=options: spattn.attention(*x, of, **more), (q, k, v), dout)
         for size, group in groups.items():
             for of in names if name in ("window", "streaming") else (names[count % 4], names[(count + 1) % 4]):
