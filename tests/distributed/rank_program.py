@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ import spattn
 import spattn.distributed as sd
 from spattn import patterns as p
 from spattn import score
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import hybrid_block  # noqa: E402
 
 WORLD_SIZE = 4
 SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
@@ -78,14 +82,18 @@ class Wire:
     """Counts the bytes that this rank sends, and refuses collectives that do arithmetic."""
 
     def __init__(self):
-        self.sent, self.exchange = 0, dist.batch_isend_irecv
-        dist.batch_isend_irecv = self.count
-        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
-            setattr(dist, name, self.refuse)
+        names = "batch_isend_irecv", "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
+        self.sent, self.before = 0, {name: getattr(dist, name) for name in names}
+        for name in names:
+            setattr(dist, name, self.count if name == "batch_isend_irecv" else self.refuse)
+
+    def remove(self):
+        for name, function in self.before.items():
+            setattr(dist, name, function)
 
     def count(self, operations):
         self.sent += sum(x.tensor.nbytes for x in operations if x.op is dist.isend)
-        return self.exchange(operations)
+        return self.before["batch_isend_irecv"](operations)
 
     @staticmethod
     def refuse(*_, **__):
@@ -162,6 +170,7 @@ def bits(rank):
                 assert same_bits(got, [x[:, :, rows] for x in want]), (name, size, of)
                 assert tuple(sent) == needed_bytes(pattern, shape, dtype, sharding, rank), (name, size, of, sent)
     assert count > 90
+    wire.remove()
 
 
 def raises(kind, words, call):
@@ -269,6 +278,11 @@ def graphs(rank):
         assert same_bits(gradients(compute, own[:3], own[3]), [x[:, :, rows] for x in want])
 
 
+def example(rank):
+    """examples/hybrid_block.py compares layouts with one process."""
+    hybrid_block.compare(hybrid_block.arguments("--width 48 --heads 4 --length 70 --repeats 1".split()))
+
+
 def faults(rank):
     """After a rank died and one stopped, the others get an error within the timeout of a group, and another works."""
     timeout = datetime.timedelta(seconds=3)
@@ -292,7 +306,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, memberships, dtensors, graphs, faults):
+    for part in (bits, mismatches, memberships, dtensors, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks
