@@ -298,6 +298,10 @@ ALLOWED = {
         "SlidingWindow(128, 0)": square(1000, window(128, 0)),
         "SlidingWindow(16, 0)": square(100, window(16, 0)),
     },
+    "many_gpus.rst": {
+        STREAMING: square(4096, streaming(4, 256)),
+        "SlidingWindow(256, 0)": square(65536, window(256, 0)),
+    },
     "long_documents.rst": {
         "longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),
         "spattn.patterns.PerBatch([pattern, longformer(512, global_tokens=(0, 300, 1200))])": square(

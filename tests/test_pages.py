@@ -85,7 +85,7 @@ def test_module_and_file_names_exist(page):
 @functools.cache
 def documents():
     """Every text file of the repository, except data and build products."""
-    folders = ("src", "tests", "tools", "benchmarks", "docs")
+    folders = ("src", "tests", "tools", "benchmarks", "docs", "examples")
     files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
     kinds = {".py", ".pyx", ".h", ".cpp", ".cu", ".cuh", ".toml", ".build", ".rst", ".md"}
     return [file for file in files if file.suffix in kinds and not {"generated", "_build"} & set(file.parts)]

@@ -9,13 +9,14 @@ import numpy as np
 
 from .._util.checks import show
 from .._util.frozen import frozen
-from .._util.ragged import ramp
+from .._util.ragged import offsets, ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import AXES
+from ..planning.contract.validated import validated
 from .item_order import by_rows
 
-__all__ = ["UNIT", "Units", "units"]
+__all__ = ["UNIT", "Units", "runs_of_items", "units"]
 
 UNIT = np.dtype(
     [
@@ -66,10 +67,18 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
 def _cut(
     plan: Plan, work: np.ndarray, ranges: tuple[np.ndarray, np.ndarray] | None, variants: np.ndarray, count: int
 ) -> np.ndarray:
-    """Split the concatenated items of the variants into `count` units with nearly equal numbers of tiles."""
-    item = np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
-    cost = np.concatenate([[0], np.cumsum(work["end"][item] - work["begin"][item])])
+    """Split the concatenated items of the variants into `count` units with nearly equal numbers of tiles.
+
+    The units of a part of a plan have the items that the whole plan's units have.
+    """
+    part = validated(plan).part
+    whole, of_whole = (plan, work) if part is None else (part.whole, by_rows(part.whole))
+    item = _items(whole, variants)
+    cost = np.concatenate([[0], np.cumsum(of_whole["end"][item] - of_whole["begin"][item])])
     bound = np.searchsorted(cost, cost[-1] * np.arange(count + 1) // count)
+    if part is not None:
+        bound = offsets(np.isin(item, part.items))[bound]
+        item = _items(plan, variants)
     cut = np.zeros(count, UNIT)
     cut["first"], cut["last"] = bound[:-1], bound[1:]
     if ranges is None:
@@ -82,14 +91,24 @@ def _cut(
     return cut
 
 
+def _items(plan: Plan, variants: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
+
+
+def runs_of_items(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return item, run, number of the first and of the last tile of each run, or piece of a run, of work items."""
+    tiles = plan.tile_indptr
+    first, last = (np.searchsorted(tiles, number, side="right") - 1 for number in (work["begin"], work["end"] - 1))
+    count = last - first + 1
+    item = np.repeat(np.arange(len(work)), count)
+    run = first[item] + ramp(count)
+    return item, run, np.maximum(tiles[run], work["begin"][item]), np.minimum(tiles[run + 1], work["end"][item]) - 1
+
+
 def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and largest key of each item, without padding."""
     tiles = plan.tile_indptr
-    runs = [np.searchsorted(tiles, number, side="right") - 1 for number in (work["begin"], work["end"] - 1)]
-    count = runs[1] - runs[0] + 1
-    item = np.repeat(np.arange(len(work)), count)
-    run = runs[0][item] + ramp(count)
-    low, high = np.maximum(tiles[run], work["begin"][item]), np.minimum(tiles[run + 1], work["end"][item]) - 1
+    item, run, low, high = runs_of_items(plan, work)
     views = plan.views[plan.components["key_view"][work["component"][item]] + plan.key_view[run]]
     first = plan.indices[run].astype(np.int64)
     least, greatest = np.full(len(work), plan.kv_len), np.full(len(work), -1)

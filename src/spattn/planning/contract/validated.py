@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from ...patterns import Pattern
 from .types import Plan
 
 __all__ = [
+    "Part",
     "Validated",
     "made_validated",
+    "mark_part",
+    "mark_validated",
     "moved",
     "moved_plan",
-    "mark_validated",
     "validated",
     "validated_for",
     "validate",
@@ -29,6 +31,15 @@ __all__ = [
 
 
 Growth = Callable[[int], dict[str, Any]]
+
+
+class Part(NamedTuple):
+    """The whole plan of a part, and the index of each of the part's items among the whole plan's items in row order."""
+
+    whole: Plan
+    items: np.ndarray
+
+
 MAX_CALLS = 64  # cached dispatches per plan
 _fields_of = operator.attrgetter(*(field.name for field in fields(Plan)))
 
@@ -48,6 +59,8 @@ class Validated(Plan):
         Smallest kv_len that a length-polymorphic plan supports; None if kv_len is fixed. See :func:`moved`.
     growth : callable or None
         Maps kv_len to the plan's fields (:class:`~spattn.schedule.growth.Growth`); None if only offsets depend on it.
+    part : Part or None
+        The plan that this one is a part of; None for a whole plan.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
@@ -55,6 +68,7 @@ class Validated(Plan):
     calls: BoundedCache
     least: int | None
     growth: Growth | None
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +131,13 @@ def made_validated(pattern: Pattern, fields: dict[str, Any]) -> Validated:
     if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(made)
     return made
+
+
+def mark_part(plan: Plan, part: Part) -> Plan:
+    """Mark a plan as a part of a validated plan and return it; it leaves the rows undefined that it does not write."""
+    vars(plan)["_validated"] = copy = _copy(plan)
+    vars(copy).update(part=part)
+    return plan
 
 
 def moved(plan: Validated, kv_len: int) -> Validated:

@@ -1,0 +1,7 @@
+"""Context parallelism: attention over a sequence whose rows are on several ranks, with the same bits as on one."""
+
+from ..schedule.shard import Sharding
+from ._attention import attention
+from ._simulation import Simulation, shard, simulate
+
+__all__ = ["Sharding", "Simulation", "attention", "shard", "simulate"]

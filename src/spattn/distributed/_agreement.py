@@ -1,0 +1,73 @@
+"""Compare the arguments of a call among ranks, so that every rank raises the error that one finds."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Hashable
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from .._util.cached import BoundedCache
+from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
+
+__all__ = ["agree", "digest", "digest_of_plan"]
+
+_MOST = 1024  # calls of a group that count as compared; all ranks forget them together
+_agreed: weakref.WeakKeyDictionary[Any, BoundedCache] = weakref.WeakKeyDictionary()
+
+
+def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> None:
+    """Compare ``describe()`` among the ranks, once for each key of a group.
+
+    Raise ValueError on every rank if values differ, or if another rank raised an error; a rank raises its own error.
+    With the environment variable ``SPATTN_CHECK_RANKS=1``, all calls are compared.
+    """
+    known = _agreed.setdefault(group, BoundedCache(_MOST))
+    if key in known and os.environ.get("SPATTN_CHECK_RANKS") != "1":
+        return
+    own, failed = None, None
+    try:
+        own = describe()
+    except Exception as error:  # raised below, when the others know
+        failed = error
+    found: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(found, (own, None if failed is None else f"{type(failed).__name__}: {failed}"), group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "attention: a rank did not compare its arguments within the timeout of the process group: it has died, "
+            "stalled, or made another call. Make a new process group"
+        ) from error
+    if failed is not None:
+        raise failed
+    for rank, (_, text) in enumerate(found):
+        if text is not None:
+            raise ValueError(f"attention: rank {rank} raised {text}")
+    for name in found[0][0]:
+        values: dict[Any, list[int]] = {}
+        for rank, (described, _) in enumerate(found):
+            values.setdefault(described[name], []).append(rank)
+        if len(values) > 1:
+            text = "; ".join(f"{value} on ranks {ranks}" for value, ranks in values.items())
+            raise ValueError(f"{name}: expected the same on every rank, got {text}")
+    known.keep(key, True)
+
+
+def digest(*values: Any) -> str:
+    """Return a short digest of values and arrays."""
+    state = sha256()
+    for value in values:
+        state.update(repr((value.dtype, value.shape)).encode() if isinstance(value, np.ndarray) else b"")
+        state.update(np.ascontiguousarray(value).tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+    return state.hexdigest()[:16]
+
+
+@kept_with_plan
+def digest_of_plan(plan: Plan) -> str:
+    """Return a digest of the pairs and tiles of a plan."""
+    return digest(*(value for name, value in sorted(vars(plan).items()) if isinstance(value, np.ndarray)))

@@ -1,0 +1,309 @@
+"""Attention over local shards of a sequence."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .. import attention as attention_of_one
+from .. import attention_backward
+from ..arrays import autocast, dtype_name
+from ..cpu._core import FAR_LSE
+from ..dispatch import scores
+from ..dispatch.plans import resolve
+from ..patterns import Pattern
+from ..patterns.base.check import integer
+from ..planning import Plan
+from ..request.call import Call
+from ..schedule.shard import Sharding, backward_part, forward_part
+from ._agreement import agree, digest, digest_of_plan
+from ._exchange import exchange, whole
+from ._plans import Shape, call_of, key_routes, row_routes, whole_plan
+from ._shardings import named
+from ._simulation import shard
+
+__all__ = ["attention"]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any = "full",
+    group: Any = None,
+    *,
+    length: int | None = None,
+    sharding: Sharding | str = "contiguous",
+    scale: float | None = None,
+    score: Any = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+) -> torch.Tensor:
+    """Compute attention over a sequence whose rows are on several ranks, forward and backward.
+
+    Parameters
+    ----------
+    q : (batch, heads_q, n, head_dim) tensor
+        Local rows of the queries, in host memory; or a DTensor whose sequence axis is sharded.
+    k, v : (batch, heads_kv, n, …) tensor
+        The same rows of keys and values.
+    pattern : Pattern, Plan, array or str, optional
+        Allowed pairs of the whole sequence, as in :func:`spattn.attention`.
+    group : ProcessGroup or DeviceMesh, optional
+        The ranks; by default all. A mesh must have one dimension. Not needed for DTensors.
+    length : int, optional
+        Length of the whole sequence. By default n times the number of ranks, or that of the DTensor.
+    sharding : Sharding or str, optional
+        Which rank has which rows, as returned by :func:`shard` or as its argument. A DTensor is "contiguous".
+    scale : float, optional
+        As in :func:`spattn.attention`.
+    score, sinks, dropout_p, seed : optional
+        As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Their arrays
+        get no gradients.
+
+    Returns
+    -------
+    tensor
+        (batch, heads_q, n, head_dim_v), the local rows of the output; a DTensor if q is one.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if arguments differ between ranks or one rank refuses its own. Arguments are compared once for
+        each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``. Without,
+        later differences are found by the ranks that receive rows from another.
+    RuntimeError
+        If a rank does not answer within the timeout of the process group.
+
+    Notes
+    -----
+    Output and gradients have the same bits as those of :func:`spattn.attention` in one process on the same kind of
+    processor, for any sharding and number of ranks. Only rows are exchanged, no sums. The forward pass receives the
+    keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and key. The
+    backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
+    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two
+    ranks are computed twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed
+    pair.
+    """
+    options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
+    if isinstance(q, DTensor):
+        return _on_dtensors(q, k, v, pattern, length, sharding, options)
+    group = group.get_group() if hasattr(group, "get_group") else dist.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError("group: no process group; call torch.distributed.init_process_group first")
+    if dist.get_rank(group) < 0:
+        raise ValueError("group: this rank is not in the group")
+    q, k, v = autocast(q, k, v) or (q, k, v)
+    make = functools.partial(_make, q, k, v, pattern, group, length, sharding, options)
+    try:
+        key: Hashable = _key(q, k, v, pattern, length, sharding, options)
+        hash(key)
+    except (AttributeError, TypeError):
+        key = object()  # compared in each call
+    made: list[_Job] = []
+
+    def describe() -> dict[str, Any]:
+        made.append(make())
+        return made[0].described
+
+    agree(group, key, describe)
+    job = made[0] if made else make()
+    return _Attention.apply(q, k, v, job)
+
+
+class _Job(NamedTuple):
+    """A call of all ranks, as one rank sees it."""
+
+    group: Any
+    rank: int
+    sharding: Sharding
+    shape: Shape
+    call: Call
+    pattern: Any
+    plan: Plan
+    options: dict[str, Any]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return torch.from_numpy(self.sharding.rows(self.rank))
+
+    @property
+    def header(self) -> bytes:
+        """What all messages of a call start with."""
+        of_call = self.call.dtype, self.call.scale, self.options["dropout_p"], self.options["seed"]
+        return bytes.fromhex(digest(digest_of_plan(self.plan), self.shape, self.sharding, of_call))[:8]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What all ranks must agree on."""
+        given, shape = _given(self), self.shape
+        return {
+            "q, k, v: shape of the whole sequence": tuple(shape),
+            "q, k, v: dtype": self.call.dtype,
+            "scale": self.call.scale,
+            "pattern: digest of the plan": digest_of_plan(self.plan),
+            "sharding: digest": digest(*self.sharding),
+            "dropout_p": self.options["dropout_p"],
+            "seed": self.options["seed"],
+            "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
+            "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
+        }
+
+
+def _make(
+    q: Any, k: Any, v: Any, pattern: Any, group: Any, length: int | None, sharding: Any, options: dict[str, Any]
+) -> _Job:
+    """Check the arguments of a rank and plan its call."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    local = Call.of(q, k, v, scale=options["scale"])
+    if local.device != "cpu":
+        raise ValueError(f"q: expected a tensor in host memory, got one on {local.device}")
+    if local.q_len != local.kv_len:
+        raise ValueError(f"k: expected the rows of q, {local.q_len}, got {local.kv_len}")
+    length = local.q_len * world_size if length is None else integer("length", length, 1)
+    shape = Shape(local.batch, local.heads_q, local.heads_kv, length, local.head_dim, local.head_dim_v)
+    call = call_of(shape, local.dtype, local.scale)
+    plan = whole_plan(pattern, call)
+    if not isinstance(sharding, Sharding):
+        if sharding == "auto":
+            sharding = shard(pattern, shape[:5], world_size, dtype=local.dtype)
+        else:
+            sharding = named(sharding, shape, world_size, plan)
+    if (sharding.length, sharding.world_size) != (length, world_size):
+        raise ValueError(
+            f"sharding: expected {length} rows on {world_size} ranks, got {sharding.length} on {sharding.world_size}"
+        )
+    if local.q_len != len(sharding.rows(rank)):
+        raise ValueError(
+            f"q: expected {len(sharding.rows(rank))} of {length} rows on rank {rank}, got {local.q_len}; "
+            "pass length= for shards of different lengths"
+        )
+    return _Job(group, rank, sharding, shape, call, pattern, plan, options)
+
+
+def _given(job: _Job) -> Any:
+    """Return the score operands of a call; raise ValueError if an array wants a gradient."""
+    score, sinks, dropout_p, seed = (job.options[name] for name in ("score", "sinks", "dropout_p", "seed"))
+    if score is None and sinks is None and dropout_p == 0.0:
+        return None
+    kind = getattr(torch, job.call.dtype)
+    q, k, v = (torch.zeros((), dtype=kind).expand(x.shape) for x in (job.call.q, job.call.k, job.call.v))
+    dropout = scores.dropout_of(dropout_p, seed, q) if dropout_p != 0.0 else None
+    with torch.no_grad():
+        given = scores.read(score, sinks, dropout, q, k, v, "cpu", "bhsd")
+    if given is None:
+        return None
+    given.check(job.call)
+    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given.captured):
+        raise ValueError(
+            "score, sinks: distributed attention computes no gradients of their arrays; pass x.detach(), or use "
+            "spattn.attention in one process"
+        )
+    return given.operands
+
+
+def _key(
+    q: Any, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
+) -> tuple[Hashable, ...]:
+    """Return what decides whether a call was compared; it is the same on all ranks that agree."""
+    if not isinstance(pattern, (Pattern, Plan, str)) or options["score"] is not None:
+        raise TypeError
+    shapes = tuple((dtype_name(x), *x.shape[:2], x.shape[3]) for x in (q, k, v))
+    of_call = options["scale"], options["sinks"] is None, options["dropout_p"], torch.is_grad_enabled()
+    return pattern, shapes, q.shape[2] if length is None else length, sharding, of_call
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """``apply(q, k, v, job)``: the local rows of the output."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
+        of, rows, length = job.shape, job.rows, job.shape.length
+        routes = key_routes(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
+        keys, values = (whole(x, rows, length) for x in (k, v))
+        exchange(job.group, routes, job.header, (k, v), rows, (keys, values))
+        own = forward_part(job.plan, job.sharding, job.rank)
+        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
+        out, lse = attention_of_one(whole(q, rows, length), keys, values, own, return_lse=True, **options)
+        out, lse = out[:, :, rows], lse[:, :, rows]
+        ctx.save_for_backward(q, k, v, keys, values, out, lse)
+        ctx.job = job
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, keys, values, out, lse = ctx.saved_tensors
+        job: _Job = ctx.job
+        of, rows, length = job.shape, job.rows, job.shape.length
+        _check_lse(job, lse)
+        plan = whole_plan(job.pattern, job.call, backward=True)
+        routes = row_routes(plan, job.sharding, job.rank, of.batch, of.heads_q)
+        local = q, dout, out, lse[..., None]
+        filled = tuple(whole(x, rows, length) for x in local)
+        lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
+        lses[:, :, rows] = local[3]
+        exchange(job.group, routes, job.header, local, rows, filled)
+        own = backward_part(plan, job.sharding, job.rank)
+        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
+        queries, douts, outs, _ = filled
+        found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
+        return *(x[:, :, rows] for x in found[:3]), None
+
+
+def _check_lse(job: _Job, lse: torch.Tensor) -> None:
+    """Raise ValueError on every rank if an lse is too large: the float64 fallback needs all keys of its rows."""
+    limit = FAR_LSE[lse.element_size()]
+    far = ((lse.abs() > limit) & (lse != -math.inf)).any().to(torch.int64).reshape(1)
+    found = [torch.empty_like(far) for _ in range(dist.get_world_size(job.group))]
+    dist.all_gather(found, far, group=job.group)
+    ranks = [rank for rank, x in enumerate(found) if x]
+    if ranks:
+        raise ValueError(
+            f"attention: scores on ranks {ranks} exceed {limit:.4g}; gradients need all keys of a row on one rank: "
+            "use a smaller scale, float64, or spattn.attention in one process"
+        )
+
+
+def _on_dtensors(
+    q: DTensor, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
+) -> DTensor:
+    """Compute attention of DTensors whose sequence axis is sharded over one dimension of their mesh."""
+    mesh, placements = q.device_mesh, q.placements
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, DTensor) or x.placements != placements or x.device_mesh != mesh:
+            raise TypeError(f"{name}: expected a DTensor of q's mesh and placements, {placements}")
+    of = [number for number, x in enumerate(placements) if x == Shard(2)]
+    others = [x for x in placements if x not in (Shard(2), Replicate())]
+    if len(of) != 1 or any(x not in (Shard(0), Shard(1)) for x in others):
+        raise ValueError(
+            f"q: expected Shard(2) on one dimension of the mesh, and Shard(0), Shard(1) or Replicate() on others; "
+            f"got {placements}"
+        )
+    if others:  # ranks do not know which batch entries and heads they have
+        own = resolve(pattern)
+        alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
+        if not alike or options["score"] is not None or options["sinks"] is not None or options["dropout_p"]:
+            raise ValueError(
+                "pattern: with sharded batch entries or heads, expected one pattern for all, without score, sinks and "
+                "dropout; use Replicate()"
+            )
+        for number, x in enumerate(placements):
+            if x == Shard(1) and k.shape[1] % mesh.size(number):
+                raise ValueError(f"k: expected a number of heads that {mesh.size(number)} divides, got {k.shape[1]}")
+    if sharding != "contiguous" or length not in (None, q.shape[2]):
+        raise ValueError("sharding, length: a DTensor is 'contiguous' and has its own length")
+    group = mesh.get_group(of[0])
+    local = (x.to_local() for x in (q, k, v))
+    out = attention(*local, pattern, group, length=q.shape[2], **options)
+    shape = (*q.shape[:3], v.shape[3])
+    stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(4))
+    return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

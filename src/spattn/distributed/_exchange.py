@@ -1,0 +1,110 @@
+"""Move rows between ranks, without arithmetic: one message from a rank to a peer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ._plans import Block, Route
+
+__all__ = ["exchange", "whole"]
+
+
+def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a local shard at its positions of the whole sequence, between zeros, whose memory is not touched."""
+    batch, heads, _, width = x.shape
+    size = batch * heads * length * width * x.element_size()
+    found = torch.from_numpy(np.zeros(size, np.uint8)).view(x.dtype).view(batch, heads, length, width)
+    found[:, :, rows] = x
+    return found
+
+
+def exchange(
+    group: Any,
+    routes: Sequence[Route],
+    header: bytes,
+    local: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    to: Sequence[torch.Tensor],
+) -> None:
+    """Send rows of local shards, (batch, heads, n, width), along the routes, and write what is received to `to`.
+
+    Each message starts with the sender's digest of the call, `header`.
+
+    Raises
+    ------
+    RuntimeError
+        If a rank does not answer within the timeout of the process group.
+    ValueError
+        If a received header differs.
+    """
+    if not routes:
+        return
+    number = torch.full((to[0].shape[2],), -1)
+    number[rows] = torch.arange(len(rows))
+    receives = {
+        route.peer: torch.empty(len(header) + sum(_bytes(block, to) for block in route.receive), dtype=torch.uint8)
+        for route in routes
+        if route.receive
+    }
+    first = torch.tensor(list(header), dtype=torch.uint8)
+    sends = {route.peer: _packed(first, route.send, local, number) for route in routes if route.send}
+    try:
+        operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
+        operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    except RuntimeError as error:
+        peers = sorted(route.peer for route in routes)
+        raise RuntimeError(
+            f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
+            "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
+        ) from error
+    others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
+    if others:
+        raise ValueError(
+            f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
+            "SPATTN_CHECK_RANKS=1 says which"
+        )
+    for route in routes:
+        if route.receive:
+            _unpack(route.receive, receives[route.peer][len(header) :], to)
+
+
+def _operation(what: Any, x: torch.Tensor, group: Any, peer: int) -> Any:
+    return dist.P2POp(what, x, dist.get_global_rank(group, peer), group)
+
+
+def _bytes(block: Block, tensors: Sequence[torch.Tensor]) -> int:
+    return len(block.heads) * len(block.rows) * sum(x.shape[3] * x.element_size() for x in tensors)
+
+
+def _index(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(block.heads)[:, None], torch.from_numpy(block.rows)
+
+
+def _packed(
+    header: torch.Tensor, blocks: Sequence[Block], local: Sequence[torch.Tensor], number: torch.Tensor
+) -> torch.Tensor:
+    parts = [header]
+    for block in blocks:
+        heads, rows = _index(block)
+        parts += [x.flatten(0, 1)[heads, number[rows]].view(torch.uint8).flatten() for x in local]
+    return torch.cat(parts)
+
+
+def _unpack(blocks: Sequence[Block], received: torch.Tensor, to: Sequence[torch.Tensor]) -> None:
+    begin = 0
+    for block in blocks:
+        heads, rows = _index(block)
+        for x in to:
+            shape = len(block.heads), len(block.rows), x.shape[3]
+            end = begin + math.prod(shape) * x.element_size()
+            # A copy: the bytes may not be aligned to elements.
+            x.view(-1, *x.shape[2:])[heads, rows] = received[begin:end].clone().view(x.dtype).view(shape)
+            begin = end

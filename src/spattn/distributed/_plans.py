@@ -1,0 +1,98 @@
+"""The whole plan of a distributed call, and the rows that ranks send to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.namespace import numpy_dtype
+from ..backends import load
+from ..dispatch.plans import find_plan, resolve
+from ..patterns import Pattern
+from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
+from ..request.call import Call
+from ..schedule.shard import Sharding, keys_of_rows, rows_of_keys
+
+__all__ = ["Block", "Route", "Shape", "call_of", "key_routes", "row_routes", "whole_plan"]
+
+
+class Shape(NamedTuple):
+    """Sizes of the whole call."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    length: int
+    head_dim: int
+    head_dim_v: int
+
+
+class Block(NamedTuple):
+    """Rows of some heads, numbered ``batch entry * heads + head``; positions ascend."""
+
+    heads: np.ndarray
+    rows: np.ndarray
+
+
+class Route(NamedTuple):
+    """What a rank sends to a peer and receives from it."""
+
+    peer: int
+    send: tuple[Block, ...]
+    receive: tuple[Block, ...]
+
+
+def call_of(shape: Shape, dtype: str, scale: float | None = None) -> Call:
+    """Return the call of one process, on arrays without memory."""
+    kind = numpy_dtype(dtype)
+
+    def empty(heads: int, width: int) -> np.ndarray:
+        return np.broadcast_to(np.zeros(1, kind), (shape.batch, heads, shape.length, width))
+
+    q, k = empty(shape.heads_q, shape.head_dim), empty(shape.heads_kv, shape.head_dim)
+    return Call.of(q, k, empty(shape.heads_kv, shape.head_dim_v), scale=scale)
+
+
+def whole_plan(pattern: Any, call: Call, *, backward: bool = False) -> Plan:
+    """Return the plan that one process would execute on the CPU."""
+    module, own = load("cpu"), resolve(pattern, call.sizes)
+    if isinstance(own, Pattern):
+        return module.plan_for(own, call, backward=backward)
+    return find_plan(module, own, call, backward=backward)
+
+
+@kept_with_plan
+def key_routes(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int, heads_kv: int) -> tuple[Route, ...]:
+    """Return who sends which keys to whom: a key that a rank's rows attend to, once."""
+    groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
+    return _routes(plan, sharding, rank, groups, keys_of_rows)
+
+
+@kept_with_plan
+def row_routes(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int) -> tuple[Route, ...]:
+    """Return who sends which query rows to whom in the backward pass: a row that attends to a key of a rank, once."""
+    return _routes(plan, sharding, rank, np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1, 1), rows_of_keys)
+
+
+def _routes(
+    plan: Plan, sharding: Sharding, rank: int, variants: np.ndarray, needs: Callable[[Plan, np.ndarray], np.ndarray]
+) -> tuple[Route, ...]:
+    """Return the routes of a rank; ``variants[h]`` are the variants that head h takes part in."""
+    owners = sharding.owners()
+    kinds, kind = np.unique(variants, axis=0, return_inverse=True)
+    heads = [np.nonzero(kind.ravel() == number)[0] for number in range(len(kinds))]
+
+    def blocks(needed: np.ndarray, owner: int) -> tuple[Block, ...]:
+        rows = [np.nonzero(needed[own].any(axis=0) & (owners == owner))[0] for own in kinds]
+        return tuple(Block(*block) for block in zip(heads, rows, strict=True) if len(block[1]))
+
+    mine, found = needs(plan, owners == rank), []
+    for peer in range(sharding.world_size):
+        if peer != rank:
+            route = Route(peer, blocks(needs(plan, owners == peer), rank), blocks(mine, peer))
+            if route.send or route.receive:
+                found.append(route)
+    return tuple(found)

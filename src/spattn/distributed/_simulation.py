@@ -1,0 +1,202 @@
+"""Bytes, messages, balance and time of distributed attention, from plans alone; the sharding of least time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import cpu
+from ..arrays.namespace import numpy_dtype
+from ..patterns.base.check import integer
+from ..planning import Plan
+from ..schedule.shard import Sharding, keys_of_rows, rows_of_keys, tiles_of
+from ._plans import Shape, call_of, whole_plan
+from ._shardings import NAMES, named, shape_of
+
+__all__ = ["Simulation", "shard", "simulate"]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What :func:`simulate` predicts for a call.
+
+    Attributes
+    ----------
+    sharding : Sharding
+    name : str
+        Name of the sharding.
+    sent, received : (world_size,) int64 array
+        Bytes that each rank sends and receives.
+    messages : (world_size,) int64 array
+        Messages that each rank receives.
+    work : (world_size,) float64 array
+        Share of each rank in the computed tiles of one process. The sum exceeds 1 if tiles are computed twice.
+    seconds : float
+        Predicted time of the slowest rank: compute, then messages, without overlap.
+    others : dict of str to float
+        The same for other exchanges of keys and values: "ring", "all_gather" and "ulysses" (all-to-all of heads, absent
+        if the ranks do not divide the key-value heads). They compute the same tiles.
+    """
+
+    sharding: Sharding
+    name: str
+    sent: np.ndarray
+    received: np.ndarray
+    messages: np.ndarray
+    work: np.ndarray
+    seconds: float
+    others: dict[str, float]
+
+    @property
+    def balance(self) -> float:
+        """Work of the slowest rank, divided by the mean: 1 is perfect."""
+        return float(self.work.max() / self.work.mean()) if self.work.any() else 1.0
+
+
+def simulate(
+    pattern: Any,
+    shape: Sequence[int],
+    world_size: int,
+    *,
+    sharding: str = "auto",
+    bandwidth: float = 25e9,
+    latency: float = 20e-6,
+    seconds: float | None = None,
+    dtype: str = "float32",
+    backward: bool = False,
+) -> Simulation:
+    """Predict the exchange and the time of :func:`attention` on many ranks, without any.
+
+    Parameters
+    ----------
+    pattern : Pattern, Plan, array or str
+        As in :func:`spattn.attention`.
+    shape : sequence of int
+        (batch, heads_q, heads_kv, length, head_dim) of the whole sequence.
+    world_size : int
+        Number of ranks.
+    sharding : str, optional
+        As in :func:`shard`.
+    bandwidth, latency : float, optional
+        Bytes per second into each rank, and seconds per message.
+    seconds : float, optional
+        Time of the whole call in one process; by default predicted for one thread of a CPU.
+    dtype : str, optional
+        "float32", "float64", "float16" or "bfloat16".
+    backward : bool, optional
+        Predict the backward pass instead of the forward; its time is then 2.5 times `seconds`.
+
+    Returns
+    -------
+    Simulation
+
+    Examples
+    --------
+    >>> from spattn.distributed import simulate
+    >>> from spattn.patterns import SlidingWindow
+    >>> found = simulate(SlidingWindow(256), (1, 8, 8, 65536, 64), 16, sharding="contiguous")
+    >>> int(found.received[3])  # 2 × 256 keys of 8 heads, k and v, 64 floats
+    2097152
+    """
+    sizes, world_size = shape_of(shape), integer("world_size", world_size, 1)
+    plan = whole_plan(pattern, call_of(sizes, dtype), backward=backward)
+    if seconds is None:
+        heads = sizes.batch, sizes.heads_q, sizes.head_dim, sizes.head_dim_v
+        seconds = cpu.predicted_ms(plan, *heads, dtype) / 1000
+    seconds *= 2.5 if backward else 1
+    names = NAMES if sharding == "auto" else (sharding,)
+    found = (_simulated(plan, sizes, world_size, name, bandwidth, latency, seconds, dtype, backward) for name in names)
+    return min(found, key=lambda one: one.seconds)  # the first of equals
+
+
+def shard(
+    pattern: Any, shape: Sequence[int], world_size: int, sharding: str = "auto", *, dtype: str = "float32"
+) -> Sharding:
+    """Return which rank has which rows.
+
+    Parameters
+    ----------
+    pattern : Pattern, Plan, array or str
+        As in :func:`spattn.attention`.
+    shape : sequence of int
+        (batch, heads_q, heads_kv, length, head_dim) of the whole sequence.
+    world_size : int
+        Number of ranks.
+    sharding : {"auto", "contiguous", "balanced", "head_tail", "striped"}, optional
+        "contiguous": one chunk per rank, as in ``torch.chunk``. "balanced": one chunk per rank, with equal numbers of
+        pairs. "head_tail": of ``2 * world_size`` chunks, rank r has the chunks r from either end. "striped": each rank
+        has every ``world_size``-th of ``16 * world_size`` chunks. "auto": the one for which :func:`simulate` predicts
+        the least time.
+    dtype : str, optional
+        "float32", "float64", "float16" or "bfloat16".
+
+    Returns
+    -------
+    Sharding
+        ``rows(rank)`` are the positions of a rank's rows.
+
+    Examples
+    --------
+    >>> from spattn.distributed import shard
+    >>> shard("causal", (1, 8, 8, 64, 32), 2, "head_tail").rows(0)[[0, 15, 16, 31]]
+    array([ 0, 15, 48, 63])
+    """
+    world_size = integer("world_size", world_size, 1)
+    if sharding == "auto":
+        return simulate(pattern, shape, world_size, dtype=dtype).sharding
+    sizes = shape_of(shape)
+    plan = whole_plan(pattern, call_of(sizes, dtype)) if sharding == "balanced" else None
+    return named(sharding, sizes, world_size, plan)
+
+
+def _simulated(
+    plan: Plan,
+    shape: Shape,
+    world_size: int,
+    name: str,
+    bandwidth: float,
+    latency: float,
+    seconds: float,
+    dtype: str,
+    backward: bool,
+) -> Simulation:
+    sharding = named(name, shape, world_size, plan)
+    owners, itemsize = sharding.owners(), numpy_dtype(dtype).itemsize
+    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
+    heads = np.bincount(variant.ravel(), minlength=plan.variants)
+    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
+    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
+    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
+    of_keys = width = (shape.head_dim + shape.head_dim_v) * itemsize
+    if backward:
+        width += shape.head_dim_v * itemsize + max(itemsize, 4)
+    sent, received, messages = (np.zeros(world_size, np.int64) for _ in range(3))
+    work, once = np.zeros(world_size), np.zeros(world_size)
+    for rank in range(world_size):
+        owned = owners == rank
+        needed = (rows_of_keys if backward else keys_of_rows)(plan, owned) & ~owned
+        rows = np.zeros(world_size, np.int64)
+        for variants, number in of_group:
+            rows += number * np.bincount(owners[needed[variants].any(axis=0)], minlength=world_size)
+        sent += rows * width
+        received[rank], messages[rank] = rows.sum() * width, (rows > 0).sum()
+        once[rank] = heads @ tiles_of(plan, owned)
+        work[rank] = heads @ tiles_of(plan, owned, backward=True) if backward else once[rank]
+    total = max(1, heads @ tiles_of(plan, np.ones(shape.length, bool)))
+    work, once = work / total, once / total
+    times = seconds * work + latency * messages + np.maximum(sent, received) / bandwidth
+
+    # Backward, the others send keys and values again, and their gradients.
+    others, peers, of_pass = {}, world_size - 1, 2 if backward else 1
+    compute = seconds * float(once.max())
+    all_keys = of_pass * shape.batch * shape.heads_kv * of_keys * shape.length * peers / world_size / bandwidth
+    others["ring"] = compute + of_pass * peers * latency + all_keys
+    others["all_gather"] = compute + of_pass * latency + all_keys
+    if shape.heads_kv % world_size == 0:
+        moved = (shape.heads_q + shape.heads_kv) * of_keys * shape.batch * shape.length * peers / world_size**2
+        others["ulysses"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
+    return Simulation(sharding, name, sent, received, messages, work, float(times.max()), others)

@@ -1,0 +1,281 @@
+"""Divide a plan among ranks: whose rows, which keys a rank needs, and which part of the plan it computes.
+
+A part has the tiles of the whole plan, at the positions of the whole sequence, so that each sum has the same terms in
+the same order at every number of ranks.
+
+- The *forward part* of a rank has the whole tile lists of all query tiles with a row of the rank.
+- Its *backward part* also has, of all other lists, the tiles from the first to the last with a key of the rank. The
+  gradients of a key are thus summed on one rank, in the whole plan's order, and each rank needs the rows of all queries
+  that attend to its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from .._util.frozen import frozen
+from .._util.ragged import offsets, ramp
+from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
+from ..planning.contract.types import real_cells
+from ..planning.contract.validated import Part, mark_part
+from .gradients import runs_of_items
+from .item_order import by_rows
+
+__all__ = ["Sharding", "backward_part", "forward_part", "keys_of_rows", "pairs_of_rows", "rows_of_keys", "tiles_of"]
+
+_AT_ONCE = 1 << 12  # tiles with bitmasks that are expanded together
+
+
+class Sharding(NamedTuple):
+    """The rows of each rank.
+
+    Attributes
+    ----------
+    bounds : tuple of int
+        Chunk c has the positions ``bounds[c]`` to ``bounds[c + 1] - 1``.
+    ranks : tuple of int
+        Rank of each chunk.
+    world_size : int
+        Number of ranks.
+    """
+
+    bounds: tuple[int, ...]
+    ranks: tuple[int, ...]
+    world_size: int
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        return self.bounds[-1]
+
+    def owners(self) -> np.ndarray:
+        """Return the rank of each position, (length,) int32."""
+        return np.repeat(np.array(self.ranks, np.int32), np.diff(self.bounds))
+
+    def rows(self, rank: int) -> np.ndarray:
+        """Return the positions of a rank's rows, ascending, (n,) int64: local row i has position ``rows(rank)[i]``.
+
+        Index token embeddings, position ids and labels with it; it is the same for all layers.
+        """
+        own = [np.arange(*self.bounds[c : c + 2]) for c, of in enumerate(self.ranks) if of == rank]
+        return np.concatenate([np.zeros(0, np.int64), *own])
+
+
+class Spans(NamedTuple):
+    """A plan's items in row order, their runs, and the rows of all their tiles; -1 stands for padding."""
+
+    work: np.ndarray  # (items,) WORK
+    lists: np.ndarray  # (items,) list of each item: its component and query tile
+    queries: np.ndarray  # (lists, block_q) query rows
+    of_list: np.ndarray  # (lists,) variant
+    keys: np.ndarray  # (key tiles, block_kv) keys; tiles of one variant and view are adjacent
+    of_tile: np.ndarray  # (key tiles,) variant
+    item: np.ndarray  # (runs,) item of each run; an item may have a part of a run
+    number: np.ndarray  # (runs,) number of its first tile, as in `work`
+    start: np.ndarray  # (runs,) index of its first tile in `keys`
+    stop: np.ndarray  # (runs,)
+    mask: np.ndarray  # (runs,)
+
+
+@kept_with_plan
+def _spans(plan: Plan) -> Spans:
+    work, views, components = by_rows(plan), plan.views, plan.components
+    code, lists = np.unique(work["component"].astype(np.int64) << 32 | work["query_tile"], return_inverse=True)
+    component, query_tile = code >> 32, code & 0xFFFFFFFF
+    item, run, first, last = runs_of_items(plan, work)
+    own = components[work["component"][item]]
+    pairs, pair = np.unique(
+        own["variant"].astype(np.int64) * len(views) + own["key_view"] + plan.key_view[run], return_inverse=True
+    )
+    variant, view = np.divmod(pairs, len(views))
+    base = offsets(views["tiles"][view])
+    start = base[pair] + plan.indices[run] + first - plan.tile_indptr[run]
+    of_tile, of_list = np.repeat(variant, np.diff(base)), components["variant"][component]
+    return Spans(
+        work,
+        lists,
+        _rows(views[components["query_view"][component]], query_tile, plan.block_q, of_list, plan.q_order),
+        of_list,
+        _rows(np.repeat(views[view], np.diff(base)), ramp(np.diff(base)), plan.block_kv, of_tile, plan.kv_order),
+        of_tile,
+        item,
+        first,
+        start,
+        start + last - first + 1,
+        plan.mask[run],
+    )
+
+
+def _rows(views: np.ndarray, tiles: np.ndarray, block: int, variant: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return the rows of tiles, (tiles, block) int32."""
+    tile, cell, index = real_cells(views, tiles)
+    rows = np.full((len(tiles), block), -1, np.int32)
+    rows[tile, cell] = order[variant[tile], index] if order.size else index
+    return rows
+
+
+def pairs_of_rows(plan: Plan) -> np.ndarray:
+    """Return the number of allowed pairs of each query row of each variant, (variants, q_len) int64."""
+    spans = _spans(plan)
+    in_mask = np.bitwise_count(plan.masks).sum(axis=2, dtype=np.int64)
+    of_run = np.where(spans.mask[:, None] < 0, plan.block_kv, in_mask[spans.mask] if len(in_mask) else 0)
+    cells = np.zeros(spans.queries.shape, np.int64)
+    np.add.at(cells, spans.lists[spans.item], of_run * (spans.stop - spans.start)[:, None])
+    pairs = np.zeros((plan.variants, plan.q_len), np.int64)
+    real = spans.queries >= 0
+    np.add.at(pairs, (np.repeat(spans.of_list, real.sum(axis=1)), spans.queries[real]), cells[real])
+    return pairs
+
+
+def tiles_of(plan: Plan, owned: np.ndarray, *, backward: bool = False) -> np.ndarray:
+    """Return the number of tiles that a rank with the rows `owned`, (length,) bool, computes for each variant."""
+    items, work = _items(plan, owned, backward)
+    spans = _spans(plan)
+    return np.bincount(spans.of_list[spans.lists[items]], work["end"] - work["begin"], plan.variants).astype(np.int64)
+
+
+def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
+    """Return the keys that the rows `owned`, (q_len,) bool, attend to, for each variant: (variants, kv_len) bool."""
+    spans, found = _spans(plan), np.zeros((plan.variants, plan.kv_len), bool)
+    mine = _held(spans.queries, owned)
+    of_list, full = np.any(mine, axis=1), spans.mask < 0
+    of_run = of_list[spans.lists[spans.item]]
+    reached = _covered(spans, of_run & full)
+    _add(found, spans.of_tile[reached], spans.keys[reached])
+    for run, tile in _tiles(spans, of_run & ~full):
+        cells = mine[spans.lists[spans.item[run]]][:, :, None]
+        words = np.bitwise_or.reduce(np.where(cells, plan.masks[spans.mask[run]], np.uint64(0)), axis=1)
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(bool)
+        _add(found, spans.of_tile[tile], np.where(bits, spans.keys[tile], -1))
+    return found
+
+
+def rows_of_keys(plan: Plan, owned: np.ndarray) -> np.ndarray:
+    """Return the rows that attend to one of the keys `owned`, (kv_len,) bool: (variants, q_len) bool."""
+    spans, found = _spans(plan), np.zeros((plan.variants, plan.q_len), bool)
+    mine = _held(spans.keys, owned)
+    before = offsets(mine.any(axis=1))
+    touched, full = before[spans.stop] > before[spans.start], spans.mask < 0
+    lists = np.unique(spans.lists[spans.item[touched & full]])
+    _add(found, spans.of_list[lists], spans.queries[lists])
+    words = np.packbits(mine, axis=1, bitorder="little").view(np.uint64)
+    for run, tile in _tiles(spans, touched & ~full):
+        of_list = spans.lists[spans.item[run]]
+        cells = (plan.masks[spans.mask[run]] & words[tile][:, None]).any(axis=2)
+        _add(found, spans.of_list[of_list], np.where(cells, spans.queries[of_list], -1))
+    return found
+
+
+def _held(rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
+    """Return which cells of tiles have a row that is owned."""
+    return owned[rows] & (rows >= 0)
+
+
+def _add(found: np.ndarray, variant: np.ndarray, rows: np.ndarray) -> None:
+    real = rows >= 0
+    found[np.repeat(variant, real.sum(axis=1)), rows[real]] = True
+
+
+def _covered(spans: Spans, runs: np.ndarray) -> np.ndarray:
+    """Return the indices of the key tiles of some runs."""
+    size = len(spans.keys) + 1
+    steps = np.bincount(spans.start[runs], minlength=size) - np.bincount(spans.stop[runs], minlength=size)
+    return np.nonzero(np.cumsum(steps)[:-1])[0]
+
+
+def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the run and the index of each key tile of some runs, in portions."""
+    run = np.nonzero(runs)[0]
+    count = spans.stop[run] - spans.start[run]
+    tile = np.repeat(spans.start[run], count) + ramp(count)
+    run = np.repeat(run, count)
+    for first in range(0, len(run), _AT_ONCE):
+        yield run[first : first + _AT_ONCE], tile[first : first + _AT_ONCE]
+
+
+@kept_with_plan
+def forward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
+    """Return the part of a plan that writes a rank's rows of out; other rows may be written or undefined."""
+    owned = sharding.owners() == rank
+    return _part(plan, *_items(plan, owned, False), owned)
+
+
+@kept_with_plan
+def backward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
+    """Return the part of a plan that writes a rank's rows of dq, dk and dv; others may be written or undefined."""
+    owned = sharding.owners() == rank
+    return _part(plan, *_items(plan, owned, True), owned)
+
+
+def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of a part's items among the plan's items in row order, and the items."""
+    spans = _spans(plan)
+    some = np.any(_held(spans.queries, owned), axis=1)
+    own = some[spans.lists]
+    if not backward:
+        return np.nonzero(own)[0], spans.work[own]
+    # The other items are cut to the tiles from the first to the last with a key of the rank.
+    tile = np.nonzero(_held(spans.keys, owned).any(axis=1))[0]
+    low, high = np.searchsorted(tile, spans.start), np.searchsorted(tile, spans.stop) - 1
+    run = np.nonzero((low <= high) & ~own[spans.item])[0]
+    shift = spans.number[run] - spans.start[run]
+    begin, end = spans.work["end"].copy(), spans.work["begin"].copy()
+    np.minimum.at(begin, spans.item[run], tile[low[run]] + shift)
+    np.maximum.at(end, spans.item[run], tile[high[run]] + shift + 1)
+    work = spans.work.copy()
+    work["begin"][~own], work["end"][~own] = begin[~own], end[~own]
+    kept = work["begin"] < work["end"]
+    return np.nonzero(kept)[0], work[kept]
+
+
+def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) -> Plan:
+    """Return the part with some items, and the combines of the rows `owned`."""
+    number, merged = np.diff(plan.merge_indptr), owned[plan.merge_rows]
+    of_merge = np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants))
+    sources = np.repeat(merged, number)
+    slot, cell = np.divmod(plan.merge_sources[sources], plan.block_q)
+    old = np.repeat(of_merge, number)[sources], slot
+    # Slots are numbered anew, from 0 for each variant.
+    variant, slots, new = (
+        np.searchsorted(plan.work_indptr, items, side="right") - 1,
+        0,
+        np.full((plan.variants, plan.slots), -1),
+    )
+    for of in range(plan.variants):
+        here = (variant == of) & (work["slot"] >= 0)
+        new[of, work["slot"][here]] = np.arange(here.sum())
+        work["slot"][here] = np.arange(here.sum())
+        slots = max(slots, int(here.sum()))
+    if (new[old] < 0).any():
+        raise RuntimeError("plan: a part lacks a partial that it reads; this is a bug in spattn, please report it")
+    part = replace(
+        plan,
+        pattern=None,
+        work=frozen(work),
+        work_indptr=frozen(np.searchsorted(items, plan.work_indptr).astype(np.int32)),
+        slots=slots,
+        merge_rows=frozen(plan.merge_rows[merged]),
+        merge_indptr=frozen(offsets(number[merged]).astype(np.int32)),
+        merge_sources=frozen((new[old] * plan.block_q + cell).astype(np.int32)),
+        merge_variants=frozen(offsets(merged)[plan.merge_variants].astype(np.int32)),
+    )
+    lists = _spans(plan).lists[items[work["slot"] < 0]]
+    _prove(plan, part, lists, owned)
+    return mark_part(part, Part(plan, frozen(items)))
+
+
+def _prove(plan: Plan, part: Plan, alone: np.ndarray, owned: np.ndarray) -> None:
+    """Raise RuntimeError unless each row of the rank has one writer: a combine, or an item with a list of `alone`."""
+    spans = _spans(plan)
+    writers = np.zeros((plan.variants, plan.q_len), np.int64)
+    rows = spans.queries[alone]
+    np.add.at(writers, (np.repeat(spans.of_list[alone], (rows >= 0).sum(axis=1)), rows[rows >= 0]), 1)
+    of_merge = np.repeat(np.arange(plan.variants), np.diff(part.merge_variants))
+    np.add.at(writers, (of_merge, part.merge_rows), 1)
+    if (writers[:, owned] != 1).any():
+        raise RuntimeError("plan: a row of a rank has no writer or several; this is a bug in spattn, please report it")

@@ -1,0 +1,312 @@
+"""What the processes of tests/distributed/test_ranks.py run: ``rank_program.py RANK FOLDER``."""
+
+import datetime
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+import spattn
+import spattn.distributed as sd
+from spattn import patterns as p
+from spattn import score
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import hybrid_block  # noqa: E402
+
+WORLD_SIZE = 4
+SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
+
+
+VALID = np.arange(300)[None, None] % 50 > 3
+
+
+def by_position(s, b, h, q, k):
+    """A score that tells positions, heads and batch entries apart."""
+    return s + SLOPES[h] * (k - q) - 0.001 * q + 0.01 * b
+
+
+#: Pattern, (batch, heads_q, heads_kv, length, head_dim, head_dim_v), dtype, options of the call.
+CASES = {
+    "window": (p.SlidingWindow(40, 20), (2, 4, 2, 500, 32, 32), "float32", {}),
+    "causal": (p.Causal(), (1, 2, 1, 501, 16, 24), "float64", {}),
+    "streaming": (p.Causal() & (p.Sinks(4) | p.SlidingWindow(60, 0)), (1, 4, 4, 733, 32, 32), "bfloat16", {}),
+    "strided": (p.strided(16), (1, 2, 2, 640, 64, 64), "float16", {}),
+    "longformer": (p.longformer(30, global_tokens=(0, 250, 251)), (1, 12, 4, 400, 32, 32), "float32", {}),
+    "documents": (p.Causal() & p.Documents((90, 200, 3, 107)), (2, 2, 2, 400, 40, 40), "float32", {}),
+    "grid": (p.Neighborhood((20, 21), (5, 7)) | p.GlobalTokens((0,)), (1, 2, 1, 420, 32, 32), "float32", {}),
+    "heads": (
+        p.PerHead((p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full())),
+        (1, 4, 2, 210, 16, 16),
+        "float32",
+        {},
+    ),
+    "dropout": (p.SlidingWindow(50), (2, 4, 2, 300, 32, 32), "float32", {"dropout_p": 0.3, "seed": 7, "scale": 0.3}),
+    "score": (p.Causal(), (2, 4, 2, 300, 32, 32), "float32", {"score": by_position, "sinks": torch.ones(4)}),
+    "library": (p.SlidingWindow(70, 0), (1, 4, 2, 300, 32, 32), "bfloat16", {"score": score.alibi(SLOPES)}),
+    "split": (p.Causal(), (1, 1, 1, 2500, 16, 16), "float32", {}),
+    "permuted": (p.Clusters(np.arange(2000) * 7919 % 9), (1, 1, 1, 2000, 16, 16), "float32", {}),
+    "padding": (p.Causal() & p.KeyPadding(VALID), (1, 2, 1, 300, 16, 16), "float32", {}),
+    "few": (p.Full(), (1, 2, 1, 3, 16, 16), "float32", {}),
+}
+
+
+def tensors(shape, dtype, seed=0):
+    batch, heads_q, heads_kv, length, head_dim, head_dim_v = shape
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (heads_q, head_dim), (heads_kv, head_dim), (heads_kv, head_dim_v), (heads_q, head_dim_v)
+    return [torch.randn(batch, h, length, d, generator=generator).to(getattr(torch, dtype)) for h, d in sizes]
+
+
+def gradients(compute, tensors, dout):
+    own = [x.clone().requires_grad_() for x in tensors]
+    out = compute(*own)
+    return out.detach(), *torch.autograd.grad(out, own, dout)
+
+
+def same_bits(got, want):
+    return all(
+        torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        for x, y in zip(got, want, strict=True)
+    )
+
+
+class Wire:
+    """Counts the bytes that this rank sends, and refuses collectives that do arithmetic."""
+
+    def __init__(self):
+        names = "batch_isend_irecv", "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
+        self.sent, self.before = 0, {name: getattr(dist, name) for name in names}
+        for name in names:
+            setattr(dist, name, self.count if name == "batch_isend_irecv" else self.refuse)
+
+    def remove(self):
+        for name, function in self.before.items():
+            setattr(dist, name, function)
+
+    def count(self, operations):
+        self.sent += sum(x.tensor.nbytes for x in operations if x.op is dist.isend)
+        return self.before["batch_isend_irecv"](operations)
+
+    @staticmethod
+    def refuse(*_, **__):
+        raise AssertionError("a reducing collective")
+
+    def taken(self):
+        sent, self.sent = self.sent, 0
+        return sent
+
+
+def allowed(pattern, shape):
+    """The pairs of each batch entry and query head, from the predicate: (batch, heads_q, length, length) bool."""
+    own, index = pattern.variants(*shape[:2])
+    at = np.arange(shape[3])
+    pairs = np.stack([x.bind(shape[3], shape[3]).allows(at[:, None], at) for x in own])
+    return pairs[np.broadcast_to(index, shape[:2])]
+
+
+def needed_bytes(pattern, shape, dtype, sharding, rank):
+    """Bytes that a rank must send forward and backward: the rows of others' pairs, once for each head of k and q.
+
+    A message has 8 more.
+    """
+    batch, heads_q, heads_kv, length, head_dim, head_dim_v = shape
+    pairs, owners = allowed(pattern, shape), sharding.owners()
+    size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
+    of_keys = of_rows = key_messages = row_messages = 0
+    for peer in set(range(sharding.world_size)) - {rank}:
+        keys = pairs[:, :, owners == peer][..., owners == rank].any(axis=2)
+        of_keys += int(keys.reshape(batch, heads_kv, heads_q // heads_kv, -1).any(axis=2).sum())
+        rows = pairs[:, :, owners == rank][..., owners == peer].any(axis=3)
+        of_rows += int(rows.sum())
+        key_messages, row_messages = key_messages + keys.any(), row_messages + rows.any()
+    row_bytes = (head_dim + 2 * head_dim_v) * size + max(4, size)
+    return of_keys * (head_dim + head_dim_v) * size + 8 * key_messages, of_rows * row_bytes + 8 * row_messages
+
+
+def bits(rank):
+    """Forward and backward have the bits of one process, and no row travels in vain."""
+    wire = Wire()
+    groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
+    registered = {
+        name: (of, (*of.sizes(), 1, length, 16, 16), "float32", {})
+        for name in p.registry.names()
+        for of, length, _ in [p.registry.example(name)]
+    }
+    names, count = ("contiguous", "balanced", "head_tail", "striped"), 0
+    for name, (pattern, shape, dtype, options) in (CASES | registered).items():
+        shape = (*(max(1, x) for x in shape[:2]), *shape[2:])
+        q, k, v, dout = tensors(shape, dtype)
+        if name == "padding":  # where no query looks
+            k[:, :, 101], v[:, :, 203] = math.nan, math.inf
+        want = gradients(lambda *x, of=pattern, more=options: spattn.attention(*x, of, **more), (q, k, v), dout)
+        for size, group in groups.items():
+            for of in names if name in ("window", "streaming") else (names[count % 4], names[(count + 1) % 4]):
+                count += 1
+                if name in registered and count % 3:
+                    continue
+                if rank >= size:
+                    continue
+                sharding = sd.shard(pattern, shape[:5], size, of, dtype=dtype)
+                rows = torch.from_numpy(sharding.rows(rank))
+                own = [x[:, :, rows] for x in (q, k, v, dout)]
+                given = {"length": shape[3], "sharding": sharding, **options}
+                sent = []
+
+                def compute(*x, of=pattern, group=group, given=given, sent=sent):
+                    out = sd.attention(*x, of, group, **given)
+                    sent.append(wire.taken())
+                    return out
+
+                got = gradients(compute, own[:3], own[3])
+                sent.append(wire.taken())
+                assert same_bits(got, [x[:, :, rows] for x in want]), (name, size, of)
+                assert tuple(sent) == needed_bytes(pattern, shape, dtype, sharding, rank), (name, size, of, sent)
+    assert count > 90
+    wire.remove()
+
+
+def raises(kind, words, call):
+    try:
+        call()
+    except kind as error:
+        assert type(error) is kind and all(word in str(error) for word in words), repr(error)
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def mismatches(rank):
+    """Every rank gets the error of one, and the next call works."""
+    q, k, v, _ = tensors((1, 2, 2, 32, 16, 16), "float32", rank)
+    odd = rank == 2
+
+    def attend(q=q, k=k, v=v, of="full", **options):
+        return sd.attention(q, k, v, of, **options)
+
+    short = {"q": q[:, :, :31], "k": k[:, :, :31], "v": v[:, :, :31]}
+    cases = [
+        (ValueError, ["dtype", "float64 on ranks [2]"], {"q": q.double(), "k": k.double(), "v": v.double()}, {}),
+        (ValueError, ["pattern"], {"of": p.SlidingWindow(3)}, {}),
+        (ValueError, ["seed", "6 on ranks [2]"], {"seed": 6}, {"dropout_p": 0.5, "seed": 5}),
+        (ValueError, ["shape", "(1, 1, 1, 128, 16, 16)"], {"q": q[:, :1], "k": k[:, :1], "v": v[:, :1]}, {}),
+        (ValueError, ["scale", "0.5 on ranks [2]"], {"scale": 0.5}, {}),
+        (ValueError, ["sinks"], {"sinks": torch.ones(2)}, {"sinks": torch.zeros(2)}),
+        (ValueError, ["score"], {"score": score.softcap(2.0)}, {"score": score.softcap(3.0)}),
+        (ValueError, ["sharding"], {"sharding": "striped"}, {"sharding": "head_tail"}),
+        (ValueError, ["expected 32 of 128 rows on rank 2, got 31"], short, {"length": 128}),
+    ]
+    for number, (kind, words, changed, same) in enumerate(cases):
+        same = {"scale": 0.1 + number} | same  # not compared before
+        raises(kind, words, lambda changed=changed, same=same: attend(**(same | (changed if odd else {}))))
+        attend(**same)
+    wrong = (TypeError, ["q:"]) if odd else (ValueError, ["rank 2 raised TypeError: q:"])
+    raises(*wrong, lambda: attend(q=q.int() if odd else q))
+    raises(ValueError, ["q: expected 31 of 127 rows on rank 3" if rank == 3 else "rank"], lambda: attend(length=127))
+    # Once compared, the messages tell.
+    attend(dropout_p=0.5, seed=1)
+    raises(ValueError, ["passed another pattern, shape, scale or seed"], lambda: attend(dropout_p=0.5, seed=2 + odd))
+    attend(dropout_p=0.5, seed=2)
+    os.environ["SPATTN_CHECK_RANKS"] = "1"
+    raises(ValueError, ["seed"], lambda: attend(dropout_p=0.5, seed=rank))
+    attend(dropout_p=0.5, seed=2)
+    del os.environ["SPATTN_CHECK_RANKS"]
+    sinks = torch.zeros(2, requires_grad=True)
+    raises(ValueError, ["no gradients of their arrays"], lambda: attend(sinks=sinks))
+    far = (q * (1e6 if odd else 1)).requires_grad_()
+    raises(ValueError, ["ranks [2]", "scale"], lambda: attend(q=far).sum().backward())
+    attend()
+
+
+def memberships(rank):
+    """A rank calls with its own group."""
+    q, k, v, _ = tensors((1, 2, 2, 10, 16, 16), "float32")
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        sd.attention(q, k, v, "full", group)
+    else:
+        raises(ValueError, ["group: this rank is not in the group"], lambda: sd.attention(q, k, v, "full", group))
+
+
+def dtensors(rank):
+    """DTensors in and out, on a mesh and on a dimension of one, with shards of different lengths."""
+    shape = 1, 4, 2, 90, 16, 16
+    q, k, v, dout = tensors(shape, "float32")
+    want = gradients(lambda *x: spattn.attention(*x, p.SlidingWindow(9)), (q, k, v), dout)
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    own = [torch.distributed.tensor.distribute_tensor(x, mesh, [Shard(2)]) for x in (q, k, v, dout)]
+    assert rank != 3 or own[0].to_local().shape[2] == 21
+    got = gradients(lambda *x: sd.attention(*x, p.SlidingWindow(9)), own[:3], own[3])
+    assert all(isinstance(x, DTensor) and x.placements == (Shard(2),) for x in got)
+    assert same_bits([x.full_tensor() for x in got], want)
+    local = sd.attention(*(x.to_local() for x in own[:3]), p.SlidingWindow(9), mesh, length=90)
+    assert same_bits([local], [got[0].to_local()])
+    raises(TypeError, ["k: expected a DTensor"], lambda: sd.attention(own[0], k, v))
+    raises(
+        ValueError, ["q: expected Shard(2)"], lambda: sd.attention(*(x.redistribute(mesh, [Shard(1)]) for x in own[:3]))
+    )
+    # A mesh of heads and rows: bits of one process with these heads.
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    own = [torch.distributed.tensor.distribute_tensor(x, mesh, [Shard(1), Shard(2)]) for x in (q, k, v, dout)]
+    got = gradients(lambda *x: sd.attention(*x, p.SlidingWindow(9)), own[:3], own[3])
+    halves = [[x.chunk(2, 1)[half] for x in (q, k, v, dout)] for half in range(2)]
+    want = [gradients(lambda *x: spattn.attention(*x, p.SlidingWindow(9)), x[:3], x[3]) for x in halves]
+    assert same_bits([x.full_tensor() for x in got], [torch.cat(x, 1) for x in zip(*want, strict=True)])
+    raises(ValueError, ["pattern: with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
+
+
+def graphs(rank):
+    """In a checkpoint and in a compiled function, which breaks its graph there."""
+    q, k, v, dout = tensors((1, 2, 2, 80, 16, 16), "float32")
+    rows = slice(20 * rank, 20 * rank + 20)
+    own = [x[:, :, rows] for x in (q, k, v, dout)]
+    want = gradients(lambda *x: 2 * spattn.attention(*x, p.SlidingWindow(9)), (q, k, v), dout)
+
+    def twice(*x):
+        return 2 * sd.attention(*x, p.SlidingWindow(9))
+
+    def checkpointed(*x):
+        return torch.utils.checkpoint.checkpoint(twice, *x, use_reentrant=False)
+
+    for compute in (twice, checkpointed, torch.compile(twice, backend="eager")):
+        assert same_bits(gradients(compute, own[:3], own[3]), [x[:, :, rows] for x in want])
+
+
+def example(rank):
+    """examples/hybrid_block.py compares layouts with one process."""
+    hybrid_block.compare(hybrid_block.arguments("--width 48 --heads 4 --length 70 --repeats 1".split()))
+
+
+def faults(rank):
+    """After a rank died and one stopped, the others get an error within the timeout of a group, and another works."""
+    timeout = datetime.timedelta(seconds=3)
+    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(2)), dist.new_group([0, 1])]
+    q, k, v, _ = tensors((1, 2, 2, 20, 16, 16), "float32", rank)
+    for group in groups[: 3 if rank < 2 else 2]:
+        sd.attention(q, k, v, "causal", group)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    words = ["died", "new process group"]
+    begin = time.monotonic()
+    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "causal", groups[0]))
+    raises(RuntimeError, [*words, "compare"], lambda: sd.attention(q, k, v, "full", groups[1]))
+    assert time.monotonic() - begin < 30
+    sd.attention(q, k, v, "causal", groups[2])
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
+    for part in (bits, mismatches, memberships, dtensors, graphs, example, faults):
+        part(rank)
+        print(part.__name__, flush=True)
+    os._exit(0)  # the default group has lost ranks

@@ -1,0 +1,179 @@
+"""The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spattn
+from spattn import cpu
+from spattn import patterns as p
+from spattn.distributed import simulate
+from spattn.distributed._plans import Shape, call_of, key_routes, row_routes
+from spattn.distributed._shardings import NAMES, named
+from spattn.request.call import Call
+from spattn.schedule import shard
+from spattn.testing import inputs
+from spattn.testing.strategies import cases, compositions, problems
+
+
+def square(drawn):
+    return drawn.case.sizes.q_len == drawn.case.sizes.kv_len
+
+
+@settings(max_examples=40)
+@given(
+    problems(st.one_of(cases(max_len=300), compositions(max_len=300)), layout=("contiguous",) * 3).filter(square),
+    st.sampled_from(NAMES),
+    st.integers(2, 5),
+)
+def test_parts_have_the_bits_of_the_whole(problem, name, world_size):
+    """Rows that a rank does not need hold other numbers; they may not matter."""
+    sizes, pattern = problem.case.sizes, problem.case.pattern
+    shape = Shape(sizes.batch, sizes.heads_q, sizes.heads_kv, sizes.q_len, problem.head_dim, problem.head_dim_v)
+    q, k, v = inputs(*problem.shape, dtype=problem.dtype, seed=problem.seed)
+    dout = inputs(*problem.shape, dtype=problem.dtype, seed=problem.seed + 1)[2]
+    call = Call.of(q, k, v)
+    plan, of_gradients = (cpu.plan_for(pattern, call, backward=backward) for backward in (False, True))
+    sharding = named(name, shape, world_size, plan)
+    out, lse = spattn.attention(q, k, v, pattern, backend="cpu", return_lse=True)
+    dout = np.resize(dout, out.shape)
+    gradients = spattn.attention_backward(dout, q, k, v, out, lse, pattern, backend="cpu")
+    rng = np.random.default_rng(problem.seed)
+    for rank in range(world_size):
+        rows = sharding.rows(rank)
+
+        def seen(x, routes, other, rows=rows):
+            made = np.full_like(x, other) if other == -np.inf else rng.standard_normal(x.shape).astype(x.dtype)
+            flat, of = made.reshape(-1, *x.shape[2:]), x.reshape(-1, *x.shape[2:])
+            flat[:, rows] = of[:, rows]
+            for route in routes:
+                for block in route.receive:
+                    flat[np.ix_(block.heads, block.rows)] = of[np.ix_(block.heads, block.rows)]
+            return made
+
+        of_keys = key_routes(plan, sharding, rank, sizes.batch, sizes.heads_q, sizes.heads_kv)
+        keys, values = seen(k, of_keys, 0), seen(v, of_keys, 0)
+        own = shard.forward_part(plan, sharding, rank)
+        mine, of_mine = spattn.attention(seen(q, (), 0), keys, values, own, backend="cpu", return_lse=True)
+        assert mine[:, :, rows].tobytes() == out[:, :, rows].tobytes()
+        assert of_mine[:, :, rows].tobytes() == lse[:, :, rows].tobytes()
+        of_rows = row_routes(of_gradients, sharding, rank, sizes.batch, sizes.heads_q)
+        given = [seen(x, of_rows, 0) for x in (dout, q)], [seen(out, of_rows, 0), seen(lse, of_rows, -np.inf)]
+        own = shard.backward_part(of_gradients, sharding, rank)
+        for got, want in zip(
+            spattn.attention_backward(*given[0], keys, values, *given[1], own, backend="cpu"), gradients, strict=True
+        ):
+            assert got[:, :, rows].tobytes() == want[:, :, rows].tobytes()
+
+
+def causal_plan(length=16384, heads=1):
+    return cpu.plan_for(p.Causal(), call_of(Shape(1, heads, heads, length, 32, 32), "float32"))
+
+
+def test_pairs_of_rows_are_the_predicates():
+    pattern = p.PerHead((p.Causal(), p.strided(9) | p.GlobalTokens((3, 130)), p.Neighborhood((10, 20), (3, 5))))
+    plan = cpu.plan_for(pattern, call_of(Shape(1, 3, 3, 200, 16, 16), "float32"))
+    own, index = pattern.variants(1, 3)
+    at = np.arange(200)
+    want = [x.bind(200, 200).allows(at[:, None], at).sum(axis=1) for x in own]
+    assert np.array_equal(shard.pairs_of_rows(plan), want)
+    assert shard.pairs_of_rows(plan).sum() == plan.nnz and index.shape == plan.variant.shape
+
+
+def test_plans_with_splits_and_permutations_are_tested():
+    """The cases "split" and "permuted" of tests/distributed/rank_program.py."""
+    assert causal_plan(2500).slots
+    labels = p.Clusters(np.arange(2000) * 7919 % 9)
+    assert cpu.plan_for(labels, call_of(Shape(1, 1, 1, 2000, 16, 16), "float32")).ordered
+
+
+@pytest.mark.parametrize("name", ["balanced", "head_tail"])
+def test_causal_work_is_balanced(name):
+    """Within 5 % of the mean at 64 ranks, in tiles."""
+    plan = causal_plan(131072, 16)
+    shape = Shape(1, 16, 16, 131072, 32, 32)
+    owners = named(name, shape, 64, plan).owners()
+    tiles = [shard.tiles_of(plan, owners == rank).sum() for rank in range(64)]
+    assert max(tiles) <= 1.05 * np.mean(tiles)
+    assert named("contiguous", shape, 64, None).bounds[1] == 2048
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length, world_size", [(1, 3), (7, 2), (100, 7), (1000, 4)])
+def test_each_row_is_on_one_rank(name, length, world_size):
+    shape = Shape(1, 1, 1, length, 16, 16)
+    sharding = named(name, shape, world_size, cpu.plan_for(p.Causal(), call_of(shape, "float32")))
+    rows = [sharding.rows(rank) for rank in range(world_size)]
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(length)) and sharding.length == length
+    for rank, own in enumerate(rows):
+        assert (np.diff(own) > 0).all() and (sharding.owners()[own] == rank).all()
+
+
+@pytest.mark.parametrize("change", ["work", "merge_rows"])
+def test_a_part_without_a_row_is_refused(change):
+    plan, owned = causal_plan(2500), np.arange(2500) >= 1250
+    items, work = shard._items(plan, owned, False)
+    shard._part(plan, items, work.copy(), owned)
+    if change == "work":
+        with pytest.raises(RuntimeError, match="a part lacks a partial"):
+            shard._part(plan, items[:-1], work[:-1].copy(), owned)
+    else:
+        rows = plan.merge_rows
+        part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
+        with pytest.raises(RuntimeError, match="no writer or several"):
+            shard._prove(plan, part, np.zeros(0, np.int64), owned)
+
+
+def test_the_simulation_has_the_bytes_of_the_routes():
+    """Sums over the routes of each rank, forward and backward, with grouped heads of different patterns."""
+    pattern = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.SlidingWindow(3, 0)))
+    shape, world_size = Shape(2, 4, 2, 500, 16, 16), 5
+    for backward in (False, True):
+        found = simulate(pattern, shape[:5], world_size, sharding="head_tail", dtype="float64", backward=backward)
+        plan = cpu.plan_for(pattern, call_of(shape, "float64"), backward=backward)
+        for rank in range(world_size):
+            routes = (
+                row_routes(plan, found.sharding, rank, 2, 4)
+                if backward
+                else key_routes(plan, found.sharding, rank, 2, 4, 2)
+            )
+            width = 8 * (3 * 16 + 1 if backward else 2 * 16)
+            for blocks, total in (("receive", found.received), ("send", found.sent)):
+                rows = sum(len(x.heads) * len(x.rows) for route in routes for x in getattr(route, blocks))
+                assert rows * width == total[rank]
+            assert found.messages[rank] == sum(1 for route in routes if route.receive)
+            part = (shard.backward_part if backward else shard.forward_part)(plan, found.sharding, rank)
+            length = np.bincount(
+                np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)), part.work["end"] - part.work["begin"]
+            )
+            assert length[np.broadcast_to(plan.variant, (2, 4))].sum() / (8 * plan.tiles / plan.variants) > 0
+            assert np.array_equal(length, shard.tiles_of(plan, found.sharding.owners() == rank, backward=backward))
+
+
+def test_the_simulation_of_a_window():
+    """Bytes depend on neither the length nor the number of ranks; other exchanges send all keys."""
+    for length, world_size in ((16384, 8), (65536, 16), (65536, 256)):
+        shape = 1, 8, 8, length, 64
+        found = simulate(p.SlidingWindow(100), shape, world_size, sharding="contiguous", seconds=0.01)
+        assert found.received[1:-1].tolist() == [2 * 100 * 8 * 2 * 64 * 4] * (world_size - 2)
+        assert found.sent.sum() == found.received.sum() and found.messages.max() == 2
+        assert found.balance < 1.3 and found.seconds < min(found.others.values())
+        assert ("ulysses" in found.others) == (world_size == 8)
+    one = simulate(p.SlidingWindow(100), shape, 1, seconds=0.01)
+    assert one.seconds == 0.01 == one.others["ring"] and one.name == "contiguous" and not one.received.any()
+
+
+def test_the_least_predicted_time_chooses_the_sharding():
+    shape = 1, 2, 2, 8192, 32
+    for pattern, name in ((p.Causal(), "balanced"), (p.SlidingWindow(50), "contiguous")):
+        each = {of: simulate(pattern, shape, 8, sharding=of, seconds=0.1).seconds for of in NAMES}
+        chosen = simulate(pattern, shape, 8, seconds=0.1)
+        assert chosen.name == name and chosen.seconds == min(each.values())
+    assert spattn.distributed.shard("causal", shape, 8).bounds == simulate("causal", shape, 8).sharding.bounds
+    with pytest.raises(ValueError, match="sharding: expected 'auto' or one of 'contiguous'"):
+        spattn.distributed.shard("causal", shape, 8, "ring")
+    with pytest.raises(ValueError, match="shape: expected"):
+        simulate("causal", (1, 2, 3), 8)
