@@ -32,6 +32,7 @@ from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 
 __all__ = [
+    "FAR_LSE",
     "LIMITS",
     "TILE",
     "accepts",
@@ -64,6 +65,7 @@ blocks of O with six rows each. With 64 keys, the operands of either product fit
 """
 _AMX_TILE = (64, 64)  # the queries fill two panels of two AMX tiles
 
+FAR_LSE = _core.FAR_LSE  # largest |lse|, by its bytes, up to which gradients do without the float64 fallback
 _MAX_LENGTHS = 8  # maximum cached dispatches of a length-polymorphic plan whose tile lists grow, one per kv_len
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # target number of parallel tasks, batch · heads · splits; independent of the thread count

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from .. import attention as attention_of_one
 from .. import attention_backward
 from ..arrays import autocast, dtype_name
-from ..cpu._core import FAR_LSE
+from ..cpu import FAR_LSE
 from ..dispatch import scores
 from ..dispatch.plans import resolve
 from ..patterns import Pattern
