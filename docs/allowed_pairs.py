@@ -222,7 +222,7 @@ ALLOWED = {
     "price.rst": {"spattn.patterns.windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
     "slow.rst": {
         "spattn.patterns.SlidingWindow(64)": square(1024, window(64, 64)),
-        "spattn.patterns.Mask(mask)": square(1024, dilated(8, 64)),
+        "spattn.patterns.interop.from_pairs(row, key, 1024, 1024)": square(1024, dilated(8, 64)),
     },
     "verify.rst": {
         "SlidingWindow(3, 0)": square(16, window(3, 0)),
@@ -267,6 +267,7 @@ ALLOWED = {
             256, both(causal, lambda at: documents(*[(100, 30, 126), (56, 200)][at.b])(at)), batch=2
         ),
         "from_mask_mod(documents(owner))": square(256, owners),
+        "patterns.Clusters(bucket)": square(256, lambda at: (at.q - at.k) % 8 == 0),
         "patterns.Causal() & patterns.KeyPadding.from_lengths((256, 190), 256)": square(
             256, both(causal, lambda at: at.k < (256, 190)[at.b]), batch=2
         ),
@@ -318,7 +319,6 @@ ALLOWED = {
     },
     "own_masks.rst": {
         "patterns.discover(mask)": square(2048, dilated(64, 4)),
-        "patterns.Mask(mask)": square(2048, dilated(64, 4)),
         "patterns.discover((j <= i) & ((i // 64 == j // 64) | (j % 64 >= 56)))": square(
             2048, both(causal, lambda at: (at.q // 64 == at.k // 64) | (at.k % 64 >= 56))
         ),

@@ -228,8 +228,8 @@ def test_rejects_what_the_kernels_cannot_do():
         cpu.forward(q, k[..., :7], v, made, 1.0)
     with pytest.raises(ValueError, match="plan: expected lengths 9 and 10, got 10 and 10"):
         cpu.forward(q[:, :, :9], k, v, made, 1.0)
-    wide = inputs(q_len=4, head_dim=257)
-    with pytest.raises(ValueError, match="head_dim: expected 1 … 256 .*, got 257"):
+    wide = inputs(q_len=4, head_dim=1025)
+    with pytest.raises(ValueError, match="head_dim: expected 1 … 1024 .*, got 1025"):
         cpu.forward(*wide, spattn.plan(patterns.Full(), 4), 1.0)
 
 

@@ -306,7 +306,6 @@ REASONS = {
     "refused: a model that computes with its mask": (
         "^attention_mask: (this model computes with its mask|expected a mask for)"
     ),
-    "refused: heads of more than 256 features, as published": "^head_dim: expected 1 … 256",
     "refused: no layer that calls the attention interface": "^model: .* none of its layers uses",
 }
 """The rows of the table, and the error of the families in each."""

@@ -119,7 +119,7 @@ class Kernels:
 
 gpu = Gpu()
 class Backend:
-    LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False, predicts=False)
+    LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False, predicts=False, rows=False)
     memory = staticmethod(cpu.memory)
     plan_for = staticmethod(cpu.plan_for)
     prepare = staticmethod(lambda call, plan: execute.Forward(call, plan, Kernels.forward, gpu, None))
