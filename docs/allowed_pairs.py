@@ -223,6 +223,7 @@ ALLOWED = {
     "slow.rst": {
         "spattn.patterns.SlidingWindow(64)": square(1024, window(64, 64)),
         "spattn.patterns.interop.from_pairs(row, key, 1024, 1024)": square(1024, dilated(8, 64)),
+        "spattn.patterns.discover(listed)": square(1024, dilated(8, 64)),
     },
     "verify.rst": {
         "SlidingWindow(3, 0)": square(16, window(3, 0)),
@@ -267,6 +268,9 @@ ALLOWED = {
             256, both(causal, lambda at: documents(*[(100, 30, 126), (56, 200)][at.b])(at)), batch=2
         ),
         "from_mask_mod(documents(owner))": square(256, owners),
+        "from_mask_mod(lambda b, h, q_idx, kv_idx: torch.gcd(q_idx, kv_idx) == 1)": square(
+            256, lambda at: np.gcd(at.q, at.k) == 1
+        ),
         "patterns.Clusters(bucket)": square(256, lambda at: (at.q - at.k) % 8 == 0),
         "patterns.Causal() & patterns.KeyPadding.from_lengths((256, 190), 256)": square(
             256, both(causal, lambda at: at.k < (256, 190)[at.b]), batch=2

@@ -11,7 +11,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.distributed import simulate
-from spattn.distributed._plans import Shape, call_of, key_routes, row_routes
+from spattn.distributed._plans import Shape, call_of, key_transfers, row_transfers
 from spattn.distributed._shardings import NAMES, named
 from spattn.request.call import Call
 from spattn.schedule import shard
@@ -45,22 +45,22 @@ def test_parts_have_the_bits_of_the_whole(problem, name, world_size):
     for rank in range(world_size):
         rows = sharding.rows(rank)
 
-        def seen(x, routes, other, rows=rows):
+        def seen(x, transfers, other, rows=rows):
             made = np.full_like(x, other) if other == -np.inf else rng.standard_normal(x.shape).astype(x.dtype)
             flat, of = made.reshape(-1, *x.shape[2:]), x.reshape(-1, *x.shape[2:])
             flat[:, rows] = of[:, rows]
-            for route in routes:
-                for block in route.receive:
+            for transfer in transfers:
+                for block in transfer.receive:
                     flat[np.ix_(block.heads, block.rows)] = of[np.ix_(block.heads, block.rows)]
             return made
 
-        of_keys = key_routes(plan, sharding, rank, sizes.batch, sizes.heads_q, sizes.heads_kv)
+        of_keys = key_transfers(plan, sharding, rank, sizes.batch, sizes.heads_q, sizes.heads_kv)
         keys, values = seen(k, of_keys, 0), seen(v, of_keys, 0)
         own = shard.forward_part(plan, sharding, rank)
         mine, of_mine = spattn.attention(seen(q, (), 0), keys, values, own, backend="cpu", return_lse=True)
         assert mine[:, :, rows].tobytes() == out[:, :, rows].tobytes()
         assert of_mine[:, :, rows].tobytes() == lse[:, :, rows].tobytes()
-        of_rows = row_routes(of_gradients, sharding, rank, sizes.batch, sizes.heads_q)
+        of_rows = row_transfers(of_gradients, sharding, rank, sizes.batch, sizes.heads_q)
         given = [seen(x, of_rows, 0) for x in (dout, q)], [seen(out, of_rows, 0), seen(lse, of_rows, -np.inf)]
         own = shard.backward_part(of_gradients, sharding, rank)
         for got, want in zip(
@@ -127,24 +127,24 @@ def test_a_part_without_a_row_is_refused(change):
             shard._prove(plan, part, np.zeros(0, np.int64), owned)
 
 
-def test_the_simulation_has_the_bytes_of_the_routes():
-    """Sums over the routes of each rank, forward and backward, with grouped heads of different patterns."""
+def test_the_simulation_has_the_bytes_of_the_transfers():
+    """Sums over the transfers of each rank, forward and backward, with grouped heads of different patterns."""
     pattern = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.SlidingWindow(3, 0)))
     shape, world_size = Shape(2, 4, 2, 500, 16, 16), 5
     for backward in (False, True):
         found = simulate(pattern, shape[:5], world_size, sharding="head_tail", dtype="float64", backward=backward)
         plan = cpu.plan_for(pattern, call_of(shape, "float64"), backward=backward)
         for rank in range(world_size):
-            routes = (
-                row_routes(plan, found.sharding, rank, 2, 4)
+            transfers = (
+                row_transfers(plan, found.sharding, rank, 2, 4)
                 if backward
-                else key_routes(plan, found.sharding, rank, 2, 4, 2)
+                else key_transfers(plan, found.sharding, rank, 2, 4, 2)
             )
             width = 8 * (3 * 16 + 1 if backward else 2 * 16)
             for blocks, total in (("receive", found.received), ("send", found.sent)):
-                rows = sum(len(x.heads) * len(x.rows) for route in routes for x in getattr(route, blocks))
+                rows = sum(len(x.heads) * len(x.rows) for transfer in transfers for x in getattr(transfer, blocks))
                 assert rows * width == total[rank]
-            assert found.messages[rank] == sum(1 for route in routes if route.receive)
+            assert found.messages[rank] == sum(1 for transfer in transfers if transfer.receive)
             part = (shard.backward_part if backward else shard.forward_part)(plan, found.sharding, rank)
             length = np.bincount(
                 np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)), part.work["end"] - part.work["begin"]

@@ -24,7 +24,7 @@ from ..request.call import Call
 from ..schedule.shard import Sharding, backward_part, forward_part
 from ._agreement import agree, digest, digest_of_plan
 from ._exchange import exchange, whole
-from ._plans import Shape, call_of, key_routes, row_routes, whole_plan
+from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
 
@@ -227,9 +227,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
         of, rows, length = job.shape, job.rows, job.shape.length
-        routes = key_routes(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
+        transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
         keys, values = (whole(x, rows, length) for x in (k, v))
-        exchange(job.group, routes, job.header, (k, v), rows, (keys, values))
+        exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
         own = forward_part(job.plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         out, lse = attention_of_one(whole(q, rows, length), keys, values, own, return_lse=True, **options)
@@ -246,12 +246,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         of, rows, length = job.shape, job.rows, job.shape.length
         _check_lse(job, lse)
         plan = whole_plan(job.pattern, job.call, backward=True)
-        routes = row_routes(plan, job.sharding, job.rank, of.batch, of.heads_q)
+        transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q)
         local = q, dout, out, lse[..., None]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, routes, job.header, local, rows, filled)
+        exchange(job.group, transfers, job.header, local, rows, filled)
         own = backward_part(plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled

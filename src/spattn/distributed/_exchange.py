@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ._plans import Block, Route
+from ._plans import Block, Transfer
 
 __all__ = ["exchange", "whole"]
 
@@ -26,13 +26,13 @@ def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
 
 def exchange(
     group: Any,
-    routes: Sequence[Route],
+    transfers: Sequence[Transfer],
     header: bytes,
     local: Sequence[torch.Tensor],
     rows: torch.Tensor,
     to: Sequence[torch.Tensor],
 ) -> None:
-    """Send rows of local shards, (batch, heads, n, width), along the routes, and write what is received to `to`.
+    """Send rows of local shards, (batch, heads, n, width), along the transfers, and write what is received to `to`.
 
     Each message starts with the sender's digest of the call, `header`.
 
@@ -43,24 +43,26 @@ def exchange(
     ValueError
         If a received header differs.
     """
-    if not routes:
+    if not transfers:
         return
     number = torch.full((to[0].shape[2],), -1)
     number[rows] = torch.arange(len(rows))
     receives = {
-        route.peer: torch.empty(len(header) + sum(_bytes(block, to) for block in route.receive), dtype=torch.uint8)
-        for route in routes
-        if route.receive
+        transfer.peer: torch.empty(
+            len(header) + sum(_bytes(block, to) for block in transfer.receive), dtype=torch.uint8
+        )
+        for transfer in transfers
+        if transfer.receive
     }
     first = torch.tensor(list(header), dtype=torch.uint8)
-    sends = {route.peer: _packed(first, route.send, local, number) for route in routes if route.send}
+    sends = {transfer.peer: _packed(first, transfer.send, local, number) for transfer in transfers if transfer.send}
     try:
         operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
         operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
     except RuntimeError as error:
-        peers = sorted(route.peer for route in routes)
+        peers = sorted(transfer.peer for transfer in transfers)
         raise RuntimeError(
             f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
             "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
@@ -71,9 +73,9 @@ def exchange(
             f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
             "SPATTN_CHECK_RANKS=1 says which"
         )
-    for route in routes:
-        if route.receive:
-            _unpack(route.receive, receives[route.peer][len(header) :], to)
+    for transfer in transfers:
+        if transfer.receive:
+            _unpack(transfer.receive, receives[transfer.peer][len(header) :], to)
 
 
 def _operation(what: Any, x: torch.Tensor, group: Any, peer: int) -> Any:

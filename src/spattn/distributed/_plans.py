@@ -16,7 +16,7 @@ from ..planning.contract.cache import kept_with_plan
 from ..request.call import Call
 from ..schedule.shard import Sharding, keys_of_rows, rows_of_keys
 
-__all__ = ["Block", "Route", "Shape", "call_of", "key_routes", "row_routes", "whole_plan"]
+__all__ = ["Block", "Transfer", "Shape", "call_of", "key_transfers", "row_transfers", "whole_plan"]
 
 
 class Shape(NamedTuple):
@@ -37,7 +37,7 @@ class Block(NamedTuple):
     rows: np.ndarray
 
 
-class Route(NamedTuple):
+class Transfer(NamedTuple):
     """What a rank sends to a peer and receives from it."""
 
     peer: int
@@ -65,22 +65,26 @@ def whole_plan(pattern: Any, call: Call, *, backward: bool = False) -> Plan:
 
 
 @kept_with_plan
-def key_routes(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int, heads_kv: int) -> tuple[Route, ...]:
+def key_transfers(
+    plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int, heads_kv: int
+) -> tuple[Transfer, ...]:
     """Return who sends which keys to whom: a key that a rank's rows attend to, once."""
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
-    return _routes(plan, sharding, rank, groups, keys_of_rows)
+    return _transfers(plan, sharding, rank, groups, keys_of_rows)
 
 
 @kept_with_plan
-def row_routes(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int) -> tuple[Route, ...]:
+def row_transfers(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int) -> tuple[Transfer, ...]:
     """Return who sends which query rows to whom in the backward pass: a row that attends to a key of a rank, once."""
-    return _routes(plan, sharding, rank, np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1, 1), rows_of_keys)
+    return _transfers(
+        plan, sharding, rank, np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1, 1), rows_of_keys
+    )
 
 
-def _routes(
+def _transfers(
     plan: Plan, sharding: Sharding, rank: int, variants: np.ndarray, needs: Callable[[Plan, np.ndarray], np.ndarray]
-) -> tuple[Route, ...]:
-    """Return the routes of a rank; ``variants[h]`` are the variants that head h takes part in."""
+) -> tuple[Transfer, ...]:
+    """Return the transfers of a rank; ``variants[h]`` are the variants that head h takes part in."""
     owners = sharding.owners()
     kinds, kind = np.unique(variants, axis=0, return_inverse=True)
     heads = [np.nonzero(kind.ravel() == number)[0] for number in range(len(kinds))]
@@ -92,7 +96,7 @@ def _routes(
     mine, found = needs(plan, owners == rank), []
     for peer in range(sharding.world_size):
         if peer != rank:
-            route = Route(peer, blocks(needs(plan, owners == peer), rank), blocks(mine, peer))
-            if route.send or route.receive:
-                found.append(route)
+            transfer = Transfer(peer, blocks(needs(plan, owners == peer), rank), blocks(mine, peer))
+            if transfer.send or transfer.receive:
+                found.append(transfer)
     return tuple(found)
