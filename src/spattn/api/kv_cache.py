@@ -194,12 +194,16 @@ class KVCache:
             Queries of the newest `q_len` tokens, which were appended before.
         lengths : (batch,) int array, optional
             Number of queries of each entry, its first ones in `q`, which are its newest tokens; default: all.
-        scale, backend, precision, sinks
+        scale, backend
             As for :func:`spattn.attention`.
         return_lse : bool, optional
             Also return the log-sum-exp of each row's scores.
+        precision
+            As for :func:`spattn.attention`.
         score : callable, optional
             As for :func:`spattn.attention`. It gets positions in the sequence, also after keys were dropped.
+        sinks
+            As for :func:`spattn.attention`.
 
         Returns
         -------
