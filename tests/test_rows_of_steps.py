@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,3 +192,16 @@ def test_no_array_of_a_caller_is_kept_alive():
     kept = [weakref.ref(x) for x in (q, k, v)]
     del q, k, v
     assert not any(one() is not None for one in kept)
+
+
+def test_large_masks_of_steps_are_forgotten():
+    """Cached dispatches keep the last few patterns of any size, and of others only small ones."""
+    q, k = np.zeros((1, 1, 1, 8), np.float32), np.zeros((1, 1, 1 << 17, 8), np.float32)
+    masks = []
+    for key in range(24):
+        pattern = p.Mask(np.arange(1 << 17)[None] == key)
+        masks.append(weakref.ref(pattern))
+        spattn.attention(q, k, k, pattern)
+    del pattern
+    gc.collect()
+    assert sum(mask() is not None for mask in masks) <= cpu._MAX_LENGTHS

@@ -19,7 +19,7 @@ from ..patterns import Pattern
 from ..patterns.base.pattern import Deferred
 from ..patterns.conversion import as_pattern, from_text, key_padding_of
 from ..planning import Plan
-from ..planning.contract.cache import find_call, find_rows, keep_call, keep_rows
+from ..planning.contract.cache import find_call, find_rows, keep_call, keep_rows, size_of
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
 _MAX_PATTERNS = 64  # patterns of few queries that a cached dispatch remembers
+_MAX_PATTERN_BYTES = 1 << 16  # of each of them
 CONSTANT = (Pattern, Plan)  # what calls are cached with; a dynamic mask is neither
 
 
@@ -302,9 +303,12 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
 
     def serves(pattern: Pattern, kv_len: int) -> bool:
         lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
-        if lengths not in known:
-            known.keep(lengths, own.by_rows(pattern, bare, kv_len))
-        return 0 < kv_len <= LONGEST and known.get(lengths, False)
+        found: bool | None = known.get(lengths)
+        if found is None:
+            found = own.by_rows(pattern, bare, kv_len)
+            if size_of(pattern) <= _MAX_PATTERN_BYTES:
+                known.keep(lengths, found)
+        return 0 < kv_len <= LONGEST and found
 
     made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)
     found = None if key[0] is None else of_any_length(key[0])

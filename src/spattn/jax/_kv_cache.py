@@ -15,7 +15,6 @@ import numpy as np
 from .._util.index_checks import LONGEST
 from ..arrays import DTYPES
 from ..dispatch import resolve
-from ..patterns import Pattern
 from ..patterns.base.check import integer
 from ..request.call import Call, check_options
 from ._attention import buffer_of, serialized, with_score
@@ -84,13 +83,11 @@ class KVCache:
         dtype: Any = jnp.float32,
         chunk: int = 32,
     ) -> None:
-        found = resolve(pattern)
+        found: Any = resolve(pattern)
         max_len, chunk = integer("max_len", max_len, 1, LONGEST), integer("chunk", chunk, 1, LONGEST)
         head_dim = integer("head_dim", head_dim, 1)
         head_dim_v = head_dim if head_dim_v is None else integer("head_dim_v", head_dim_v, 1)
-        rows = cached_rows(found, max_len, chunk) if isinstance(found, Pattern) else None
-        if rows is None:
-            raise TypeError("pattern: a Plan has fixed lengths; pass its pattern")
+        rows = cached_rows(found, max_len, chunk)
         serialized(rows.pattern)
         if jnp.dtype(dtype).name not in DTYPES:
             raise TypeError(f"dtype: expected one of {', '.join(DTYPES)}, got {jnp.dtype(dtype).name}")
