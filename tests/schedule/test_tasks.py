@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from spattn import Tiling, patterns, plan
-from spattn.schedule.tasks import launch_lists, merge_heads, order_tasks
+from spattn.schedule.tasks import heads_together, launch_lists, merge_heads, order_tasks
 
 DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
 
@@ -49,6 +49,14 @@ def test_heads_that_run_side_by_side():
         for start in range(0, len(tasks), run):
             assert len(np.unique(places[start : start + run])) == heads_together
             assert (np.diff(length[tasks["item"][start : start + run]]) <= 0).all()
+
+
+def test_no_small_set_of_heads_is_left_for_the_end():
+    for entries, group, kv_len, keys in itertools.product((1, 2, 7, 10, 16), (1, 4), (1, 1000), (0, 999, 3000, 1 << 20)):
+        bounds = heads_together(entries * group, group, kv_len, keys)
+        sizes = np.diff(bounds)
+        assert bounds[0] == 0 and bounds[-1] == entries * group and not (sizes % group).any()
+        assert sizes.max() - sizes.min() <= group and sizes.max() // group <= max(1, keys // kv_len)
 
 
 def test_merges_of_every_head():

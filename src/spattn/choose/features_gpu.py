@@ -7,6 +7,7 @@ its last worker. The ratio of this time to the workers' mean comes from a simula
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_extents
 from ..schedule.reductions import find_reductions
+from ..schedule.tasks import heads_together
 from .chooser import Sizes
 
 __all__ = ["GpuCounts", "KernelShape", "count_on_gpu", "last_done"]
@@ -55,10 +57,8 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: KernelShape, alone: bool = Tr
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
-    together = max(1, kernel.keys_together // max(1, plan.kv_len)) * (heads_q // heads_kv)
-    groups = [
-        np.bincount(variant[at : at + together], minlength=plan.variants) for at in range(0, len(variant), together)
-    ]
+    bounds = heads_together(len(variant), heads_q // heads_kv, plan.kv_len, kernel.keys_together)
+    groups = [np.bincount(variant[start:stop], minlength=plan.variants) for start, stop in itertools.pairwise(bounds)]
     own, launches = np.zeros(5), 0
     for phase in of.phases:
         total = times @ phase.sums

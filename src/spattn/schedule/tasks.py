@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from .._util.checks import show
 from .._util.ragged import ramp
 from ..planning.contract.types import Plan
 
-__all__ = ["TASK", "LaunchLists", "Listed", "launch_lists", "merge_heads", "order_tasks"]
+__all__ = ["TASK", "LaunchLists", "Listed", "heads_together", "launch_lists", "merge_heads", "order_tasks"]
 
 TASK = np.dtype([(name, "i4") for name in ("item", "batch", "head_q", "head_kv")])
 
@@ -38,12 +39,11 @@ def order_tasks(
     together with their values.
     """
     group = heads_q // heads_kv
-    together = max(1, keys_together // plan.kv_len) * group
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     length = (plan.work["end"] - plan.work["begin"]).astype(np.int64)
     pieces = []
-    for start in range(0, len(variant), together):
-        places = np.arange(start, min(start + together, len(variant)))
+    for start, stop in itertools.pairwise(heads_together(len(variant), group, plan.kv_len, keys_together)):
+        places = np.arange(start, stop)
         first, last = plan.work_indptr[variant[places]], plan.work_indptr[variant[places] + 1]
         place = np.repeat(places, last - first)
         rank = ramp(last - first)
@@ -57,6 +57,16 @@ def order_tasks(
     tasks = np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)
     show("tasks", plan=plan, chosen=chosen, batch=batch, heads_q=heads_q, heads_kv=heads_kv, tasks=tasks)
     return tasks
+
+
+def heads_together(heads: int, group: int, kv_len: int, keys_together: int) -> list[int]:
+    """Return the boundaries of the sets of adjacent heads that a launch processes together, over all batch entries.
+
+    Sets are about equally large: SMs idle at the end of a small last one, whose longest items start late.
+    """
+    entries = heads // group  # that have keys
+    sets = -(-entries // max(1, keys_together // max(1, kv_len)))
+    return [number * entries // sets * group for number in range(sets + 1)] if heads else [0]
 
 
 def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, heads_q: int) -> np.ndarray:
