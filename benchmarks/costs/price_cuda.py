@@ -76,6 +76,8 @@ class How(NamedTuple):
 
 WIDE, HALF, WHOLE, LISTED = How(), How((64, 64)), How(pieces=0), How(listed=True)
 HALF_WHOLE = How((64, 64), pieces=0)
+WIDEST, WIDEST_WHOLE = How((192, 64)), How((192, 64), pieces=0)
+LONG = WIDE, HALF, WHOLE, HALF_WHOLE, WIDEST, WIDEST_WHOLE
 SMALL, SPLIT, VIEWS = (WIDE, HALF, How((32, 64))), (WIDE, HALF, WHOLE, HALF_WHOLE), (WIDE, HALF, LISTED)
 SQUARES = WIDE, How((64, 64), (8, 8)), How((128, 64), (8, 16)), HALF, How((64, 64), (4, 16))
 CUBES = WIDE, How((64, 64), (4, 4, 4)), How((128, 64), (4, 4, 8)), WHOLE, How((64, 64), (4, 4, 4), 0)
@@ -122,12 +124,17 @@ def problems() -> list[Problem]:
     lengths = tuple(np.random.default_rng(2).multinomial(8192 - 24 * 32, [1 / 24] * 24) + 32)
     listed = [
         ("full", sp.Full(), 2048, 128, 16, 1, SPLIT),
-        ("full, half as wide", sp.Full(), 4096, 64, 8, 1, SPLIT),
+        ("full, half as wide", sp.Full(), 4096, 64, 8, 1, LONG),
         ("full, short", sp.Full(), 1024, 128, 4, 2, SMALL),
         ("full, one head", sp.Full(), 4096, 128, 1, 1, SPLIT),
         ("causal", sp.Causal(), 4096, 128, 16, 1, SPLIT),
-        ("causal, long", sp.Causal(), 8192, 64, 4, 1, SPLIT),
-        ("causal, short", sp.Causal(), 2048, 64, 16, 2, SPLIT),
+        ("causal, long", sp.Causal(), 8192, 64, 4, 1, LONG),
+        ("full, longest", sp.Full(), 16384, 64, 8, 1, LONG),
+        ("causal, longest", sp.Causal(), 16384, 64, 16, 1, LONG),
+        ("window 1023, half as wide", sp.SlidingWindow(1023, 0), 16384, 64, 16, 1, LONG),
+        ("documents, long", sp.Documents((4096, 3000, 5000, 4288)) & sp.Causal(), 16384, 64, 16, 1, LONG),
+        ("window 2048", sp.SlidingWindow(2048), 16384, 64, 8, 1, LONG),
+        ("causal, short", sp.Causal(), 2048, 64, 16, 2, LONG),
         ("causal, shortest", sp.Causal(), 1024, 128, 8, 1, SMALL),
         ("causal, one head", sp.Causal(), 16384, 128, 1, 1, SPLIT),
         ("window 256", sp.SlidingWindow(256), 16384, 128, 8, 1, SMALL),
@@ -135,7 +142,7 @@ def problems() -> list[Problem]:
         ("window 16", sp.SlidingWindow(16), 8192, 64, 16, 2, SMALL),
         ("window 127, causal", sp.SlidingWindow(127, 0), 16384, 128, 16, 1, SMALL),
         ("window 1023, causal", sp.SlidingWindow(1023, 0), 8192, 128, 8, 1, SPLIT),
-        ("window 512, one head", sp.SlidingWindow(512), 8192, 64, 1, 2, SPLIT),
+        ("window 512, one head", sp.SlidingWindow(512), 8192, 64, 1, 2, LONG),
         ("dilated window", sp.DilatedWindow(128, dilation=4), 4096, 64, 16, 1, VIEWS),
         ("dilated window, wide", sp.DilatedWindow(64, dilation=16), 4096, 128, 16, 1, VIEWS),
         ("strided 64", sp.strided(64), 4096, 64, 16, 1, VIEWS),

@@ -27,7 +27,7 @@ from . import chooser
 from .boxes import Overlap, overlap_of_boxes
 from .chooser import How, Sizes, Tried, predicted_ms
 from .features_gpu import GpuCounts, KernelShape, count_on_gpu
-from .specializations import KEYS_TOGETHER, ROWS, TILE, Specialization, build, item_keys
+from .specializations import KEYS_TOGETHER, ROWS, TILE, WIDEST, Specialization, build, item_keys
 
 __all__ = [
     "BLOCKS",
@@ -65,8 +65,13 @@ _MOST_BOXES = 2560  # maximum number of boxes; each has its own views
 _LIKELY, _TRIED = 32, 2  # number of boxes to estimate in detail, and to plan
 _NEAR = 1.25  # within this factor of the lowest cost, the box with the fewest tiles is planned too
 
-# Fields as in GpuCounts, for tiles of 128 queries, fewer queries, three CTAs per SM, and permuted or gathered tokens.
+_WIDEST_DIM = 64  # largest head_dim whose kernel for tiles of WIDEST was measured
+_LONG_ITEM = 1024  # keys of an item from which on tiles of WIDEST are tried
+
+# Fields as in GpuCounts, for tiles of 192 queries, of 128, of fewer, with three CTAs per SM, and for permuted or
+# gathered tokens.
 _COEFFICIENTS = {
+    "widest": GpuCounts(4.65e03, 4.55e03, 300, 0.0586, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
     "wide": GpuCounts(4.65e03, 4.55e03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
     "narrow": GpuCounts(4.65e03, 4.55e03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
     "thirds": GpuCounts(4.65e03, 4.55e03, 549, 0.197, 0, 0.048, 0, 1.45, 0, 0.000344),
@@ -90,6 +95,8 @@ def kind_of(row: Specialization, looked_up: bool = False) -> str:
     """Return the key of a specialization's coefficients."""
     if looked_up:
         return "looked up"
+    if row.rows > TILE[0]:
+        return "widest"
     return "wide" if row.rows > ROWS else "thirds" if row.ctas > 2 else "narrow"
 
 
@@ -110,10 +117,11 @@ def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
 @dataclass(frozen=True)
 class Gpu:
     """The :class:`.chooser.Machine` of a call on a GPU with `sms` SMs. The call needs `copies` copies of the plan's
-    tensor maps: one, or one per batch entry."""
+    tensor maps: one, or one per batch entry. A `scored` one has a score function, sinks or dropout."""
 
     sms: int
     copies: int = 1
+    scored: bool = False
     expands: ClassVar[bool] = True
 
     def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
@@ -126,10 +134,12 @@ class Gpu:
         return False
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
-        """Yield whole lists, then permuted tokens, gathered keys, smaller tiles and query boxes."""
+        """Yield whole lists, then larger tiles, permuted tokens, gathered keys, smaller tiles and query boxes."""
         if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):
             yield how._replace(workers=1)
         shared = tried.best().workers
+        if not self.scored and _may_be_wider(first, sizes):
+            yield How(WIDEST, None, shared)
         if first.pattern is not None and first.efficiency < _SCATTERED and first.pattern._has_order:
             yield How(_SMALL, None, shared, ordered=True)
             yield How(_SMALL, None, shared, gathered=True)
@@ -201,7 +211,7 @@ def _is_known(call: Call) -> bool:
 
 def _gpu(call: Call, sms: int) -> Gpu:
     """Return the machine of a call, whose batch entries may need separate tensor maps."""
-    return Gpu(sms, 1 if _joint(call) else call.batch)
+    return Gpu(sms, 1 if _joint(call) else call.batch, call.score is not None)
 
 
 def _joint(call: Call) -> bool:
@@ -217,6 +227,12 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
     return longest > longest_piece and longest <= _HARDLY * share
+
+
+def _may_be_wider(plan: Plan, sizes: Sizes) -> bool:
+    """Return whether tiles of WIDEST may be faster. A consumer of their kernel has no registers left for scores."""
+    narrow = max(sizes.head_dim, sizes.head_dim_v) <= _WIDEST_DIM
+    return narrow and plan.efficiency >= _EFFICIENT and item_keys(plan) >= _LONG_ITEM
 
 
 def _halves(plan: Plan) -> float:

@@ -1,8 +1,8 @@
 """Kernel specializations of the Hopper forward: a table with the measurement behind each choice.
 
 Figures are from one H200 at 16384 tokens and 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
-227 KiB of shared memory and 384 threads of 168 registers, which are redistributed among 2 × 128 consumer threads and
-128 others.
+227 KiB of shared memory and 65,536 registers, which are redistributed among 64 to 192 × 2 consumer threads and 128
+others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from ..planning.contract.types import Plan
 # two CTAs share an SM.
 TILE = (128, 64)
 ROWS = 64  # rows of a warpgroup
+# Three consumer warpgroups for head_dim up to 64: two products of two warpgroups hide one softmax less well.
+WIDEST = (192, 64)
+WIDEST_HEAD_DIM = 128  # of WIDEST: the queries of a larger one leave no room for keys
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 # K and V of concurrent heads may take 24 MiB of the 50-60 MB of L2; a key takes 512 bytes at head_dim 128.
@@ -55,6 +58,7 @@ _NEXT = (
     "a third query tile: 7 x 7 windows on 16 images of 56 x 56 0.065 ms against 0.074, shifted 0.074 against "
     "0.086; but 13 x 13 windows, which read more keys, 0.182 against 0.174"
 )
+_THREE = "dense 509 TF/s against 432 with two warpgroups; consumers spill from 152 registers on: 332 TF/s"
 _ANY = math.inf
 TABLE = (
     Specialization(64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
@@ -71,17 +75,19 @@ TABLE = (
         128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"
     ),
     Specialization(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
+    Specialization(192, 64, _ANY, 1, 128, 2, 8, 160, 32, _THREE),
+    Specialization(192, 128, _ANY, 1, 64, 2, 7, 160, 32, f"plans with this tile also run at head_dim 128; untuned"),
 )
 
 
 def executes(block_q: int, block_kv: int) -> bool:
     """Whether the kernels execute plans with this tile shape."""
-    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
+    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q in (TILE[0], WIDEST[0]))
 
 
 def rows_of(block_q: int) -> int:
     """Return the smallest query tile size of at least `block_q` rows."""
-    return ROWS if block_q <= ROWS else TILE[0]
+    return next(rows for rows in (ROWS, TILE[0], WIDEST[0]) if block_q <= rows)
 
 
 def build(block_q: int, head_dim: int, keys: float = math.inf) -> Specialization:

@@ -49,7 +49,7 @@ constexpr bool kOverwrites = kWarpgroups == 1;
 constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task by one lookup per iteration
 constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
 constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
-static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
+static_assert(kBlockQ % 64 == 0 && kBlockQ <= 192 && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
 
@@ -82,8 +82,8 @@ static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is
 constexpr float kFailedRow = __builtin_nanf("");
 
 // Named barriers: warpgroup w waits at 1 + w for its turn on the tensor cores and synchronizes its threads at 4 + w; at
-// 6 + i the consumers hand query tile i to the writer.
-constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6;
+// 7 + i the consumers hand query tile i to the writer.
+constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 7;
 constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;
 
 // Returns the index of this warpgroup's block of a mask, or kFullTile or kNoTile.
