@@ -42,17 +42,19 @@ def test_heads_that_run_side_by_side():
     """As many heads of K and V as the cache holds run together, at least one; the longest work items of them first."""
     made = plan(patterns.Causal(), 1024, tiling=Tiling(tile=(128, 64)))
     length = made.work["end"] - made.work["begin"]
-    for keys, heads_together in ((0, 2), (1024, 2), (2048, 4), (1 << 20, 8)):
+    for keys, together in ((0, 2), (1024, 2), (2048, 4), (1 << 20, 8)):
         tasks = order_tasks(made, np.ones(len(made.work), bool), 2, 4, 2, keys)
         places = tasks["batch"] * 4 + tasks["head_q"]
-        run = len(made.work) * heads_together
+        run = len(made.work) * together
         for start in range(0, len(tasks), run):
-            assert len(np.unique(places[start : start + run])) == heads_together
+            assert len(np.unique(places[start : start + run])) == together
             assert (np.diff(length[tasks["item"][start : start + run]]) <= 0).all()
 
 
 def test_no_small_set_of_heads_is_left_for_the_end():
-    for entries, group, kv_len, keys in itertools.product((1, 2, 7, 10, 16), (1, 4), (1, 1000), (0, 999, 3000, 1 << 20)):
+    for entries, group, kv_len, keys in itertools.product(
+        (1, 2, 7, 10, 16), (1, 4), (1, 1000), (0, 999, 3000, 1 << 20)
+    ):
         bounds = heads_together(entries * group, group, kv_len, keys)
         sizes = np.diff(bounds)
         assert bounds[0] == 0 and bounds[-1] == entries * group and not (sizes % group).any()

@@ -71,7 +71,7 @@ _LONG_ITEM = 1024  # keys of an item from which on tiles of WIDEST are tried
 # Fields as in GpuCounts, for tiles of 192 queries, of 128, of fewer, with three CTAs per SM, and for permuted or
 # gathered tokens.
 _COEFFICIENTS = {
-    "widest": GpuCounts(4.65e03, 4.55e03, 300, 0.0586, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
+    "widest": GpuCounts(4.65e03, 4.55e03, 0, 0.0501, 0.00019, 0.0233, 0.283, 0.322, 0, 0.000344),
     "wide": GpuCounts(4.65e03, 4.55e03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
     "narrow": GpuCounts(4.65e03, 4.55e03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
     "thirds": GpuCounts(4.65e03, 4.55e03, 549, 0.197, 0, 0.048, 0, 1.45, 0, 0.000344),

@@ -5,6 +5,8 @@ Times are medians of one H200 (``benchmarks/results/price_cuda-h200.json`` has a
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from spattn.choose import chooser
 from spattn.choose import machine_gpu as _choice
 from spattn.choose.chooser import Sizes
 from spattn.choose.machine_gpu import cost_ms
+from spattn.choose.specializations import TILE
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.request.call import Call
+from spattn.request.score import ScoreOperands
 from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads
 from spattn.schedule.tensor_maps import MAPS, maps_of
@@ -243,8 +247,16 @@ def test_a_plan_is_found_again_without_planning_or_pricing(card, monkeypatch, pa
 
 @pytest.mark.parametrize("pattern", [sp.SlidingWindow(256), PADDED, sp.Documents((1024, 1024))])
 def test_one_plan_is_made_where_others_cannot_cost_less(card, pattern):
-    chosen(pattern, 2048, heads=264)
+    chosen(pattern, 2048, 128, heads=264)
     assert spattn.plan_cache_info().misses == 1
+
+
+def test_long_items_of_narrow_heads_have_three_warpgroups(card):
+    for pattern in (sp.Full(), sp.Causal(), sp.SlidingWindow(1023, 0)):
+        assert [chosen(pattern, 16384, dim).tile for dim in (32, 64, 72, 128)] == [(192, 64)] * 2 + [TILE] * 2
+    assert chosen(sp.SlidingWindow(256), 16384).tile == TILE  # short items
+    scored = dataclasses.replace(call_of(16384), score=ScoreOperands(None, (), (), (), np.zeros(16, "f4"), (), None))
+    assert cuda.plan_for(sp.Causal(), scored).tile == TILE
 
 
 def test_tiles_are_not_found_anew_for_other_workers(card, monkeypatch):

@@ -31,9 +31,9 @@ def test_masks_are_padded(block_q):
 
 
 def test_shapes():
-    assert [n for n in (0, 1, 49, 64, 65, 96, 128, 256) if executes(n, 64)] == [1, 49, 64, 128]
+    assert [n for n in (0, 1, 49, 64, 65, 96, 128, 192, 256) if executes(n, 64)] == [1, 49, 64, 128, 192]
     assert not executes(64, 128)
-    plans = [compiler.plan(patterns.Full(), 300, tile=(n, 64)) for n in (49, 64, 128)]
+    plans = [compiler.plan(patterns.Full(), 300, tile=(n, 64)) for n in (49, 64, 128, 192)]
     assert [plan.block_q for plan in plans if FAMILIES[0].accepts(plan, backward=True)] == [128]
 
 
@@ -42,7 +42,8 @@ def test_shapes():
 @pytest.mark.parametrize("head_dim", [32, 64, 72, 128, 256])
 @pytest.mark.parametrize(
     ("tile", "box"),
-    [((64, 64), None), ((64, 64), (8, 8)), ((49, 64), (7, 7)), ((20, 64), (4, 5)), ((1, 64), None)],
+    [((64, 64), None), ((64, 64), (8, 8)), ((49, 64), (7, 7)), ((20, 64), (4, 5)), ((1, 64), None)]
+    + [((192, 64), None), ((192, 64), (8, 24))],
     ids=str,
 )
 def test_boxes(tile, box, head_dim):
@@ -54,7 +55,7 @@ def test_boxes(tile, box, head_dim):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper_kernels")
-@pytest.mark.parametrize("block_q", [33, 48, 64])
+@pytest.mark.parametrize("block_q", [33, 48, 64, 192])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     "pattern", [patterns.Causal(), patterns.longformer(32, global_tokens=3), patterns.strided(13)], ids=repr

@@ -1,9 +1,10 @@
 """Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
 
-They execute plans with tiles of 64 keys, and 128 or at most 64 queries; if the head dimension leaves room, one product
-covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for arrays
-that TMA cannot address (rows not 16-byte aligned, zero or negative strides) and for plans of more than 240 tensor maps,
-with the same plan or, if they do not support its tile shape, a new plan of its pattern.
+They execute plans with tiles of 64 keys, and 192, 128 or at most 64 queries; if the head dimension leaves room, one
+product covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for
+arrays that TMA cannot address (rows not 16-byte aligned, zero or negative strides), for plans of more than 240 tensor
+maps, and for tiles of 192 queries of more than 128 features, with the same plan or, if they do not support its tile
+shape, a new plan of its pattern.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, TILE, executes
+from ...choose.specializations import DTYPES, TILE, executes, exists
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -122,7 +123,7 @@ class Hopper:
 
 
 def why_not(call: ForwardPass) -> str:
-    """Return why TMA cannot address the arrays of a call."""
+    """Return why the kernels cannot compute a call."""
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)
         if operand.pointer % ADDRESS_ALIGNMENT:
@@ -132,4 +133,6 @@ def why_not(call: ForwardPass) -> str:
                 f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
                 "aligned, and strides positive"
             )
+    if not exists(call.plan.block_q, max(call.q.shape[3], call.v.shape[3])):
+        return f"no kernel has tiles of {call.plan.block_q} queries at this head dimension"
     return f"the plan needs more than {MAPS[-1]} tensor maps"

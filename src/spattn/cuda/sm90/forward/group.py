@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ...._util.ragged import offsets
-from ....choose.specializations import KEYS_TOGETHER, TILE, build, keys_of, rows_of
+from ....choose.specializations import KEYS_TOGETHER, TILE, build, exists, keys_of, rows_of
 from ....planning.contract.types import LARGEST
 from ....schedule.group import in_turns
 from ....schedule.tasks import merge_heads, order_tasks
@@ -27,13 +27,14 @@ _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views"
 
 
 def part_of(call: ForwardPass) -> Part | None:
-    """Return the call as a part of a group, or None if TMA cannot address its arrays."""
+    """Return the call as a part of a group, or None if no kernel has its tiles, or TMA cannot address its arrays."""
     if call.plan.ordered:
         raise ValueError("plan: grouped launches do not permute or gather tokens")
     call = with_packed_heads(call)
     part = Part(make_layout(call.plan), call)
-    addressed = all(map(readable, (call.q, call.k, call.v, call.out)))
-    return part if addressed and part.maps <= _MOST_MAPS else None
+    arrays = call.q, call.k, call.v, call.out
+    fits = exists(call.plan.block_q, max(array.shape[3] for array in arrays)) and all(map(readable, arrays))
+    return part if fits and part.maps <= _MOST_MAPS else None
 
 
 def group_key(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]:

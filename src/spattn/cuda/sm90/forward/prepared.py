@@ -6,7 +6,7 @@ import numpy as np
 
 from ...._util.cached import BoundedCache
 from ....arrays.operand import Operand
-from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, item_keys
+from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, exists, item_keys
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
@@ -26,7 +26,8 @@ _READY_KEPT = 32
 
 
 def prepare(call: ForwardPass) -> Launches | None:
-    """Return cached launches for calls of these shapes and strides, or None if TMA cannot address the arrays."""
+    """Return cached launches for calls of these shapes and strides, or None if the kernels cannot compute them
+    (see :class:`~spattn.cuda.sm90.family.Hopper`)."""
     moves = validated(call.plan).slides
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
@@ -76,7 +77,8 @@ class HopperPlan:
 
     def _prepare(self, part: Part, arrays: tuple[Operand, ...]) -> Launches | None:
         room = next((size for size in MAPS if part.maps <= size), None)
-        if room is None or not all(map(readable, arrays)):
+        dim = max(array.shape[3] for array in arrays)
+        if room is None or not exists(part.call.plan.block_q, dim) or not all(map(readable, arrays)):
             return None
         if self.layout.gathers and not all(map(gatherable, arrays)):
             return None
