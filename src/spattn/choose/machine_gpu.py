@@ -22,7 +22,7 @@ from ..planning.tiles.tiling import choose_box
 from ..request.call import Call
 from ..schedule import compiler
 from ..schedule.group import pieces, workers
-from ..schedule.tensor_maps import MAPS, joint_heads, maps_of
+from ..schedule.tensor_maps import MAPS, can_halve, joint_heads, maps_of
 from . import chooser
 from .boxes import Overlap, overlap_of_boxes
 from .chooser import How, Sizes, Tried, predicted_ms
@@ -153,7 +153,9 @@ class Gpu:
                 yield How((math.prod(box), TILE[1]), box, shared)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the kernel parameters have room for all copies of the plan's tensor maps."""
+        """Return whether warpgroups have boxes of their own, and the kernel parameters room for all tensor maps."""
+        if plan.block_q > ROWS and not can_halve(plan, plan.block_q // ROWS):
+            return False
         most = MAPS[-1] // self.copies
         return 2 * len(plan.views) <= most or maps_of(plan, validated(plan).slides) <= most
 

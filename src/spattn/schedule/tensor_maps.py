@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,11 +94,23 @@ def _progressions(
         pending = [pair for pair in pending if pair[1] not in chosen]
 
 
+def can_halve(plan: Plan, parts: int) -> bool:
+    """Return whether :func:`halve` can split the boxes of all query views of a plan."""
+    boxes = np.unique(plan.views["box"][plan.components["query_view"]], axis=0)
+    return all(_split_axis(box[::-1], parts) is not None for box in boxes.tolist())
+
+
+def _split_axis(box: Sequence[int], parts: int) -> int | None:
+    """Return the axis along which `parts` boxes of consecutive cells make up a box, (x, y, z), or None."""
+    outermost = next((axis for axis in (2, 1, 0) if box[axis] > 1), 0)
+    return outermost if box[outermost] % parts == 0 else None
+
+
 def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Split the query box of each map into `parts`, along the innermost divisible axis: one box for each warpgroup."""
+    """Split the query box of each map into `parts` of consecutive cells: one box for each warpgroup."""
     halved, axes = [], []
     for spec in specs:
-        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)
+        axis = _split_axis(spec.box, parts)
         if axis is None:
             raise ValueError(f"plan: cannot split a query box {spec.box[::-1]} into {parts} parts")
         box = list(spec.box)

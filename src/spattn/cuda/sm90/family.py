@@ -15,13 +15,13 @@ from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, TILE, executes, exists
+from ...choose.specializations import DTYPES, ROWS, TILE, executes, exists
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
 from ...schedule import compiler
 from ...schedule.group import workers
-from ...schedule.tensor_maps import MAPS
+from ...schedule.tensor_maps import MAPS, can_halve
 from ..driver.device import Device
 from ..driver.launch import Request
 from ..host.backward_pass import BackwardPass
@@ -64,7 +64,7 @@ class Hopper:
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
         if backward:
             return plan.tile == TILE and not plan.ordered
-        return executes(*plan.tile)
+        return executes(*plan.tile) and (plan.block_q <= ROWS or can_halve(plan, plan.block_q // ROWS))
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         """Choose the plan of a forward by predicted time; a backward always has tiles of TILE."""
