@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, TILE, executes
+from ...choose.specializations import DTYPES, TILE, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -32,9 +32,12 @@ from .forward import group as groups
 from .forward import prepared as forwards
 from .maps import ADDRESS_ALIGNMENT, readable
 
-__all__ = ["Hopper"]
+__all__ = ["Hopper", "HopperFloat32"]
 
 LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM_OF_TERMS = 128
+# Calls with fewer queries read K and V hardly more often than a split into terms does.
+FEWEST_QUERIES = 256
 _log = logging.getLogger("spattn.cuda")
 
 
@@ -119,6 +122,54 @@ class Hopper:
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
         return shared(members, device.sm_count)
+
+
+class HopperFloat32(Hopper):
+    """The forward for float32, whose kernels multiply bfloat16 terms; see sm90/terms.cuh.
+
+    The family `fallback` computes calls of few queries and of head dimensions without a specialization, and gradients.
+    """
+
+    def __init__(self, fallback: Family):
+        super().__init__(fallback)
+        self.launcher = None
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        dims = head_dim, head_dim_v
+        return (
+            device.capability == (9, 0)
+            and dtype == "float32"
+            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM_OF_TERMS for dim in dims)
+        )
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        return self._fallback.accepts(plan, True) if backward else super().accepts(plan)
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        if backward or not _is_split(call.q_len, TILE[0], max(call.head_dim, call.head_dim_v), call.precision):
+            return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
+        return super().plan_for(pattern, call, device, max_bytes, backward)
+
+    def forward(self, call: ForwardPass) -> None:
+        head_dim = max(call.q.shape[3], call.v.shape[3])
+        launches = None
+        if call.plan.ordered or _is_split(call.q.shape[2], call.plan.block_q, head_dim, call.precision):
+            launches = forwards.prepare(call)
+        if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
+            self._fallback.forward(self._for_fallback(call))
+        else:
+            launches.run(call)
+
+    def backward(self, call: BackwardPass) -> int:
+        return self._fallback.backward(call)
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        return self._fallback.backward_requests(call)
+
+
+def _is_split(q_len: int, block_q: int, head_dim: int, precision: str | None) -> bool:
+    """Whether float32 calls of this size run on the products of terms."""
+    return q_len >= FEWEST_QUERIES and has_build(block_q, head_dim, terms_of("float32", precision))
 
 
 def why_not(call: ForwardPass) -> str:

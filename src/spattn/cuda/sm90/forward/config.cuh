@@ -11,15 +11,17 @@
 #include "sm90/forward/params.cuh"
 #include "sm90/forward/positions.cuh"
 #include "sm90/isa/wgmma.cuh"
+#include "sm90/terms.cuh"
 
 namespace spattn::sm90 {
 
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
-constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
-constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
+constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
+constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
+constexpr int kPanels = kDim / 64;             // 64 elements are one 128-byte swizzled row
+constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
@@ -27,8 +29,10 @@ constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kRowBytes = 128;
-constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
-constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
+constexpr uint32_t kQueryBytes = kBlockQ * kTermPanels * kRowBytes;
+constexpr uint32_t kStageBytes = kStepKV * kTermPanels * kRowBytes;
+constexpr int kOutPanels = kDim * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
+constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
 constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
@@ -43,15 +47,19 @@ constexpr bool kFull = kScored && kSharedBytes > kSharedLimit;
 constexpr int kQueries = SPATTN_QUERIES - (kFull && SPATTN_STAGES < 5);
 constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
+// With three terms the PV product of each iteration is a sum of its own, and added to the output by ordinary float32
+// additions: tensor cores round towards zero, which over a long row would add up.
+constexpr bool kSeparate = kTerms == 3;
 // The first PV product of a task overwrites the output accumulators instead of clearing them first: 1 to 2 % faster for
 // short items. No gain for two warpgroups that take turns.
-constexpr bool kOverwrites = kWarpgroups == 1;
+constexpr bool kOverwrites = kWarpgroups == 1 && !kSeparate;
 constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task by one lookup per iteration
 constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
 constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
-static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
+static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
+static_assert(kOutPanels <= kTermPanels && kWarpgroups * kOutPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
@@ -122,6 +130,28 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 }
 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
+
+// Returns row 0 of the queries (kOf = 0), keys (1) or values (2) of a head, for copies row by row, and their strides.
+struct RowSource {
+  const Term* first;
+  int64_t stride;  // in terms
+  int columns;     // of each term
+};
+
+template <int kOf>
+__device__ __forceinline__ RowSource row_source(const Params& p, int batch, int head) {
+  const Problem& own = p.problems[0];
+  if constexpr (kTerms > 1) {
+    const int64_t heads = kOf ? own.heads_q / own.group : own.heads_q, rows = kOf ? p.kv_len : own.q_len;
+    const Term* first = static_cast<const Term*>(p.terms[kOf]);
+    return {first + (batch * heads + head) * rows * (kTerms * kDim), kTerms * kDim, kDim};
+  } else {
+    const Strides& stride = kOf == 0 ? own.q_stride : kOf == 1 ? own.k_stride : own.v_stride;
+    const void* first = kOf == 0 ? own.q : kOf == 1 ? own.k : own.v;
+    return {static_cast<const Term*>(first) + batch * stride.batch + head * stride.head, stride.token,
+            kOf == 2 ? own.head_dim_v : own.head_dim};
+  }
+}
 
 // Returns the key positions of an entry's cells (gathered KV).
 __device__ __forceinline__ const int32_t* key_rows(const Params& p, const View& view, const Entry& entry) {

@@ -55,27 +55,33 @@ struct Consumer {
     pin(s);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
-      const int panel = chunk / 4, within = chunk % 4 * 32;
-      QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
-                              b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
+    for (int i = 0; i < kProducts * kDim / 16; ++i) {
+      const TermProduct terms = term_product(i / (kDim / 16));
+      const int chunk = i % (kDim / 16), panel = chunk / 4, within = chunk % 4 * 32;
+      QueryKeyProduct::shared(s, a + ((terms.a * kPanels + panel) * kBlockQ * kRowBytes + within) / 16,
+                              b + ((terms.b * kPanels + panel) * kStepKV * kRowBytes + within) / 16, i != 0);
     }
     wgmma_commit();
   }
 
-  // Starts o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites.
-  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
-                                                  uint32_t values, bool first) {
+  // The weights of an iteration: pairs of each term.
+  using Weights = uint32_t[kTerms][kStepKV / 4];
+
+  // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
+  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, uint32_t values,
+                                                  bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
     pin(o);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
+    for (int i = 0; i < kProducts * kStepKV / 16; ++i) {
+      const TermProduct terms = term_product(i / (kStepKV / 16));
+      const int chunk = i % (kStepKV / 16);
 #pragma unroll
       for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
-        ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
-                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16,
-                                chunk > 0 || !kOverwrites || !first);
+        ValueProduct::registers(o + block * ValueProduct::kCount, weights[terms.a] + 4 * chunk,
+                                b + (chunk * 16 + (terms.b * kPanels + block * 2) * kStepKV) * kRowBytes / 16,
+                                i > 0 || !(kSeparate || (kOverwrites && first)));
       }
     }
     wgmma_commit();
@@ -133,14 +139,30 @@ struct Consumer {
     return moved;
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
-                                                        uint32_t (&weights)[kStepKV / 4]) {
+  __device__ __forceinline__ static void split_weights(const float (&s)[kStepKV / 2], Weights& weights) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kStepKV / 4; ++i) {
+      uint32_t terms[kTerms];
+      split2(s[2 * i], s[2 * i + 1], terms);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) weights[t][i] = terms[t];
+    }
+  }
+
+  // Adds the PV product of an iteration to the output if kSeparate.
+  __device__ __forceinline__ static void add_product(float (&o)[kDim / 2], float (&product)[kDim / 2]) {
+    if constexpr (kSeparate) {
+      pin(product);
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) o[i] += product[i];
+    } else {
+      pin(o);
+    }
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
   __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+    if constexpr (sizeof(Element) == 4) return stage_floats(o);
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
 #pragma unroll
@@ -149,6 +171,22 @@ struct Consumer {
       store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16, narrow2(o[4 * i], o[4 * i + 1]),
                      narrow2(o[4 * i + 2], o[4 * i + 3]), narrow2(o[4 * i + 4], o[4 * i + 5]),
                      narrow2(o[4 * i + 6], o[4 * i + 7]));
+    }
+    fence_async_proxy();
+  }
+
+  __device__ __forceinline__ void stage_floats(const float (&o)[kDim / 2]) {
+    const int lane = thread % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      uint8_t* tile = shared.query[query.stage] + row * kRowBytes + lane % 2 * 8;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int chunk = i % 4 * 2 + lane % 4 / 2;
+        *reinterpret_cast<float2*>(tile + i / 4 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16) =
+            make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+      }
     }
     fence_async_proxy();
   }
@@ -214,7 +252,7 @@ struct Consumer {
     for (float& sum : sums) sum = quad_sum(sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+      inverse[h] = sums[h] == 0.0f ? 0.0f : reciprocal_of_sum(sums[h]);
       float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
       if constexpr (kSinks) {
         const Assignment& own = shared.assigned[query.stage];
@@ -224,6 +262,7 @@ struct Consumer {
           if (sums[2 + h] == 0.0f) lse = with_sink;
         }
       }
+      if constexpr (kTerms > 1) inverse[h] *= 1.0f / kValueFactor;
       if constexpr (Score::kDrops) inverse[h] *= kept_factor(problem_of(p, shared.assigned[query.stage]));
       if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
@@ -255,13 +294,15 @@ struct Consumer {
     int steps = open(query);
     if (steps == 0) return finish_all(query);
     float s[kStepKV / 2], o[kDim / 2], rescale[2];
-    uint32_t weights[kStepKV / 4];
+    float separate[kDim / 2];  // of the PV product in flight, if kSeparate
+    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    Weights weights;
     softmax.reset();
     if (!kOverwrites) clear(o);
     wait_stages<1>();
     multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
     weigh_first(s, rescale);
-    narrow_weights(s, weights);
+    split_weights(s, weights);
     bool last = steps == 1, first = true;
     RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
@@ -277,7 +318,7 @@ struct Consumer {
       const StepMask<kTiles> mask = load_mask(numbers);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
-      multiply_values(o, weights, stage_address(ring.stage), first);
+      multiply_values(product, weights, stage_address(ring.stage), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
       const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed early
@@ -296,9 +337,9 @@ struct Consumer {
       const bool moved = weigh(s, mask, key_stage, rescale);
       softmax.settle();
       wgmma_wait<0>();
-      pin(o);
+      add_product(o, product);
       release(value_stage);
-      narrow_weights(s, weights);
+      split_weights(s, weights);
       if (finished) {
         finish(before, o);
         query.advance();
@@ -309,9 +350,9 @@ struct Consumer {
       first = finished;
     }
     wait_stages<1>();
-    multiply_values(o, weights, stage_address(ring.stage), first);
+    multiply_values(product, weights, stage_address(ring.stage), first);
     wgmma_wait<0>();
-    pin(o);
+    add_product(o, product);
     finish(softmax, o);
     query.advance();
     finish_all(query);

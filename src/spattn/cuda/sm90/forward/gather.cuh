@@ -45,10 +45,20 @@ struct Gatherer {
     return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  // Copies this warp's rows of a tile; `stride` is in bytes.
+  // Copies this warp's rows of a tile.
   template <int kRows>
-  __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
-                                       const RowsOf<kRows>& rows) const {
+  __device__ __forceinline__ void copy(uint32_t target, const RowSource& source, const RowsOf<kRows>& rows) const {
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+      copy_term(target + term * kPanels * kRows * kRowBytes, source.first + term * kDim,
+                int(source.stride * sizeof(Term)), source.columns, rows);
+    }
+  }
+
+  // Copies one term of the rows; `stride` is in bytes.
+  template <int kRows>
+  __device__ __forceinline__ void copy_term(uint32_t target, const Term* source, int stride, int dims,
+                                            const RowsOf<kRows>& rows) const {
     const int chunk = lane % kChunks, row = lane / kChunks;
     const bool wanted = chunk * 8 < dims;
     const char* first = reinterpret_cast<const char*>(source + chunk * 8);

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....arrays.operand import Operand
-from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, item_keys
+from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, item_keys, terms_of
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
@@ -19,6 +18,7 @@ from ..maps import gatherable, readable
 from .heads import with_packed_heads
 from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, launch_ranges
 from .tables import Items, PlanLayout, make_layout
+from .terms import itemsize_of, operands_of
 
 __all__ = ["HopperPlan", "prepare"]
 
@@ -27,7 +27,8 @@ _READY_KEPT = 32
 
 def prepare(call: ForwardPass) -> Launches | None:
     """Return cached launches for calls of these shapes and strides, or None if TMA cannot address the arrays."""
-    moves = validated(call.plan).slides
+    # The arrays of terms have strides that depend on kv_len.
+    moves = validated(call.plan).slides and terms_of(call.dtype, call.precision) == 1
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     return plan.launches(call)
@@ -68,17 +69,19 @@ class HopperPlan:
     def launches(self, call: ForwardPass) -> Launches | None:
         """Return cached launches for these shapes and strides and any kv_len, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.out
-        key = (call.dtype, call.score.text, bool(call.sinks), *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
+        kind = call.dtype, call.precision, call.score.text, bool(call.sinks)
+        key = (*kind, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._launches.get(key, self)
         if found is self:
-            found = self._launches.keep(key, self._prepare(Part(self.layout, call), arrays))
+            found = self._launches.keep(key, self._prepare(Part(self.layout, call)))
         return found
 
-    def _prepare(self, part: Part, arrays: tuple[Operand, ...]) -> Launches | None:
+    def _prepare(self, part: Part) -> Launches | None:
+        *inputs, out = operands_of(part.call)
         room = next((size for size in MAPS if part.maps <= size), None)
-        if room is None or not all(map(readable, arrays)):
+        if room is None or not all(map(readable, inputs)) or not readable(out, itemsize_of(part.call)):
             return None
-        if self.layout.gathers and not all(map(gatherable, arrays)):
+        if self.layout.gathers and not all(map(gatherable, (*inputs, out))):
             return None
         return Launches([part], self.tables, room)
 

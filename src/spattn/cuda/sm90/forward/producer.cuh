@@ -122,7 +122,6 @@ struct Producer {
   }
 
   __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
-    const Problem& own = p.problems[0];
     const Assignment assigned = {now.work, now.task.batch, now.task.head_q};
     QueryRows rows;
 #pragma unroll
@@ -131,10 +130,7 @@ struct Producer {
       const int row = (part * QueryRows::kWords + i) * 32 + lane;
       rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
-    const Element* source =
-        static_cast<const Element*>(own.q) + now.task.batch * own.q_stride.batch + now.task.head_q * own.q_stride.head;
-    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token * sizeof(Element), own.head_dim,
-                  rows);
+    gatherer.copy(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q), rows);
     gatherer.submit(full);
     query.advance();
   }
@@ -149,10 +145,10 @@ struct Producer {
     if (elect_one() && part == 0) {
       shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) {
-        barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+        barrier_arrive_expect(full, own.block_q * kTermPanels * kRowBytes);
 #pragma unroll
-        for (int i = 0; i < kWarpgroups * kPanels; ++i) {
-          const int half = i / kPanels, panel = i % kPanels;
+        for (int i = 0; i < kWarpgroups * kTermPanels; ++i) {
+          const int half = i / kTermPanels, panel = i % kTermPanels;
           tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
                    &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
                    now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
@@ -253,8 +249,8 @@ struct Producer {
       if constexpr (!kGathers) {
         barrier_arrive_expect(full, kStageBytes);
 #pragma unroll
-        for (int i = 0; i < kTiles * kPanels; ++i) {
-          const int t = i / kPanels, panel = i % kPanels;
+        for (int i = 0; i < kTiles * kTermPanels; ++i) {
+          const int t = i / kTermPanels, panel = i % kTermPanels;
           const StepTile& tile = tiles.of[t];
           tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
                    tile.x, tile.y, tile.z, keys.head);
@@ -262,11 +258,7 @@ struct Producer {
       }
     }
     if constexpr (kGathers) {
-      const Problem& own = p.problems[0];
-      const Strides& stride = kValue ? own.v_stride : own.k_stride;
-      const Element* source =
-          static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
-      gatherer.copy(target, source, stride.token * sizeof(Element), kValue ? own.head_dim_v : own.head_dim, keys.rows);
+      gatherer.copy(target, row_source<1 + kValue>(p, keys.batch, keys.head), keys.rows);
       gatherer.submit(full);
     }
     ring.advance();
