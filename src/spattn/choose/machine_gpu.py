@@ -148,13 +148,15 @@ class Gpu:
         return 2 * len(plan.views) <= most or maps_of(plan, validated(plan).slides) <= most
 
 
-def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with TILE."""
+def chosen(
+    pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int, tile: tuple[int, int] = TILE
+) -> Plan:
+    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with `tile`."""
     lengths = call.q_len, call.kv_len
     if _is_known(call):
-        return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)
-    count = pieces_of(call, TILE[0], sms)
-    return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True, pieces=count)
+        return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(tile, None, each), _gpu(call, sms), max_bytes)
+    count = pieces_of(call, tile[0], sms)
+    return compiler.plan_for(pattern, call, tile, each, max_bytes, tile_by_tile=True, pieces=count)
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:

@@ -79,11 +79,12 @@ _TERMS = "three or six products of terms hide the softmax; not tuned"
 # For float32. Products of 64 keys leave registers for the terms of the weights.
 TABLE_OF_TERMS = (
     Specialization(64, 64, _ANY, 1, 64, 3, 6, 240, 128, _TERMS, terms=3),
-    Specialization(128, 64, _ANY, 1, 64, 2, 5, 208, 96, _TERMS, terms=3),
+    Specialization(128, 64, _ANY, 1, 64, 2, 5, 208, 88, _TERMS, terms=3),
+    Specialization(64, 128, _ANY, 1, 64, 2, 5, 248, 128, f"{_TERMS}; 128 queries do not fit", terms=3),
     Specialization(64, 64, _ANY, 2, 64, 2, 5, 168, 88, _HALVES, terms=2),
     Specialization(64, 128, _ANY, 1, 64, 2, 5, 240, 128, _TERMS, terms=2),
-    Specialization(128, 64, _ANY, 1, 128, 2, 5, 208, 96, _KEYS, terms=2),
-    Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 96, _TERMS, terms=2),
+    Specialization(128, 64, _ANY, 1, 128, 2, 5, 208, 88, _KEYS, terms=2),
+    Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
 )
 
 

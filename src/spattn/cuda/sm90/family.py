@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, TILE, executes, has_build, terms_of
+from ...choose.specializations import DTYPES, ROWS, TILE, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -146,14 +146,16 @@ class HopperFloat32(Hopper):
         return self._fallback.accepts(plan, True) if backward else super().accepts(plan)
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        if backward or not _is_split(call.q_len, TILE[0], max(call.head_dim, call.head_dim_v), call.precision):
-            return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
-        return super().plan_for(pattern, call, device, max_bytes, backward)
+        for rows in (TILE[0], ROWS):
+            if not backward and _is_split(call.q_len, rows, max(call.head_dim, call.head_dim_v), call.precision):
+                each = workers_of(call.batch, call.heads_q, device.sm_count)
+                return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
+        return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
 
     def forward(self, call: ForwardPass) -> None:
         head_dim = max(call.q.shape[3], call.v.shape[3])
         launches = None
-        if call.plan.ordered or _is_split(call.q.shape[2], call.plan.block_q, head_dim, call.precision):
+        if _is_split(call.q.shape[2], call.plan.block_q, head_dim, call.precision):
             launches = forwards.prepare(call)
         if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
             self._fallback.forward(self._for_fallback(call))

@@ -22,6 +22,9 @@ constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
 constexpr int kPanels = kDim / 64;             // 64 elements are one 128-byte swizzled row
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
+constexpr int kSlices =
+    kTermPanels > 4 ? 2 : 1;  // stages of an iteration's keys, and of its values: parts of the features
+constexpr int kSlicePanels = kPanels / kSlices;  // of each term
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
@@ -30,7 +33,7 @@ constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kTermPanels * kRowBytes;
-constexpr uint32_t kStageBytes = kStepKV * kTermPanels * kRowBytes;
+constexpr uint32_t kStageBytes = kStepKV * kTerms * kSlicePanels * kRowBytes;
 constexpr int kOutPanels = kDim * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
 constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
@@ -62,7 +65,7 @@ static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
 static_assert(kOutPanels <= kTermPanels && kWarpgroups * kOutPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
-using ValueProduct = Product < kDim<128 ? kDim : 128>;
+using ValueProduct = Product<(kSlicePanels > 1 ? 128 : 64)>;
 
 // A task, as the producer publishes it to consumers and writer; an empty work item ends the kernel.
 struct Assignment {
@@ -84,7 +87,8 @@ struct alignas(1024) Shared {
   IterationDiagonals diagonals[kDiagonals ? kStages : 0];
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
-static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
+static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
+              "the first step of the next task is computed before the last one is done");
 
 // lse of a non-finite row, which the writer recomputes.
 constexpr float kFailedRow = __builtin_nanf("");

@@ -23,6 +23,11 @@ struct Consumer {
   Scores scores;    // modifies the scores of the next softmax
   WeightDrops drops;
 
+  // Stages of an iteration's keys or values.
+  struct Slices {
+    uint32_t stage[kSlices];
+  };
+
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
   // this function before loading mask words.
   template <int kCount>
@@ -36,9 +41,28 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  // Returns the shared-memory address of a stage, or of this warpgroup's rows of a query tile.
-  __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
-    return uniform(shared_address(shared.ring[stage]));
+  __device__ __forceinline__ Slices next_slices() const {
+    RingPosition<kStages> next = ring;
+    Slices found;
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      found.stage[i] = next.stage;
+      next.advance();
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void advance_slices() {
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) ring.advance();
+  }
+
+  // Returns the shared-memory addresses of the next stages, or of this warpgroup's rows of a query tile.
+  __device__ __forceinline__ Slices next_addresses() const {
+    Slices found = next_slices();
+#pragma unroll
+    for (uint32_t& stage : found.stage) stage = uniform(shared_address(shared.ring[stage]));
+    return found;
   }
 
   __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
@@ -49,17 +73,28 @@ struct Consumer {
     if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
   }
 
+  // Releases the stages of an iteration's keys but the first, or all stages of its values.
+  template <int kFirst = 0>
+  __device__ __forceinline__ void release(const Slices& slices) {
+#pragma unroll
+    for (int i = kFirst; i < kSlices; ++i) release(slices.stage[i]);
+  }
+
   // Starts s = q k^T for the query rows and the keys at these addresses.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
-    const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, const Slices& keys) {
+    const uint64_t a = operand_descriptor(rows, 16, 1024);
+    uint64_t b[kSlices];
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(keys.stage[i], 16, 1024);
     pin(s);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kProducts * kDim / 16; ++i) {
       const TermProduct terms = term_product(i / (kDim / 16));
       const int chunk = i % (kDim / 16), panel = chunk / 4, within = chunk % 4 * 32;
+      const int slice_panel = terms.b * kSlicePanels + panel % kSlicePanels;
       QueryKeyProduct::shared(s, a + ((terms.a * kPanels + panel) * kBlockQ * kRowBytes + within) / 16,
-                              b + ((terms.b * kPanels + panel) * kStepKV * kRowBytes + within) / 16, i != 0);
+                              b[panel / kSlicePanels] + (slice_panel * kStepKV * kRowBytes + within) / 16, i != 0);
     }
     wgmma_commit();
   }
@@ -68,9 +103,11 @@ struct Consumer {
   using Weights = uint32_t[kTerms][kStepKV / 4];
 
   // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
-  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, uint32_t values,
+  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, const Slices& values,
                                                   bool first) {
-    const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
+    uint64_t b[kSlices];
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
     pin(o);
     wgmma_fence();
 #pragma unroll
@@ -79,9 +116,11 @@ struct Consumer {
       const int chunk = i % (kStepKV / 16);
 #pragma unroll
       for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
-        ValueProduct::registers(o + block * ValueProduct::kCount, weights[terms.a] + 4 * chunk,
-                                b + (chunk * 16 + (terms.b * kPanels + block * 2) * kStepKV) * kRowBytes / 16,
-                                i > 0 || !(kSeparate || (kOverwrites && first)));
+        const int panel = block * ValueProduct::kCount / 32, slice_panel = panel % kSlicePanels;
+        ValueProduct::registers(
+            o + block * ValueProduct::kCount, weights[terms.a] + 4 * chunk,
+            b[panel / kSlicePanels] + (chunk * 16 + (terms.b * kSlicePanels + slice_panel) * kStepKV) * kRowBytes / 16,
+            i > 0 || !(kSeparate || (kOverwrites && first)));
       }
     }
     wgmma_commit();
@@ -299,46 +338,48 @@ struct Consumer {
     Weights weights;
     softmax.reset();
     if (!kOverwrites) clear(o);
-    wait_stages<1>();
-    multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
+    wait_stages<kSlices>();
+    multiply_keys(s, rows_address(query.stage), next_addresses());
     weigh_first(s, rescale);
     split_weights(s, weights);
     bool last = steps == 1, first = true;
     RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
-    uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
+    uint32_t rows = rows_address(ahead.stage);
+    Slices keys = next_addresses();
     while (true) {
       steps = last ? open(ahead) : steps - 1;
       if (steps == 0) break;
-      wait_stages<kGathers ? 2 : 1>();
+      wait_stages<kGathers ? 2 * kSlices : kSlices>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
-      const uint32_t key_stage = ring.stage;
-      const MaskNumbers numbers = read_numbers(key_stage);
+      const Slices key_slices = next_slices();
+      const MaskNumbers numbers = read_numbers(key_slices.stage[0]);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
-      ring.advance();
-      if constexpr (!kGathers) wait_stages<1>();
-      multiply_values(product, weights, stage_address(ring.stage), first);
+      advance_slices();
+      if constexpr (!kGathers) wait_stages<kSlices>();
+      multiply_values(product, weights, next_addresses(), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed early
+      const Slices value_slices = next_slices();  // addresses of the next iteration, computed early
       const bool finished = last;
-      ring.advance();
-      keys = stage_address(ring.stage);
+      advance_slices();
+      keys = next_addresses();
       last = steps == 1;
       if (last) ahead.advance();
       rows = rows_address(ahead.stage);
 
       wgmma_wait<1>();
       pin(s);
-      if constexpr (!kModified) release(key_stage);
+      if constexpr (!kModified) release(key_slices.stage[0]);
+      release<1>(key_slices);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, key_stage, rescale);
+      const bool moved = weigh(s, mask, key_slices.stage[0], rescale);
       softmax.settle();
       wgmma_wait<0>();
       add_product(o, product);
-      release(value_stage);
+      release(value_slices);
       split_weights(s, weights);
       if (finished) {
         finish(before, o);
@@ -349,8 +390,8 @@ struct Consumer {
       }
       first = finished;
     }
-    wait_stages<1>();
-    multiply_values(product, weights, stage_address(ring.stage), first);
+    wait_stages<kSlices>();
+    multiply_values(product, weights, next_addresses(), first);
     wgmma_wait<0>();
     add_product(o, product);
     finish(softmax, o);
@@ -365,7 +406,8 @@ struct Consumer {
     wgmma_wait<0>();
     pin(s);
     if constexpr (!kModified && !Score::kDrops) release(stage);
-    ring.advance();
+    release<1>(next_slices());
+    advance_slices();
     weigh<true>(s, mask, stage, rescale);
   }
 

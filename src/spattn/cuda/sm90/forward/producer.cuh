@@ -130,7 +130,8 @@ struct Producer {
       const int row = (part * QueryRows::kWords + i) * 32 + lane;
       rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
-    gatherer.copy(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q), rows);
+    gatherer.copy<kPanels>(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q),
+                           rows);
     gatherer.submit(full);
     query.advance();
   }
@@ -237,28 +238,35 @@ struct Producer {
     if (lane == 0) barrier_arrive(shared_address(&shared.full[stage]));
   }
 
-  // Fills the next stage with keys (kValue = 0) or values (1).
+  // Fills the next stages with keys (kValue = 0) or values (1).
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice);
+  }
+
+  template <int kValue>
+  __device__ __forceinline__ void load_slice(const StepTiles& tiles, const StepKeys& keys, int slice) {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
-      if constexpr (kScored && kValue) barrier_arrive(full);  // nothing is published with values
+      if (kScored && (kValue || slice)) barrier_arrive(full);  // nothing is published with these
 #pragma unroll
-      for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
+      for (int t = 0; t < kTiles && kValue == 0 && slice == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
         barrier_arrive_expect(full, kStageBytes);
 #pragma unroll
-        for (int i = 0; i < kTiles * kTermPanels; ++i) {
-          const int t = i / kTermPanels, panel = i % kTermPanels;
+        for (int i = 0; i < kTiles * kTerms * kSlicePanels; ++i) {
+          const int t = i / (kTerms * kSlicePanels), panel = i % (kTerms * kSlicePanels);
+          const int first = panel / kSlicePanels * kDim + (slice * kSlicePanels + panel % kSlicePanels) * 64;
           const StepTile& tile = tiles.of[t];
-          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, first,
                    tile.x, tile.y, tile.z, keys.head);
         }
       }
     }
     if constexpr (kGathers) {
-      gatherer.copy(target, row_source<1 + kValue>(p, keys.batch, keys.head), keys.rows);
+      gatherer.copy<kSlicePanels>(target, row_source<1 + kValue>(p, keys.batch, keys.head), keys.rows, slice);
       gatherer.submit(full);
     }
     ring.advance();
