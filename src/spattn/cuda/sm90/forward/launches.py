@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....choose.specializations import ARCH, TILE, Specialization, build, terms_of, variant
+from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
@@ -193,5 +193,5 @@ def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...], loaded:
 
 def _merge_row(call: ForwardPass) -> Specialization:
     """Return the specialization whose macros merge.cu gets; it depends on the head dimension alone."""
-    terms = terms_of(call.dtype, call.precision)
-    return build(TILE[0], max(call.q.shape[3], call.v.shape[3]), terms=terms)
+    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    return build(TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS, head_dim, terms=terms)

@@ -14,12 +14,14 @@ from ...host.forward_pass import ForwardPass, is_aligned
 
 __all__ = [
     "SPLIT",
+    "SPLIT_STRUCTS",
     "blocks",
     "formats_of",
     "itemsize_of",
     "operands_of",
     "pack_split",
     "specialization",
+    "split_macros",
     "split_request",
     "term_bytes",
 ]
@@ -27,6 +29,7 @@ __all__ = [
 _ALIGNMENT = 256  # of each array, in bytes
 _THREADS, _EACH = 256, 8  # threads per CTA, and features per thread, of split.cu
 _TERM_BYTES = 2
+_ANYWHERE = _ALIGNMENT  # address of arrays of terms until a call places them; tensor maps refuse address 0
 _VALUE_FACTOR = 2.0**40  # kValueFactor of terms.cuh
 
 _SOURCE = np.dtype(
@@ -40,6 +43,7 @@ _SOURCE = np.dtype(
     ]
 )
 SPLIT = np.dtype([("of", _SOURCE, (3,))])
+SPLIT_STRUCTS = {"Source": _SOURCE, "Split": SPLIT}
 _pack_split = packer(SPLIT).pack
 
 
@@ -52,14 +56,14 @@ def specialization(call: ForwardPass, keys: float = math.inf) -> Specialization:
 def operands_of(call: ForwardPass) -> tuple[Operand, Operand, Operand, Operand]:
     """Return the arrays that the attention kernel reads and writes: q, k, v or the arrays of their terms, and out.
 
-    Arrays of terms have rows of all terms in order, each padded to the head dimension of the specialization, and
-    address 0.
+    Arrays of terms have rows of all terms in order, each padded to the head dimension of the specialization; their
+    address is a placeholder.
     """
     if terms_of(call.dtype, call.precision) == 1:
         return call.q, call.k, call.v, call.out
     row = specialization(call)
     shapes = [(*x.shape[:3], row.terms * row.head_dim) for x in (call.q, call.k, call.v)]
-    q, k, v = (Operand(0, shape, row_major(shape)) for shape in shapes)
+    q, k, v = (Operand(_ANYWHERE, shape, row_major(shape)) for shape in shapes)
     return q, k, v, call.out
 
 
@@ -83,11 +87,14 @@ def term_bytes(call: ForwardPass) -> list[int]:
     return [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
 
 
+def split_macros(row: Specialization) -> dict[str, object]:
+    """Return the macros of split.cu for an attention kernel."""
+    return {"SPATTN_DTYPE": "float32", "SPATTN_HEAD_DIM": row.head_dim, "SPATTN_TERMS": row.terms}
+
+
 def split_request(call: ForwardPass) -> Request:
     """Return the request for split.cu."""
-    row = specialization(call)
-    defines = {"SPATTN_DTYPE": call.dtype, "SPATTN_HEAD_DIM": row.head_dim, "SPATTN_TERMS": row.terms}
-    return Request("sm90/forward/split.cu", ARCH, defines, {"Source": _SOURCE, "Split": SPLIT}, "hopper_split")
+    return Request("sm90/forward/split.cu", ARCH, split_macros(specialization(call)), SPLIT_STRUCTS, "hopper_split")
 
 
 def blocks(call: ForwardPass) -> int:
