@@ -135,7 +135,7 @@ class Gpu:
             yield How(_SMALL, None, shared, gathered=True)
         in_order = tried.plans.get(How(_SMALL, None, shared, ordered=True))
         # If the pattern has no permutation, the ordered plan is already the plan with smaller tiles.
-        if (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
+        if how.tile != _SMALL and (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
             yield How(_SMALL, None, shared)
         if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
             overlap = overlap_of_boxes(first, sizes.batch, sizes.heads_q, ROWS)
