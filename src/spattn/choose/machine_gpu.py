@@ -27,7 +27,7 @@ from . import chooser
 from .boxes import Overlap, overlap_of_boxes
 from .chooser import How, Sizes, Tried, predicted_ms
 from .features_gpu import GpuCounts, KernelShape, count_on_gpu
-from .specializations import KEYS_TOGETHER, ROWS, TILE, Specialization, build, item_keys
+from .specializations import KEYS_TOGETHER, ROWS, TILE, Specialization, build, item_keys, terms_of
 
 __all__ = [
     "BLOCKS",
@@ -73,12 +73,19 @@ _COEFFICIENTS = {
     "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
+# The same for float32, by number of terms and whether tiles have 128 queries: products take three to six times as long.
+_COEFFICIENTS_OF_TERMS = {
+    (3, True): GpuCounts(8e03, 4.55e03, 600, 0.03, 0.0037, 0.011, 0.283, 0.322, 0, 0.0012),
+    (3, False): GpuCounts(8e03, 4.55e03, 600, 0.07, 0.0037, 0.011, 0.283, 0.322, 0, 0.0012),
+    (2, True): GpuCounts(8e03, 4.55e03, 400, 0.05, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
+    (2, False): GpuCounts(8e03, 4.55e03, 400, 0.08, 0.0033, 0.04, 0.36, 0.85, 0, 0.001),
+}
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
 
-def specialization_of(plan: Plan, head_dim: int) -> Specialization:
+def specialization_of(plan: Plan, head_dim: int, terms: int = 1) -> Specialization:
     """Return the kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
-    return build(plan.block_q, head_dim, item_keys(plan))
+    return build(plan.block_q, head_dim, item_keys(plan), terms)
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
@@ -95,29 +102,33 @@ def kind_of(row: Specialization, looked_up: bool = False) -> str:
 
 def coefficients(row: Specialization, looked_up: bool = False) -> GpuCounts:
     """Return the coefficients of a specialization."""
+    if row.terms > 1:
+        return _COEFFICIENTS_OF_TERMS[row.terms, row.rows > ROWS]
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
-def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
-    """Return the predicted milliseconds of a forward pass of 16-bit arrays, without host time.
+def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True, terms: int = 1) -> float:
+    """Return the predicted milliseconds of a forward pass of arrays of `terms` terms, by default those of 16-bit types,
+    without host time.
 
     If not `alone`, return the time that it adds to a grouped launch.
     """
-    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v))
+    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v), terms)
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))
 
 
 @dataclass(frozen=True)
 class Gpu:
     """The :class:`.chooser.Machine` of a call on a GPU with `sms` SMs. The call needs `copies` copies of the plan's
-    tensor maps: one, or one per batch entry."""
+    tensor maps: one, or one per batch entry. Its elements have `terms` terms."""
 
     sms: int
     copies: int = 1
+    terms: int = 1
     expands: ClassVar[bool] = True
 
     def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
-        return cost_ms(plan, sizes, self.sms)
+        return cost_ms(plan, sizes, self.sms, terms=self.terms)
 
     def scattered(self, how: How) -> How:
         return How(_SMALL, workers=how.workers, gathered=True)
@@ -139,7 +150,7 @@ class Gpu:
             yield How(_SMALL, None, shared)
         if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
             overlap = overlap_of_boxes(first, sizes.batch, sizes.heads_q, ROWS)
-            for box in [] if overlap is None else _promising(overlap, sizes, self.copies):
+            for box in [] if overlap is None else _promising(overlap, sizes, self.copies, self.terms):
                 yield How((math.prod(box), TILE[1]), box, shared)
 
     def fits(self, plan: Plan) -> bool:
@@ -203,7 +214,7 @@ def _is_known(call: Call) -> bool:
 
 def _gpu(call: Call, sms: int) -> Gpu:
     """Return the machine of a call, whose batch entries may need separate tensor maps."""
-    return Gpu(sms, 1 if _joint(call) else call.batch)
+    return Gpu(sms, 1 if _joint(call) else call.batch, terms_of(call.dtype, call.precision))
 
 
 def _joint(call: Call) -> bool:
@@ -238,10 +249,10 @@ def _halves(plan: Plan) -> float:
     return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
 
 
-def _promising(overlap: Overlap, sizes: Sizes, copies: int) -> list[tuple[int, ...]]:
+def _promising(overlap: Overlap, sizes: Sizes, copies: int, terms: int) -> list[tuple[int, ...]]:
     """Return the boxes with the lowest estimated cost, assuming balanced SMs; among nearly equal costs, also the one
     with the fewest tiles."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), 0, terms)  # boxes nearly always have few keys
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 
