@@ -28,7 +28,8 @@ def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family
 
 def of_call(call: Call, gpu: device.Device) -> Family:
     """Return the kernel family for a call."""
-    return _of(chosen_kernels(), gpu, call.dtype, call.head_dim, call.head_dim_v)
+    found = of(gpu, call.dtype, call.head_dim, call.head_dim_v)
+    return found if call.q_len >= found.fewest_queries else PORTABLE
 
 
 def launcher_of(call: Call) -> Launcher:
@@ -80,7 +81,9 @@ def arithmetic(family: str, dtype: str, precision: str | None) -> str:
     if dtype == "float64":
         return "float64 multiply-adds on CUDA cores (FFMA kernels)"
     if dtype == "float32":
-        return "TF32 tensor cores" if precision else "float32 as two TF32 terms, by tensor cores"
+        if family == PORTABLE.name:
+            return "TF32 tensor cores" if precision else "float32 as two TF32 terms, by tensor cores"
+        return f"float32 as {'two' if precision else 'three'} bfloat16 terms, by tensor cores (WGMMA), float32 sums"
     return f"{dtype} tensor cores ({'mma.sync' if family == PORTABLE.name else 'WGMMA'}), float32 sums"
 
 

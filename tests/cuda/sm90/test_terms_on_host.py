@@ -12,6 +12,7 @@ import pytest
 from spattn import patterns
 from spattn.arrays.operand import Operand, row_major
 from spattn.choose.specializations import TILE
+from spattn.cuda import families
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80.family import FAMILY as PORTABLE
 from spattn.cuda.sm90 import family as hopper
@@ -145,23 +146,28 @@ def test_any_strides_but_those_of_the_output(launched):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("q_len", [255, 256, 1000])
 def test_which_calls_are_split(monkeypatch, card, precision, dim, q_len):
-    """Calls of few queries and their plans, and gradients, are those of the portable kernels."""
-    family, taken = hopper.HopperFloat32(PORTABLE), []
+    """Calls of few queries, gradients, and plans without a specialization are those of the portable kernels."""
+    own, taken = hopper.HopperFloat32(PORTABLE), []
+    monkeypatch.setattr(families, "of", lambda *problem: own)
     monkeypatch.setattr(
         hopper.forwards, "prepare", lambda call: SimpleNamespace(run=lambda call: taken.append("terms"))
     )
     monkeypatch.setattr(type(PORTABLE), "forward", lambda self, call: taken.append("portable"))
-    assert family.supports(card, "float32", dim, dim) and not family.supports(card, "bfloat16", dim, dim)
-    assert not family.supports(card, "float32", dim, 132) and not family.supports(card, "float32", 60, dim)
-    q, k, v = inputs(1, 2, 2, q_len, 1000, dim, dtype="float32")
-    call = Call.of(q, k, v, precision=precision)
+    call = Call.of(*inputs(1, 2, 2, q_len, 1000, dim, dtype="float32"), precision=precision)
+    family = families.of_call(call, card)
+    assert family is (own if q_len >= 256 else PORTABLE)
     plan = family.plan_for(patterns.Causal(), call, card, None, False)
-    own = q_len >= 256
-    assert plan == (plan if own else PORTABLE.plan_for(patterns.Causal(), call, card, None, False))
-    assert not own or plan.block_q in ((64,) if (precision, dim) == (None, 128) else (64, 128))
-    family.forward(replace(call_of(precision, (2, 2), (q_len, 1000), dim), plan=plan))
-    assert taken == ["terms" if own else "portable"]
-    high = compiler.plan(patterns.Causal(), q_len, 1000, heads=2, tile=(128, 64))
-    family.forward(replace(call_of(precision, (2, 2), (q_len, 1000), dim), plan=high))
-    assert taken[1] == ("terms" if own and (precision, dim) != (None, 128) else "portable")
-    assert family.launcher is None and family.accepts(high, True) and family.accepts(high)
+    wide = (precision, dim) != (None, 128)  # 128 queries fit
+    assert family is PORTABLE or plan.block_q in ((64, 128) if wide else (64,))
+    for made, expected in ((plan, "terms"), (compiler.plan(patterns.Causal(), q_len, 1000, heads=2, tile=TILE), wide)):
+        own.forward(replace(call_of(precision, (2, 2), (q_len, 1000), dim), plan=made))
+        assert family is PORTABLE or taken[-1] == ("terms" if expected else "portable")
+        assert own.accepts(made) and own.accepts(made, True)
+    assert own.launcher is None
+
+
+def test_which_problems_are_split(card):
+    own = hopper.HopperFloat32(PORTABLE)
+    assert own.supports(card, "float32", 8, 128) and not own.supports(card, "bfloat16", 64, 64)
+    assert not own.supports(card, "float32", 64, 132) and not own.supports(card, "float32", 60, 64)
+    assert not own.supports(SimpleNamespace(capability=(10, 0)), "float32", 64, 64)

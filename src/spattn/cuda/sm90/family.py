@@ -36,8 +36,6 @@ __all__ = ["Hopper", "HopperFloat32"]
 
 LARGEST_HEAD_DIM = 256
 LARGEST_HEAD_DIM_OF_TERMS = 128
-# Calls with fewer queries read K and V hardly more often than a split into terms does.
-FEWEST_QUERIES = 256
 _log = logging.getLogger("spattn.cuda")
 
 
@@ -48,6 +46,7 @@ class Hopper:
     """
 
     name = "hopper"
+    fewest_queries = 0
 
     def __init__(self, fallback: Family):
         self._fallback = fallback
@@ -127,8 +126,10 @@ class Hopper:
 class HopperFloat32(Hopper):
     """The forward for float32, whose kernels multiply bfloat16 terms; see sm90/terms.cuh.
 
-    The family `fallback` computes calls of few queries and of head dimensions without a specialization, and gradients.
+    The family `fallback` computes gradients, and calls with plans without a specialization.
     """
+
+    fewest_queries = 256  # fewer queries read K and V hardly more often than the split into terms does
 
     def __init__(self, fallback: Family):
         super().__init__(fallback)
@@ -146,17 +147,16 @@ class HopperFloat32(Hopper):
         return self._fallback.accepts(plan, True) if backward else super().accepts(plan)
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        for rows in (TILE[0], ROWS):
-            if not backward and _is_split(call.q_len, rows, max(call.head_dim, call.head_dim_v), call.precision):
-                each = workers_of(call.batch, call.heads_q, device.sm_count)
-                return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
-        return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
+        if backward:
+            return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
+        head_dim, terms = max(call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
+        rows = TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS
+        each = workers_of(call.batch, call.heads_q, device.sm_count)
+        return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
 
     def forward(self, call: ForwardPass) -> None:
-        head_dim = max(call.q.shape[3], call.v.shape[3])
-        launches = None
-        if _is_split(call.q.shape[2], call.plan.block_q, head_dim, call.precision):
-            launches = forwards.prepare(call)
+        head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+        launches = forwards.prepare(call) if has_build(call.plan.block_q, head_dim, terms) else None
         if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
             self._fallback.forward(self._for_fallback(call))
         else:
@@ -167,11 +167,6 @@ class HopperFloat32(Hopper):
 
     def backward_requests(self, call: BackwardPass) -> list[Request]:
         return self._fallback.backward_requests(call)
-
-
-def _is_split(q_len: int, block_q: int, head_dim: int, precision: str | None) -> bool:
-    """Whether float32 calls of this size run on the products of terms."""
-    return q_len >= FEWEST_QUERIES and has_build(block_q, head_dim, terms_of("float32", precision))
 
 
 def why_not(call: ForwardPass) -> str:
