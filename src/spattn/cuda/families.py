@@ -16,9 +16,8 @@ from .sm90.family import Hopper, HopperFloat32
 
 __all__ = ["FAMILIES", "Family", "accepts", "advice", "arithmetic", "executing", "launcher_of", "note", "of", "of_call"]
 
-TERMS_FOR_FLOAT32 = False  # whether float32 runs on products of bfloat16 terms on compute capability 9.0
 # In order of preference; the last supports every GPU.
-FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), *[HopperFloat32(PORTABLE)] * TERMS_FOR_FLOAT32, PORTABLE)
+FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), HopperFloat32(PORTABLE), PORTABLE)
 
 
 def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
