@@ -66,8 +66,8 @@ def check_registers(source, arch, defines, structs, cubin, most, allowed_spill, 
 
 
 def threads(row):
-    """Of a CTA: a warpgroup for every 64 rows, and one beside."""
-    return 128 * (row.rows // 64 + 1)
+    """Of a CTA: its consumer warpgroups, and one beside."""
+    return 128 * (row.warpgroups + 1)
 
 
 @pytest.mark.slow

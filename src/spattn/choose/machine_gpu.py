@@ -75,10 +75,10 @@ _COEFFICIENTS = {
 KINDS = tuple(_COEFFICIENTS)
 # The same for float32, by number of terms and whether tiles have 128 queries: products take three to six times as long.
 _COEFFICIENTS_OF_TERMS = {
-    (3, True): GpuCounts(8e03, 4.55e03, 600, 0.03, 0.0037, 0.011, 0.283, 0.322, 0, 0.0012),
-    (3, False): GpuCounts(8e03, 4.55e03, 600, 0.07, 0.0037, 0.011, 0.283, 0.322, 0, 0.0012),
-    (2, True): GpuCounts(8e03, 4.55e03, 400, 0.05, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
-    (2, False): GpuCounts(8e03, 4.55e03, 400, 0.08, 0.0033, 0.04, 0.36, 0.85, 0, 0.001),
+    (3, True): GpuCounts(8e03, 4.55e03, 600, 0.035, 0.0038, 0.011, 0.283, 0.322, 0, 0.0012),
+    (3, False): GpuCounts(8e03, 4.55e03, 900, 0.05, 0.0038, 0.011, 0.283, 0.322, 0, 0.0012),
+    (2, True): GpuCounts(8e03, 4.55e03, 600, 0.04, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
+    (2, False): GpuCounts(8e03, 4.55e03, 900, 0.055, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
 }
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 

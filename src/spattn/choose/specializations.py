@@ -43,6 +43,12 @@ class Specialization(NamedTuple):
     producer_registers: int
     reason: str
     terms: int = 1  # bfloat16 terms of an element, see terms_of
+    shares: bool = False  # whether two consumer warpgroups share the rows of a tile
+
+    @property
+    def warpgroups(self) -> int:
+        """Return the number of consumer warpgroups."""
+        return self.rows // ROWS + self.shares
 
 
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
@@ -76,12 +82,13 @@ TABLE = (
 )
 
 _TERMS = "three or six products of terms hide the softmax; not tuned"
+_SHARES = "two warpgroups take the iterations of an item in turns"
 # For float32. Products of 64 keys leave registers for the terms of the weights.
 TABLE_OF_TERMS = (
-    Specialization(64, 64, _ANY, 1, 64, 3, 6, 240, 128, _TERMS, terms=3),
+    Specialization(64, 64, _ANY, 1, 64, 2, 6, 208, 88, _SHARES, terms=3, shares=True),
     Specialization(128, 64, _ANY, 1, 64, 2, 5, 208, 88, _TERMS, terms=3),
     Specialization(64, 128, _ANY, 1, 64, 2, 5, 248, 128, f"{_TERMS}; 128 queries do not fit", terms=3),
-    Specialization(64, 64, _ANY, 2, 64, 2, 5, 168, 88, _HALVES, terms=2),
+    Specialization(64, 64, _ANY, 1, 64, 3, 8, 208, 88, _SHARES, terms=2, shares=True),
     Specialization(64, 128, _ANY, 1, 64, 2, 5, 240, 128, _TERMS, terms=2),
     Specialization(128, 64, _ANY, 1, 128, 2, 5, 208, 88, _KEYS, terms=2),
     Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
@@ -128,6 +135,7 @@ def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathe
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_TERMS": row.terms,
+        "SPATTN_WARPGROUPS": row.warpgroups,
         "SPATTN_HEAD_DIM": row.head_dim,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],

@@ -95,7 +95,7 @@ def call_of(precision, heads=(4, 2), lengths=(300, 410), dim=64, tile=TILE, work
 @precisions
 @pytest.mark.parametrize("dim", [64, 40, 128])
 def test_launches(launched, precision, dim):
-    """A split, which waits for the call before it; then attention, which may start early and reads the terms."""
+    """A split, then attention, which reads the terms; both start early and wait for the launch before them."""
     tile = (64, 64) if (dim, precision) == (128, None) else TILE
     call = call_of(precision, dim=dim, tile=tile)
     made = prepared.HopperPlan(call.plan, call.device, 2, 4, 2, False).launches(call)
@@ -104,7 +104,7 @@ def test_launches(launched, precision, dim):
         [(call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse, 0.125, 0, 0)], workspace, 7
     )
     assert [name for name, *_ in launched[:2]] == ["split", "attention"]
-    assert [early for *_, early in launched] == [False, True] + [False] * (len(launched) - 2)
+    assert [early for *_, early in launched] == [True, True] + [False] * (len(launched) - 2)
     _, blocks, packed, _ = launched[0]
     padded, count = -(-dim // 64) * 64, TERMS[precision]
     assert blocks == -(-(2 * 4 * 300 + 2 * 2 * 2 * 410) * padded // 2048)

@@ -25,7 +25,10 @@ constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a ro
 constexpr int kSlices =
     kTermPanels > 4 ? 2 : 1;  // stages of an iteration's keys, and of its values: parts of the features
 constexpr int kSlicePanels = kPanels / kSlices;  // of each term
-constexpr int kWarpgroups = kBlockQ / 64;
+constexpr int kRowGroups = kBlockQ / 64;         // each the rows of one warpgroup
+constexpr int kWarpgroups = SPATTN_WARPGROUPS;
+// Two warpgroups share the rows of a tile: they take its iterations in turns, each from the first to the last task.
+constexpr bool kShares = kWarpgroups > kRowGroups;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
@@ -43,9 +46,13 @@ constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATT
 constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
 // Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the
 // keys of iteration i, consumers have released K0 or, after the words of iteration i - kWordStages, a later K or V.
-constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 : 0;
+// With kShares all stages up to that one are empty, hence those of the values of iteration i - kWordStages.
+constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 + kShares : 0;
+constexpr int kExchanged = kShares ? kDim / 2 + 8 : 0;  // floats that a thread passes to that of the other warpgroup
+constexpr uint32_t kExchangeBytes = kExchanged * 128 * 4;
 constexpr uint32_t kSharedBytes = SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) +
-                                  SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4;
+                                  SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4 +
+                                  kExchangeBytes;
 constexpr bool kFull = kScored && kSharedBytes > kSharedLimit;
 constexpr int kQueries = SPATTN_QUERIES - (kFull && SPATTN_STAGES < 5);
 constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
@@ -62,7 +69,8 @@ constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gather
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
-static_assert(kOutPanels <= kTermPanels && kWarpgroups * kOutPanels <= 32);
+static_assert(kWarpgroups == kRowGroups || (kRowGroups == 1 && kWarpgroups == 2 && kSlices == 1));
+static_assert(kOutPanels <= kTermPanels && kRowGroups * kOutPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product<(kSlicePanels > 1 ? 128 : 64)>;
@@ -85,6 +93,7 @@ struct alignas(1024) Shared {
   TilePositions positions[kModified ? kStages : 0][kTiles];  // of keys
   alignas(8) uint32_t words[kWordStages][kStepKV];           // of keys, for dropout
   IterationDiagonals diagonals[kDiagonals ? kStages : 0];
+  alignas(16) float4 exchange[kExchanged / 4][kShares ? 128 : 0];  // results of warpgroup 1
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
@@ -94,13 +103,14 @@ static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
 constexpr float kFailedRow = __builtin_nanf("");
 
 // Named barriers: warpgroup w waits at 1 + w for its turn on the tensor cores and synchronizes its threads at 4 + w; at
-// 6 + i the consumers hand query tile i to the writer.
-constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6;
-constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;
+// 6 + i the consumers hand query tile i to the writer. With kShares warpgroup 1 fills `exchange` after kEmptied, and
+// warpgroup 0 reads it after kFilled.
+constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6, kEmptied = 9, kFilled = 10;
+constexpr uint32_t kDoneThreads = 128 * kRowGroups + 32;
 
-// Returns the index of this warpgroup's block of a mask, or kFullTile or kNoTile.
-__device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
-  return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
+// Returns the index of a row group's block of a mask, or kFullTile or kNoTile.
+__device__ __forceinline__ int64_t mask_block(int mask, int row_group) {
+  return mask < 0 ? mask : int64_t(mask) * kRowGroups + row_group;
 }
 
 // Returns a problem of the launch, by index, view or task. With one problem the index is a compile-time zero.

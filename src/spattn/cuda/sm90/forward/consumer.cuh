@@ -23,6 +23,8 @@ struct Consumer {
   Scores scores;    // modifies the scores of the next softmax
   WeightDrops drops;
 
+  __device__ __forceinline__ int row_group() const { return kShares ? 0 : warpgroup; }
+
   // Stages of an iteration's keys or values.
   struct Slices {
     uint32_t stage[kSlices];
@@ -66,7 +68,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
-    return uniform(shared_address(shared.query[query_stage]) + warpgroup * 64 * kRowBytes);
+    return uniform(shared_address(shared.query[query_stage]) + row_group() * 64 * kRowBytes);
   }
 
   __device__ __forceinline__ void release(uint32_t stage) {
@@ -156,7 +158,7 @@ struct Consumer {
     }
     if (mask.partial) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], warpgroup), thread);
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], row_group()), thread);
     }
     return mask;
   }
@@ -203,7 +205,7 @@ struct Consumer {
   __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
     if constexpr (sizeof(Element) == 4) return stage_floats(o);
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-    const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
+    const uint32_t tile = shared_address(shared.query[query.stage]) + (row_group() * 64 + row) * kRowBytes;
 #pragma unroll
     for (int i = 0; i < kDim / 8; i += 2) {
       const int chunk = i % 8 + lane / 16;
@@ -218,7 +220,7 @@ struct Consumer {
     const int lane = thread % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       uint8_t* tile = shared.query[query.stage] + row * kRowBytes + lane % 2 * 8;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
@@ -235,7 +237,7 @@ struct Consumer {
     const Problem& own = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
       // skip padding rows, which are most rows of a decoding tile
       if (!query_position(p, assigned, row, position)) continue;
@@ -257,7 +259,7 @@ struct Consumer {
     const Problem& given = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       const int64_t prior = prior_row(p, assigned, row);
       float& lse = shared.lse[query.stage][row];
       Blend both = {1.0f, 0.0f, lse};
@@ -278,7 +280,7 @@ struct Consumer {
 
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
-    const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+    const int lane = thread % 32, first = row_group() * 64 + thread / 32 * 16;
     float probe[2], inverse[2];
     probe_rows(o, probe);
     float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
@@ -321,7 +323,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
-    const int first_row = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const int first_row = row_group() * 64 + thread / 32 * 16 + thread % 32 / 4;
     scores.open(p, shared.assigned[position.stage], first_row);
     drops.open(p, shared.assigned[position.stage], first_row);
     return (work.end - work.begin + kTiles - 1) / kTiles;
@@ -397,6 +399,116 @@ struct Consumer {
     finish(softmax, o);
     query.advance();
     finish_all(query);
+  }
+
+  // Runs all tasks of this CTA with kShares. A task of one iteration is one warpgroup's alone; of others, warpgroup 0
+  // takes the even iterations and finishes the rows. Nothing overlaps across tasks but the work of both warpgroups.
+  __device__ void run_shared() {
+    float o[kDim / 2];
+    uint32_t begin = 0;  // number of stages filled before the task's
+    if (warpgroup == 0) named_arrive(kEmptied, 256);
+    for (int task = 0;; ++task, query.advance()) {
+      const int steps = open(query);
+      if (steps == 0) break;
+      const bool alone = steps == 1;
+      const int own = alone ? task % 2 : 0;  // the warpgroup that finishes the rows
+      if (!alone || warpgroup == own) run_iterations(o, begin, alone ? 0 : warpgroup, steps);
+      begin += 2 * steps;
+      if (warpgroup == own) {
+        if (!alone) receive(o);
+        finish(softmax, o);
+      } else {
+        if (!alone) send(o);
+        __syncwarp();  // all lanes have read the assignment and the query tile
+        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.query_empty[query.stage]));
+      }
+    }
+    if (warpgroup == 0) finish_all(query);
+  }
+
+  // Returns the position of the stage that is filled as number `number`, counted from 0.
+  __device__ __forceinline__ static RingPosition<kStages> stage_of(uint32_t number) {
+    return {number % kStages, number / kStages & 1};
+  }
+
+  // Computes iterations first, first + 2, ... of a task, whose stages are in the order K0 K1 V0 K2 V1 ... V(n-1).
+  __device__ __forceinline__ void run_iterations(float (&o)[kDim / 2], uint32_t begin, int first, int steps) {
+    const auto keys_of = [&](int i) { return stage_of(begin + (i ? 2 * i - 1 : 0)); };
+    const auto values_of = [&](int i) { return stage_of(begin + 2 * i + (i < steps - 1 ? 2 : 1)); };
+    float s[kStepKV / 2], rescale[2];
+    float separate[kDim / 2];
+    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    Weights weights;
+    softmax.reset();
+    clear(o);
+    const uint32_t rows = rows_address(query.stage);
+    drops.seek(begin / 2 + first);
+    ring = keys_of(first);
+    wait_stages<1>();
+    multiply_keys(s, rows, next_addresses());
+    weigh_first(s, rescale);
+    split_weights(s, weights);
+    for (int i = first + 2; i < steps; i += 2) {
+      drops.seek(begin / 2 + i);
+      ring = keys_of(i);
+      wait_stages<1>();
+      const uint32_t key_stage = ring.stage;
+      const MaskNumbers numbers = read_numbers(key_stage);
+      multiply_keys(s, rows, next_addresses());
+      const StepMask<kTiles> mask = load_mask(numbers);
+      ring = values_of(i - 2);
+      wait_stages<1>();
+      const uint32_t value_stage = ring.stage;
+      multiply_values(product, weights, next_addresses(), false);
+      wgmma_wait<1>();
+      pin(s);
+      if constexpr (!kModified) release(key_stage);
+      const bool moved = weigh(s, mask, key_stage, rescale);
+      softmax.settle();
+      wgmma_wait<0>();
+      add_product(o, product);
+      release(value_stage);
+      split_weights(s, weights);
+      if (moved) scale_rows(o, rescale);
+    }
+    ring = values_of(first + (steps - 1 - first) / 2 * 2);
+    wait_stages<1>();
+    multiply_values(product, weights, next_addresses(), false);
+    wgmma_wait<0>();
+    add_product(o, product);
+    release(ring.stage);
+  }
+
+  // Passes the results of warpgroup 1 to the same thread of warpgroup 0.
+  __device__ __forceinline__ void send(const float (&o)[kDim / 2]) {
+    named_sync(kEmptied, 256);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      shared.exchange[i][thread] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    }
+    shared.exchange[kDim / 8][thread] =
+        make_float4(softmax.reference[0], softmax.reference[1], softmax.row_sum[0], softmax.row_sum[1]);
+    shared.exchange[kDim / 8 + 1][thread] = make_float4(softmax.limit[0], softmax.limit[1], 0.0f, 0.0f);
+    named_arrive(kFilled, 256);
+  }
+
+  // Combines the results of both warpgroups.
+  __device__ __forceinline__ void receive(float (&o)[kDim / 2]) {
+    named_sync(kFilled, 256);
+    const float4 sums = shared.exchange[kDim / 8][thread], limits = shared.exchange[kDim / 8 + 1][thread];
+    const float other_reference[2] = {sums.x, sums.y}, other_sum[2] = {sums.z, sums.w}, limit[2] = {limits.x, limits.y};
+    float own[2], other[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) softmax.join(h, other_reference[h], other_sum[h], limit[h], own[h], other[h]);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const float4 rest = shared.exchange[i][thread];
+      o[4 * i] = o[4 * i] * own[0] + rest.x * other[0];
+      o[4 * i + 1] = o[4 * i + 1] * own[0] + rest.y * other[0];
+      o[4 * i + 2] = o[4 * i + 2] * own[1] + rest.z * other[1];
+      o[4 * i + 3] = o[4 * i + 3] * own[1] + rest.w * other[1];
+    }
+    named_arrive(kEmptied, 256);
   }
 
   // Computes the softmax of the CTA's first iteration, which no product overlaps.

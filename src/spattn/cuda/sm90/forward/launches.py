@@ -133,7 +133,7 @@ class Launches:
             to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks, terms))
             if self._split is not None:
                 split = pack_split(self._call, (q, k, v), terms)
-                launches.append(Launch(self._split, blocks_of_split(self._call), split, stream, early=early > 0))
+                launches.append(Launch(self._split, blocks_of_split(self._call), split, stream, early=True))
                 early = 1  # attention waits for the split itself
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):

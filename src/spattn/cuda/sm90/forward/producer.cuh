@@ -148,7 +148,7 @@ struct Producer {
       if (!copied) {
         barrier_arrive_expect(full, own.block_q * kTermPanels * kRowBytes);
 #pragma unroll
-        for (int i = 0; i < kWarpgroups * kTermPanels; ++i) {
+        for (int i = 0; i < kRowGroups * kTermPanels; ++i) {
           const int half = i / kTermPanels, panel = i % kTermPanels;
           tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
                    &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
@@ -336,6 +336,10 @@ struct Producer {
       else if (done == 0) next = look_up(settle(ticket));
       else if (done == kTiles && step_by_step) look_up_work(next);
       else if (done == 2 * kTiles && step_by_step) look_up_tiles(next);
+    }
+    if constexpr (kShares) {  // the ring ends with the task: consumers know a stage by its iteration
+      load_previous_values();
+      previous_keys.item = -1;
     }
     ticket = draw();
     return next;

@@ -85,6 +85,17 @@ struct Softmax {
     }
   }
 
+  // Joins row h with a softmax over other keys; sets the factors of both accumulators.
+  __device__ __forceinline__ void join(int h, float other_reference, float other_sum, float other_limit, float& own,
+                                       float& other) {
+    const bool seen = limit[h] != -infinity<float>(), other_seen = other_limit != -infinity<float>();
+    const float largest = seen && !(other_seen && other_reference > reference[h]) ? reference[h] : other_reference;
+    own = seen ? exp2_flushed(reference[h] - largest) : 0.0f;
+    other = other_seen ? exp2_flushed(other_reference - largest) : 0.0f;
+    row_sum[h] = row_sum[h] * own + other_sum * other;
+    reference[h] = largest;
+  }
+
   // Keeps the compiler from sinking the exponentials below the wait for the product that they overlap. The branch is
   // never taken: row sums are not negative.
   __device__ __forceinline__ void settle() const {

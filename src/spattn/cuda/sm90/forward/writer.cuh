@@ -48,7 +48,7 @@ struct Writer {
     const Problem& own = problem_of(p, assigned);
     if (copies_queries(p)) return scatter_tile(assigned);
     const int half = lane / kOutPanels, panel = lane % kOutPanels;
-    if (lane < kWarpgroups * kOutPanels) {
+    if (lane < kRowGroups * kOutPanels) {
       tma_store(&p.maps[view.map + 1 + assigned.batch * own.batch_maps],
                 shared_address(shared.query[query.stage]) + (panel * kBlockQ + half * 64) * kRowBytes,
                 panel * kOutColumns, assigned.work.x + half * view.half[2],
