@@ -75,10 +75,10 @@ _COEFFICIENTS = {
 KINDS = tuple(_COEFFICIENTS)
 # The same for float32, by number of terms and whether tiles have 128 queries: products take three to six times as long.
 _COEFFICIENTS_OF_TERMS = {
-    (3, True): GpuCounts(8e03, 4.55e03, 600, 0.035, 0.0038, 0.011, 0.283, 0.322, 0, 0.0012),
-    (3, False): GpuCounts(8e03, 4.55e03, 900, 0.05, 0.0038, 0.011, 0.283, 0.322, 0, 0.0012),
-    (2, True): GpuCounts(8e03, 4.55e03, 600, 0.04, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
-    (2, False): GpuCounts(8e03, 4.55e03, 900, 0.055, 0.0018, 0.011, 0.283, 0.322, 0, 0.001),
+    (3, True): GpuCounts(4.5e03, 6.8e03, 4.1e03, 0.03, 0.0033, 0, 0.205, 0.205, 0, 0.002),
+    (3, False): GpuCounts(4.5e03, 6.8e03, 2.6e03, 0.04, 0.0038, 0, 0.205, 0.205, 0, 0.002),
+    (2, True): GpuCounts(4.5e03, 1.4e03, 4.2e03, 0.03, 0.0015, 0.01, 0.162, 0.162, 0, 0.0016),
+    (2, False): GpuCounts(4.5e03, 1.4e03, 2.6e03, 0.04, 0.0018, 0.01, 0.162, 0.162, 0, 0.0016),
 }
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
@@ -138,8 +138,10 @@ class Gpu:
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
         """Yield whole lists, then permuted tokens, gathered keys, smaller tiles and query boxes."""
-        if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):
+        if how.workers > 1 and (self.terms > 1 or _may_stay_whole(first, sizes, self.sms)):
             yield how._replace(workers=1)
+        if how.workers > 3 and self.terms > 1:  # items that take as long as a combine are worth fewer pieces
+            yield how._replace(workers=how.workers // 2)
         shared = tried.best().workers
         if first.pattern is not None and first.efficiency < _SCATTERED and first.pattern._has_order:
             yield How(_SMALL, None, shared, ordered=True)
