@@ -92,7 +92,7 @@ def advice(dtype: str, precision: str | None) -> str | None:
         return "float64 on a GPU runs in FFMA kernels, without tensor cores; float32 arrays use tensor cores"
     if dtype == "float32" and precision is None:
         return (
-            "float32 takes three TF32 products for each product, or six of bfloat16; precision='tf32' takes a third or half "
-            "of them, with at least 11 significant bits"
+            "float32 takes three TF32 products for each product, or six of bfloat16; precision='tf32' takes a third "
+            "or half of them, with at least 11 significant bits"
         )
     return None
