@@ -17,6 +17,7 @@ from spattn.cuda.driver import compile, device, jobs
 from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm90 import maps
+from spattn.cuda.sm90.family import HopperFloat32
 from spattn.testing import Expectation, GradientExpectation
 
 # By default JAX preallocates three quarters of the GPU's memory.
@@ -106,6 +107,7 @@ def hopper_kernels(monkeypatch):
     original = portable.forward
     monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
     monkeypatch.setattr(portable_backward, "backward", lambda call: pytest.fail("the portable kernels were called"))
+    monkeypatch.setattr(HopperFloat32, "fewest_queries", 0)
     return original
 
 

@@ -21,6 +21,7 @@ from spattn.cuda.host.score import generated
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm80 import params, variants
 from spattn.cuda.sm90.forward import params as hopper_params
+from spattn.cuda.sm90.forward.terms import SPLIT_STRUCTS, split_macros
 from spattn.schedule.tensor_maps import MAPS
 
 from .score_trees import operands
@@ -65,8 +66,8 @@ def check_registers(source, arch, defines, structs, cubin, most, allowed_spill, 
 
 
 def threads(row):
-    """Of a CTA: a warpgroup for every 64 rows, and one beside."""
-    return 128 * (row.rows // 64 + 1)
+    """Of a CTA: its consumer warpgroups, and one beside."""
+    return 128 * (row.warpgroups + 1)
 
 
 @pytest.mark.slow
@@ -82,6 +83,19 @@ def test_hopper(tmp_path, row):
     most = 65536 // (row.ctas * threads(row)) // 8 * 8
     check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim > 128)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", builds.TABLE_OF_TERMS, ids=lambda row: f"{row.terms} {row.rows} {row.head_dim}")
+def test_hopper_terms(tmp_path, row):
+    """float32: the terms of the weights take registers too; of the widest output some words are spilled."""
+    most, own = 65536 // (row.ctas * threads(row)) // 8 * 8, hopper_params.structs(MAPS[0])
+    spill = 200 if row.terms == 3 and row.head_dim == 128 else 0
+    defines = builds.variant(row, "float32", MAPS[0])
+    check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
+    check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=spill > 0)
+    macros = split_macros(row)
+    check_registers("sm90/forward/split.cu", builds.ARCH, macros, SPLIT_STRUCTS, tmp_path / "split.cubin", 64, 0)
 
 
 @pytest.mark.slow
@@ -371,8 +385,8 @@ def test_hopper_table():
     for block_q, head_dim, keys in itertools.product(
         (1, 49, 64, 128, 192), range(8, 257, 8), (0, 256, 257, 1024, math.inf)
     ):
-        assert builds.exists(block_q, head_dim) == (block_q < 192 or head_dim <= 128)
-        if not builds.exists(block_q, head_dim):
+        assert builds.has_build(block_q, head_dim) == (block_q < 192 or head_dim <= 128)
+        if not builds.has_build(block_q, head_dim):
             continue
         row = builds.build(block_q, head_dim, keys)
         rows = 64 if block_q <= 64 else block_q
@@ -380,9 +394,10 @@ def test_hopper_table():
         fitting = [r for r in fitting if keys <= r.most_keys]
         assert row in fitting and row[1:3] == min(r[1:3] for r in fitting)
     assert len({row[:3] for row in builds.TABLE}) == len(builds.TABLE)
-    for row in builds.TABLE:
+    for row in (*builds.TABLE, *builds.TABLE_OF_TERMS):
         asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers
-        assert row.ctas * asked <= 65536 and row.reason
+        given = min(65536 // (row.ctas * threads(row)), 255) // 8 * 8  # at launch; more are never granted
+        assert asked <= given * threads(row) and row.reason
         assert row.consumer_registers % 8 == row.producer_registers % 8 == 0  # setmaxnreg
     sources = compile.headers("sm90/forward/attention.cu") + compile.headers("sm90/forward/merge.cu")
     texts = [path.read_text() for path in sources]

@@ -12,7 +12,7 @@ from spattn.schedule import compiler
 
 pytestmark = pytest.mark.family("sm90")
 
-HOPPER, PORTABLE = FAMILIES
+HOPPER, FLOAT32, PORTABLE = FAMILIES
 FULL = patterns.Full()
 
 
@@ -29,7 +29,10 @@ class Gpu:
         ((9, 0), "bfloat16", (64, 64), HOPPER),
         ((9, 0), "float16", (256, 8), HOPPER),
         ((9, 0), "float16", (64, 60), PORTABLE),
-        ((9, 0), "float32", (64, 64), PORTABLE),
+        ((9, 0), "float32", (64, 64), FLOAT32),
+        ((9, 0), "float32", (64, 136), PORTABLE),
+        ((9, 0), "float64", (64, 64), PORTABLE),
+        ((8, 0), "float32", (64, 64), PORTABLE),
         ((8, 0), "bfloat16", (64, 64), PORTABLE),
         ((10, 0), "bfloat16", (64, 64), PORTABLE),
     ],

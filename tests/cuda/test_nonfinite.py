@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 PATTERN = patterns.SlidingWindow(20, 10)
 NARROW = ["float16", "bfloat16"]
-ALL = [("sm80", dtype) for dtype in (*NARROW, "float32", "float64")] + [("sm90", dtype) for dtype in NARROW]
+ALL = [("sm80", dtype) for dtype in (*NARROW, "float32", "float64")]
+ALL += [("sm90", dtype) for dtype in (*NARROW, "float32")]
 every_kernel = pytest.mark.parametrize(("family", "dtype"), ALL, indirect=["family"])
 
 
@@ -75,7 +76,7 @@ def test_logits_of_minus_infinity(attend, dtype):
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("sm80", "bfloat16"), ("sm80", "float32"), ("sm90", "bfloat16")],
+    [("sm80", "bfloat16"), ("sm80", "float32"), ("sm90", "bfloat16"), ("sm90", "float32")],
     indirect=["family"],
 )
 @pytest.mark.parametrize("pattern", [patterns.strided(24), patterns.longformer(64, global_tokens=(0, 5))], ids=repr)

@@ -60,8 +60,8 @@ def attention(
     return_lse : bool, optional
         Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
-        None keeps the full precision of the dtype. "tf32" rounds the operands of both products to TF32 (11 significant
-        bits); it requires float32 inputs and the cuda backend.
+        None keeps the full precision of the dtype. "tf32" rounds the operands of both products to 11 significant bits
+        (TF32) or more; it requires float32 inputs and the cuda backend.
     layout : {"bhsd", "bshd", "thd"}, optional
         Axis order of q, k, v and out. "bhsd" is the order above; "bshd" is (batch, length, heads, head_dim). If the
         pattern has a grid, its axes may replace the length axis: (batch, heads, \*grid, head_dim). "thd" is

@@ -27,7 +27,7 @@ from . import chooser
 from .boxes import Overlap, overlap_of_boxes
 from .chooser import How, Sizes, Tried, predicted_ms
 from .features_gpu import GpuCounts, KernelShape, count_on_gpu
-from .specializations import KEYS_TOGETHER, ROWS, TILE, WIDEST, Specialization, build, item_keys
+from .specializations import KEYS_TOGETHER, ROWS, TILE, WIDEST, Specialization, build, item_keys, terms_of
 
 __all__ = [
     "BLOCKS",
@@ -78,12 +78,19 @@ _COEFFICIENTS = {
     "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
+# The same for float32, by number of terms and whether tiles have 128 queries: products take three to six times as long.
+_COEFFICIENTS_OF_TERMS = {
+    (3, True): GpuCounts(4.5e03, 6.8e03, 4.1e03, 0.03, 0.0033, 0, 0.205, 0.205, 0, 0.002),
+    (3, False): GpuCounts(4.5e03, 6.8e03, 2.6e03, 0.04, 0.0038, 0, 0.205, 0.205, 0, 0.002),
+    (2, True): GpuCounts(4.5e03, 1.4e03, 4.2e03, 0.03, 0.0015, 0.01, 0.162, 0.162, 0, 0.0016),
+    (2, False): GpuCounts(4.5e03, 1.4e03, 2.6e03, 0.04, 0.0018, 0.01, 0.162, 0.162, 0, 0.0016),
+}
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
 
-def specialization_of(plan: Plan, head_dim: int) -> Specialization:
+def specialization_of(plan: Plan, head_dim: int, terms: int = 1) -> Specialization:
     """Return the kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
-    return build(plan.block_q, head_dim, item_keys(plan))
+    return build(plan.block_q, head_dim, item_keys(plan), terms)
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
@@ -102,30 +109,35 @@ def kind_of(row: Specialization, looked_up: bool = False) -> str:
 
 def coefficients(row: Specialization, looked_up: bool = False) -> GpuCounts:
     """Return the coefficients of a specialization."""
+    if row.terms > 1:
+        return _COEFFICIENTS_OF_TERMS[row.terms, row.rows > ROWS]
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
-def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
-    """Return the predicted milliseconds of a forward pass of 16-bit arrays, without host time.
+def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True, terms: int = 1) -> float:
+    """Return the predicted milliseconds of a forward pass of arrays of `terms` terms, by default those of 16-bit types,
+    without host time.
 
     If not `alone`, return the time that it adds to a grouped launch.
     """
-    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v))
+    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v), terms)
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))
 
 
 @dataclass(frozen=True)
 class Gpu:
     """The :class:`.chooser.Machine` of a call on a GPU with `sms` SMs. The call needs `copies` copies of the plan's
-    tensor maps: one, or one per batch entry. A `scored` one has a score function, sinks or dropout."""
+    tensor maps: one, or one per batch entry. Its elements have `terms` terms. A `scored` call has a score function,
+    sinks or dropout."""
 
     sms: int
     copies: int = 1
+    terms: int = 1
     scored: bool = False
     expands: ClassVar[bool] = True
 
     def cost_ms(self, plan: Plan, sizes: Sizes) -> float:
-        return cost_ms(plan, sizes, self.sms)
+        return cost_ms(plan, sizes, self.sms, terms=self.terms)
 
     def scattered(self, how: How) -> How:
         return How(_SMALL, workers=how.workers, gathered=True)
@@ -135,21 +147,23 @@ class Gpu:
 
     def candidates(self, first: Plan, how: How, sizes: Sizes, tried: Tried) -> Iterator[How]:
         """Yield whole lists, then larger tiles, permuted tokens, gathered keys, smaller tiles and query boxes."""
-        if how.workers > 1 and _may_stay_whole(first, sizes, self.sms):
+        if how.workers > 1 and (self.terms > 1 or _may_stay_whole(first, sizes, self.sms)):
             yield how._replace(workers=1)
+        if how.workers > 3 and self.terms > 1:  # items that take as long as a combine are worth fewer pieces
+            yield how._replace(workers=how.workers // 2)
         shared = tried.best().workers
-        if not self.scored and _may_be_wider(first, sizes):
+        if self.terms == 1 and not self.scored and _may_be_wider(first, sizes):
             yield How(WIDEST, None, shared)
         if first.pattern is not None and first.efficiency < _SCATTERED and first.pattern._has_order:
             yield How(_SMALL, None, shared, ordered=True)
             yield How(_SMALL, None, shared, gathered=True)
         in_order = tried.plans.get(How(_SMALL, None, shared, ordered=True))
         # If the pattern has no permutation, the ordered plan is already the plan with smaller tiles.
-        if (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
+        if how.tile != _SMALL and (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
             yield How(_SMALL, None, shared)
         if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
             overlap = overlap_of_boxes(first, sizes.batch, sizes.heads_q, ROWS)
-            for box in [] if overlap is None else _promising(overlap, sizes, self.copies):
+            for box in [] if overlap is None else _promising(overlap, sizes, self.copies, self.terms):
                 yield How((math.prod(box), TILE[1]), box, shared)
 
     def fits(self, plan: Plan) -> bool:
@@ -160,13 +174,15 @@ class Gpu:
         return 2 * len(plan.views) <= most or maps_of(plan, validated(plan).slides) <= most
 
 
-def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with TILE."""
+def chosen(
+    pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int, tile: tuple[int, int] = TILE
+) -> Plan:
+    """Return the plan with the lowest predicted time; if the model does not cover the call, a plan with `tile`."""
     lengths = call.q_len, call.kv_len
     if _is_known(call):
-        return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(TILE, None, each), _gpu(call, sms), max_bytes)
-    count = pieces_of(call, TILE[0], sms)
-    return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True, pieces=count)
+        return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(tile, None, each), _gpu(call, sms), max_bytes)
+    count = pieces_of(call, tile[0], sms)
+    return compiler.plan_for(pattern, call, tile, each, max_bytes, tile_by_tile=True, pieces=count)
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
@@ -213,7 +229,8 @@ def _is_known(call: Call) -> bool:
 
 def _gpu(call: Call, sms: int) -> Gpu:
     """Return the machine of a call, whose batch entries may need separate tensor maps."""
-    return Gpu(sms, 1 if _joint(call) else call.batch, call.score is not None)
+    copies = 1 if _joint(call) else call.batch
+    return Gpu(sms, copies, terms_of(call.dtype, call.precision), call.score is not None)
 
 
 def _joint(call: Call) -> bool:
@@ -254,10 +271,10 @@ def _halves(plan: Plan) -> float:
     return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
 
 
-def _promising(overlap: Overlap, sizes: Sizes, copies: int) -> list[tuple[int, ...]]:
+def _promising(overlap: Overlap, sizes: Sizes, copies: int, terms: int) -> list[tuple[int, ...]]:
     """Return the boxes with the lowest estimated cost, assuming balanced SMs; among nearly equal costs, also the one
     with the fewest tiles."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), 0, terms)  # boxes nearly always have few keys
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 

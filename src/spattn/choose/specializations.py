@@ -8,6 +8,7 @@ others.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,13 @@ class Specialization(NamedTuple):
     consumer_registers: int
     producer_registers: int
     reason: str
+    terms: int = 1  # bfloat16 terms of an element, see terms_of
+    shares: bool = False  # whether two consumer warpgroups share the rows of a tile
+
+    @property
+    def warpgroups(self) -> int:
+        """Return the number of consumer warpgroups."""
+        return self.rows // ROWS + self.shares
 
 
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
@@ -78,6 +86,27 @@ TABLE = (
     Specialization(192, 128, _ANY, 1, 64, 2, 7, 160, 32, "for plans that were made for a smaller head_dim; untuned"),
 )
 
+_TERMS = "three or six products of terms hide the softmax; not tuned"
+_SHARES = "two warpgroups take the iterations of an item in turns"
+# For float32. Products of 64 keys leave registers for the terms of the weights.
+TABLE_OF_TERMS = (
+    Specialization(64, 64, _ANY, 1, 64, 2, 6, 208, 88, _SHARES, terms=3, shares=True),
+    Specialization(128, 64, _ANY, 1, 64, 2, 5, 208, 88, _TERMS, terms=3),
+    Specialization(64, 128, _ANY, 1, 64, 2, 5, 248, 128, f"{_TERMS}; 128 queries do not fit", terms=3),
+    Specialization(64, 64, _ANY, 1, 64, 3, 8, 208, 88, _SHARES, terms=2, shares=True),
+    Specialization(64, 128, _ANY, 1, 64, 2, 5, 240, 128, _TERMS, terms=2),
+    Specialization(128, 64, _ANY, 1, 128, 2, 5, 208, 88, _KEYS, terms=2),
+    Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
+)
+
+
+def terms_of(dtype: str, precision: str | None) -> int:
+    """Return how many bfloat16 terms represent an element of a product's operands; a 16-bit type is one term itself.
+
+    Three terms are exact, two have 16 significant bits.
+    """
+    return 1 if dtype in DTYPES else 2 if precision else 3
+
 
 def executes(block_q: int, block_kv: int) -> bool:
     """Whether the kernels execute plans with this tile shape."""
@@ -89,22 +118,29 @@ def rows_of(block_q: int) -> int:
     return next(rows for rows in (ROWS, TILE[0], WIDEST[0]) if block_q <= rows)
 
 
-def exists(block_q: int, head_dim: int) -> bool:
-    """Whether there is a specialization of tiles with these rows for a head dimension."""
-    return any(row.rows == rows_of(block_q) and row.head_dim >= head_dim for row in TABLE)
+def build(block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1) -> Specialization:
+    """Return the specialization for a head dimension (the larger of q's and v's), work items of `keys` keys and
+    elements of `terms` terms."""
+    return next(row for row in _fitting(block_q, head_dim, terms) if keys <= row.most_keys)
 
 
-def build(block_q: int, head_dim: int, keys: float = math.inf) -> Specialization:
-    """Return the specialization that exists for a head dimension (the larger of q's and v's) and work items of `keys`
-    keys."""
-    fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.head_dim >= head_dim)
-    return next(row for row in fitting if keys <= row.most_keys)
+def has_build(block_q: int, head_dim: int, terms: int = 1) -> bool:
+    """Whether there is a specialization."""
+    return any(_fitting(block_q, head_dim, terms))
+
+
+def _fitting(block_q: int, head_dim: int, terms: int) -> Iterator[Specialization]:
+    for row in TABLE if terms == 1 else TABLE_OF_TERMS:
+        if row.rows == rows_of(block_q) and row.head_dim >= head_dim and row.terms == terms:
+            yield row
 
 
 def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
     """Return the macros of a kernel with room for `room` tensor maps and `problems` problems."""
     return {
         "SPATTN_DTYPE": dtype,
+        "SPATTN_TERMS": row.terms,
+        "SPATTN_WARPGROUPS": row.warpgroups,
         "SPATTN_HEAD_DIM": row.head_dim,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],

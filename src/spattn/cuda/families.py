@@ -12,11 +12,12 @@ from .host.execute import chosen_kernels
 from .host.family import Family, Launcher
 from .sm80.family import FAMILY as PORTABLE
 from .sm80.forward import LARGEST_HEAD_DIM
-from .sm90.family import Hopper
+from .sm90.family import Hopper, HopperFloat32
 
 __all__ = ["FAMILIES", "Family", "accepts", "advice", "arithmetic", "executing", "launcher_of", "note", "of", "of_call"]
 
-FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), PORTABLE)  # in order of preference; the last supports every GPU
+# In order of preference; the last supports every GPU.
+FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), HopperFloat32(PORTABLE), PORTABLE)
 
 
 def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
@@ -26,7 +27,8 @@ def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family
 
 def of_call(call: Call, gpu: device.Device) -> Family:
     """Return the kernel family for a call."""
-    return _of(chosen_kernels(), gpu, call.dtype, call.head_dim, call.head_dim_v)
+    found = of(gpu, call.dtype, call.head_dim, call.head_dim_v)
+    return found if call.q_len >= found.fewest_queries else PORTABLE
 
 
 def launcher_of(call: Call) -> Launcher:
@@ -78,7 +80,9 @@ def arithmetic(family: str, dtype: str, precision: str | None) -> str:
     if dtype == "float64":
         return "float64 multiply-adds on CUDA cores (FFMA kernels)"
     if dtype == "float32":
-        return "TF32 tensor cores" if precision else "float32 as two TF32 terms, by tensor cores"
+        if family == PORTABLE.name:
+            return "TF32 tensor cores" if precision else "float32 as two TF32 terms, by tensor cores"
+        return f"float32 as {'two' if precision else 'three'} bfloat16 terms, by tensor cores (WGMMA), float32 sums"
     return f"{dtype} tensor cores ({'mma.sync' if family == PORTABLE.name else 'WGMMA'}), float32 sums"
 
 
@@ -88,6 +92,7 @@ def advice(dtype: str, precision: str | None) -> str | None:
         return "float64 on a GPU runs in FFMA kernels, without tensor cores; float32 arrays use tensor cores"
     if dtype == "float32" and precision is None:
         return (
-            "float32 takes three TF32 products for each product; precision='tf32' takes one, with 11 significant bits"
+            "float32 takes three TF32 products for each product, or six of bfloat16; precision='tf32' takes a third "
+            "or half of them, with at least 11 significant bits"
         )
     return None

@@ -24,6 +24,7 @@ from .sm80.variants import HEAD_DIMS, backward_variants, forward_variants, tile_
 from .sm90.backward import params as backward_params
 from .sm90.backward import specializations as backwards
 from .sm90.forward import params as forward_params
+from .sm90.forward.terms import SPLIT_STRUCTS, split_macros
 
 Kernel = tuple[str, dict[str, object], Mapping[str, np.dtype]]  # source, macros, structs
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -39,6 +40,8 @@ def kernels(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Itera
         for dtype, head_dim in itertools.product(dtypes, head_dims):
             if dtype in forwards.DTYPES and head_dim in padded:
                 yield from _of_hopper(dtype, head_dim)
+            elif dtype == "float32":
+                yield from _of_terms(head_dim)
         return
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
@@ -67,6 +70,20 @@ def _of_hopper(dtype: str, head_dim: int) -> Iterator[Kernel]:
         found += [(name, table[0]) for name in ("statistics", "sum", "convert")[: 3 if one_pass else 2]]
     for name, chosen in dict.fromkeys(found):
         yield f"sm90/backward/{name}.cu", backwards.variant(chosen, dtype, room), backward_params.structs(room)
+
+
+def _of_terms(head_dim: int) -> Iterator[Kernel]:
+    """Yield the forward's kernels for float32."""
+    room = MAPS[0]
+    others = {}
+    for row in forwards.TABLE_OF_TERMS:
+        if row.head_dim == head_dim:
+            macros = forwards.variant(row, "float32", room)
+            yield "sm90/forward/attention.cu", macros, forward_params.structs(room)
+            others[row.terms] = row
+    for row in others.values():
+        yield "sm90/forward/merge.cu", forwards.variant(row, "float32", room), forward_params.structs(room)
+        yield "sm90/forward/split.cu", split_macros(row), SPLIT_STRUCTS
 
 
 def _ship(unit: compile.Unit, folder: Path) -> None:

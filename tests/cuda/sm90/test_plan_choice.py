@@ -274,7 +274,7 @@ def test_tiles_are_not_found_anew_for_other_workers(card, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "call", [{"tokens": 255}, {"tokens": 3136, "head_dim": 136}, {"tokens": 3136, "dtype": np.float32}], ids=str
+    "call", [{"tokens": 255}, {"tokens": 3136, "head_dim": 136}, {"tokens": 3136, "dtype": np.float64}], ids=str
 )
 def test_calls_that_were_not_measured_have_the_plan_they_had(card, call):
     tokens = call["tokens"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -19,11 +20,17 @@ from spattn.testing.strategies import cases, compositions
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
+DTYPES = ("float16", "bfloat16", "float32")
 KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        *itertools.product([32, 64, 96, 128, 256], ["float16", "bfloat16"]),
+        *itertools.product([32, 64, 96, 128], ["float32"]),
+    ],
+)
 def test_patterns(check, problem, head_dim, dtype):
     pattern, q_len, kv_len = problem
     batch, heads = (max(own, least) for own, least in zip(pattern.sizes(), (1, 2), strict=True))
@@ -32,7 +39,7 @@ def test_patterns(check, problem, head_dim, dtype):
 
 @given(
     st.one_of(cases(max_len=500), compositions(max_len=500)),
-    st.sampled_from(["float16", "bfloat16"]),
+    st.sampled_from(DTYPES),
     st.integers(0, 99),
     st.integers(1, 8),
     st.integers(1, 8),
@@ -46,7 +53,7 @@ def test_random(case, dtype, seed, eighths, eighths_v):
 
 
 @pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_other_arrays(check, kind, dtype):
     check(patterns.strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
 
@@ -69,26 +76,27 @@ def test_heads_inside_tokens(torch, attend, pattern):
     np.testing.assert_array_equal(lse.cpu(), expected[1])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("workers", "kv_len"), [(1, 4000), (16, 4000), (132, 4000), (132, 20000)])
-def test_split_lists(check, workers, kv_len):
+def test_split_lists(check, workers, kv_len, dtype):
     """The last one has more pieces a row than a row has lanes in the kernel that merges them."""
-    q, k, v = inputs(1, 2, 2, 130, kv_len, 64, dtype="bfloat16")
+    q, k, v = inputs(1, 2, 2, 130, kv_len, 64, dtype=dtype)
     made = plan(patterns.Causal(), 130, kv_len, tiling=Tiling(tile=TILE, workers=workers), heads=2)
     check(patterns.Causal(), q, k, v, 0.125, forward=lambda q, k, v, pattern, scale: cuda.forward(q, k, v, made, scale))
 
 
 @pytest.mark.parametrize("tokens", [384, 640, 1280])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_more_tasks_than_blocks(check, head_dim, tokens):
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (128, "bfloat16"), (64, "float32")])
+def test_more_tasks_than_blocks(check, head_dim, dtype, tokens):
     """No block takes more than two tasks, so that they take turns; or some do, and all draw tickets. Repeated: the
     counter of tickets is zero again."""
-    arrays = inputs(3, 16, 16, tokens, tokens, head_dim, dtype="bfloat16")
+    arrays = inputs(3, 16, 16, tokens, tokens, head_dim, dtype=dtype)
     for pattern in (patterns.Causal(), patterns.SlidingWindow(100, 0), patterns.Causal()):
         check(pattern, *arrays, kinds=("torch",))
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-42, 7.0])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_scale(check, dtype, scale):
     check(patterns.SlidingWindow(30, 30), *inputs(1, 2, 2, 150, 200, 64, dtype=dtype), scale)
 

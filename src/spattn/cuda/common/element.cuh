@@ -22,6 +22,8 @@ using Element2 = __nv_bfloat162;
 #define SPATTN_PTX_TYPE "bf16"
 #elif SPATTN_CODE(SPATTN_DTYPE) == SPATTN_float32
 using Element = float;
+using Element2 = __nv_bfloat162;
+#define SPATTN_PTX_TYPE "bf16"  // Element2 and this are of the terms that sm90/terms.cuh splits it into
 #else
 using Element = double;
 #endif

@@ -132,9 +132,12 @@ class Family(Protocol):
         Shown in the log.
     launcher : Launcher or None
         None if every call prepares its own launches.
+    fewest_queries : int
+        Calls with fewer queries run on the portable family.
     """
 
     name: str
+    fewest_queries: int
     launcher: Launcher | None
 
     def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:

@@ -22,6 +22,7 @@ class _Portable:
 
     name = forward.NAME
     launcher: Launcher | None = None
+    fewest_queries = 0
 
     def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
         return all(1 <= dim <= forward.LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, ROWS, TILE, executes, exists
+from ...choose.specializations import DTYPES, ROWS, TILE, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -33,9 +33,10 @@ from .forward import group as groups
 from .forward import prepared as forwards
 from .maps import ADDRESS_ALIGNMENT, readable
 
-__all__ = ["Hopper"]
+__all__ = ["Hopper", "HopperFloat32"]
 
 LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM_OF_TERMS = 128
 _log = logging.getLogger("spattn.cuda")
 
 
@@ -46,6 +47,7 @@ class Hopper:
     """
 
     name = "hopper"
+    fewest_queries = 0
 
     def __init__(self, fallback: Family):
         self._fallback = fallback
@@ -122,6 +124,51 @@ class Hopper:
         return shared(members, device.sm_count)
 
 
+class HopperFloat32(Hopper):
+    """The forward for float32, whose kernels multiply bfloat16 terms; see sm90/terms.cuh.
+
+    The family `fallback` computes gradients, and calls with plans without a specialization.
+    """
+
+    fewest_queries = 256  # fewer queries read K and V hardly more often than the split into terms does
+
+    def __init__(self, fallback: Family):
+        super().__init__(fallback)
+        self.launcher = None
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        dims = head_dim, head_dim_v
+        return (
+            device.capability == (9, 0)
+            and dtype == "float32"
+            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM_OF_TERMS for dim in dims)
+        )
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        return self._fallback.accepts(plan, True) if backward else super().accepts(plan)
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        if backward:
+            return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
+        head_dim, terms = max(call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
+        rows = TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS
+        each = workers_of(call.batch, call.heads_q, device.sm_count)
+        return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
+
+    def forward(self, call: ForwardPass) -> None:
+        launches = forwards.prepare(call)
+        if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
+            self._fallback.forward(self._for_fallback(call))
+        else:
+            launches.run(call)
+
+    def backward(self, call: BackwardPass) -> int:
+        return self._fallback.backward(call)
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        return self._fallback.backward_requests(call)
+
+
 def why_not(call: ForwardPass) -> str:
     """Return why the kernels cannot compute a call."""
     for name in ("q", "k", "v", "out"):
@@ -133,6 +180,6 @@ def why_not(call: ForwardPass) -> str:
                 f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
                 "aligned, and strides positive"
             )
-    if not exists(call.plan.block_q, max(call.q.shape[3], call.v.shape[3])):
+    if not has_build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3])):
         return f"no kernel has tiles of {call.plan.block_q} queries at this head dimension"
     return f"the plan needs more than {MAPS[-1]} tensor maps"

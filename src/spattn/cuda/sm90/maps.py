@@ -21,24 +21,26 @@ ALIGNMENT = 64
 ELEMENT_BYTES = 2
 PANEL = 64  # elements per 128-byte swizzled row
 _SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
-# CUtensorMapDataType, element size, elements per box row, swizzle. float32 is for boxes of four elements per row.
+# CUtensorMapDataType, element size, elements per box row, swizzle. float32 has boxes of four elements per row, or of
+# whole panels.
 _FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "float32": (7, 4, 4, _SWIZZLE_NONE),
+    "float32 panels": (7, 4, 32, _SWIZZLE_128B),
 }
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 _HEADS_KEPT = 64  # most recent address tuples; allocators reuse addresses
 
 
-def readable(operand: Operand) -> bool:
+def readable(operand: Operand, itemsize: int = ELEMENT_BYTES) -> bool:
     """True if TMA can address a 16-byte aligned array: aligned, contiguous rows and positive strides."""
     *steps, feature = operand.strides
-    steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
+    steps = [step * itemsize for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
         (feature == 1 or operand.shape[3] == 1)
-        and operand.shape[3] * ELEMENT_BYTES % ADDRESS_ALIGNMENT == 0
+        and operand.shape[3] * itemsize % ADDRESS_ALIGNMENT == 0
         and all(0 < step < _LARGEST_STRIDE and step % ADDRESS_ALIGNMENT == 0 for step in steps)
     )
 

@@ -45,11 +45,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQueries; ++i) {
       barrier_init(shared_address(&shared.query_full[i]), copies_queries(params) ? kCopies : 1);
-      barrier_init(shared_address(&shared.query_empty[i]), 32);
+      barrier_init(shared_address(&shared.query_empty[i]), 32 + 4 * kShares);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(shared_address(&shared.full[i]), (kGathers ? kCopies : 1) + kScored);
-      barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
+      barrier_init(shared_address(&shared.empty[i]), 4 * (kShares ? 1 : kWarpgroups));
     }
     fence_barrier_init();
   }
@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   } else {
     registers_grow<kConsumerRegisters>();
     Consumer consumer{params, shared};
-    consumer.run();
+    if constexpr (kShares) consumer.run_shared();
+    else consumer.run();
   }
 }
 

@@ -11,24 +11,34 @@
 #include "sm90/forward/params.cuh"
 #include "sm90/forward/positions.cuh"
 #include "sm90/isa/wgmma.cuh"
+#include "sm90/terms.cuh"
 
 namespace spattn::sm90 {
 
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
-constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
-constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
-constexpr int kWarpgroups = kBlockQ / 64;
+constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
+constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
+constexpr int kPanels = kDim / 64;             // 64 elements are one 128-byte swizzled row
+constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
+constexpr int kSlices =
+    kTermPanels > 4 ? 2 : 1;  // stages of an iteration's keys, and of its values: parts of the features
+constexpr int kSlicePanels = kPanels / kSlices;  // of each term
+constexpr int kRowGroups = kBlockQ / 64;         // each the rows of one warpgroup
+constexpr int kWarpgroups = SPATTN_WARPGROUPS;
+// Two warpgroups share the rows of a tile: they take its iterations in turns, each from the first to the last task.
+constexpr bool kShares = kWarpgroups > kRowGroups;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // per SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kRowBytes = 128;
-constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
-constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
+constexpr uint32_t kQueryBytes = kBlockQ * kTermPanels * kRowBytes;
+constexpr uint32_t kStageBytes = kStepKV * kTerms * kSlicePanels * kRowBytes;
+constexpr int kOutPanels = kDim * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
+constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
 constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
@@ -36,25 +46,34 @@ constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATT
 constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
 // Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the
 // keys of iteration i, consumers have released K0 or, after the words of iteration i - kWordStages, a later K or V.
-constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 : 0;
+// With kShares all stages up to that one are empty, hence those of the values of iteration i - kWordStages.
+constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 + kShares : 0;
+constexpr int kExchanged = kShares ? kDim / 2 + 8 : 0;  // floats that a thread passes to that of the other warpgroup
+constexpr uint32_t kExchangeBytes = kExchanged * 128 * 4;
 constexpr uint32_t kSharedBytes = SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) +
-                                  SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4;
+                                  SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4 +
+                                  kExchangeBytes;
 constexpr bool kFull = kScored && kSharedBytes > kSharedLimit;
 constexpr int kQueries = SPATTN_QUERIES - (kFull && SPATTN_STAGES < 5);
 constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
+// With three terms the PV product of each iteration is a sum of its own, and added to the output by ordinary float32
+// additions: tensor cores round towards zero, which over a long row would add up.
+constexpr bool kSeparate = kTerms == 3;
 // The first PV product of a task overwrites the output accumulators instead of clearing them first: 1 to 2 % faster for
 // short items. No gain for two warpgroups that take turns.
-constexpr bool kOverwrites = kWarpgroups == 1;
+constexpr bool kOverwrites = kWarpgroups == 1 && !kSeparate;
 constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task by one lookup per iteration
 constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
 constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
 static_assert(kBlockQ % 64 == 0 && kBlockQ <= 192 && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
-static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
+static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
+static_assert(kWarpgroups == kRowGroups || (kRowGroups == 1 && kWarpgroups == 2 && kSlices == 1));
+static_assert(kOutPanels <= kTermPanels && kRowGroups * kOutPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
-using ValueProduct = Product < kDim<128 ? kDim : 128>;
+using ValueProduct = Product<(kSlicePanels > 1 ? 128 : 64)>;
 
 // A task, as the producer publishes it to consumers and writer; an empty work item ends the kernel.
 struct Assignment {
@@ -74,21 +93,25 @@ struct alignas(1024) Shared {
   TilePositions positions[kModified ? kStages : 0][kTiles];  // of keys
   alignas(8) uint32_t words[kWordStages][kStepKV];           // of keys, for dropout
   IterationDiagonals diagonals[kDiagonals ? kStages : 0];
+  alignas(16) float4 exchange[kExchanged / 4][kShares ? 128 : 0];  // results of warpgroup 1
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
-static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
+static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
+              "the first step of the next task is computed before the last one is done");
 
 // lse of a non-finite row, which the writer recomputes.
 constexpr float kFailedRow = __builtin_nanf("");
 
 // Named barriers: warpgroup w waits at 1 + w for its turn on the tensor cores and synchronizes its threads at 4 + w; at
-// 7 + i the consumers hand query tile i to the writer.
-constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 7;
-constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;
+// 7 + i the consumers hand query tile i to the writer. With kShares warpgroup 1 fills `exchange` after kEmptied, and
+// warpgroup 0 reads it after kFilled.
+constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 7, kEmptied = 10, kFilled = 11;
+constexpr uint32_t kDoneThreads = 128 * kRowGroups + 32;
+static_assert(kQueries <= 3 && kRowGroups <= 3, "one barrier each");
 
-// Returns the index of this warpgroup's block of a mask, or kFullTile or kNoTile.
-__device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
-  return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
+// Returns the index of a row group's block of a mask, or kFullTile or kNoTile.
+__device__ __forceinline__ int64_t mask_block(int mask, int row_group) {
+  return mask < 0 ? mask : int64_t(mask) * kRowGroups + row_group;
 }
 
 // Returns a problem of the launch, by index, view or task. With one problem the index is a compile-time zero.
@@ -122,6 +145,28 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 }
 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
+
+// Returns row 0 of the queries (kOf = 0), keys (1) or values (2) of a head, for copies row by row, and their strides.
+struct RowSource {
+  const Term* first;
+  int64_t stride;  // in terms
+  int columns;     // of each term
+};
+
+template <int kOf>
+__device__ __forceinline__ RowSource row_source(const Params& p, int batch, int head) {
+  const Problem& own = p.problems[0];
+  if constexpr (kTerms > 1) {
+    const int64_t heads = kOf ? own.heads_q / own.group : own.heads_q, rows = kOf ? p.kv_len : own.q_len;
+    const Term* first = static_cast<const Term*>(p.terms[kOf]);
+    return {first + (batch * heads + head) * rows * (kTerms * kDim), kTerms * kDim, kDim};
+  } else {
+    const Strides& stride = kOf == 0 ? own.q_stride : kOf == 1 ? own.k_stride : own.v_stride;
+    const void* first = kOf == 0 ? own.q : kOf == 1 ? own.k : own.v;
+    return {static_cast<const Term*>(first) + batch * stride.batch + head * stride.head, stride.token,
+            kOf == 2 ? own.head_dim_v : own.head_dim};
+  }
+}
 
 // Returns the key positions of an entry's cells (gathered KV).
 __device__ __forceinline__ const int32_t* key_rows(const Params& p, const View& view, const Entry& entry) {

@@ -23,6 +23,13 @@ struct Consumer {
   Scores scores;    // modifies the scores of the next softmax
   WeightDrops drops;
 
+  __device__ __forceinline__ int row_group() const { return kShares ? 0 : warpgroup; }
+
+  // Stages of an iteration's keys or values.
+  struct Slices {
+    uint32_t stage[kSlices];
+  };
+
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
   // this function before loading mask words.
   template <int kCount>
@@ -36,46 +43,86 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  // Returns the shared-memory address of a stage, or of this warpgroup's rows of a query tile.
-  __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
-    return uniform(shared_address(shared.ring[stage]));
+  __device__ __forceinline__ Slices next_slices() const {
+    RingPosition<kStages> next = ring;
+    Slices found;
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      found.stage[i] = next.stage;
+      next.advance();
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void advance_slices() {
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) ring.advance();
+  }
+
+  // Returns the shared-memory addresses of the next stages, or of this warpgroup's rows of a query tile.
+  __device__ __forceinline__ Slices next_addresses() const {
+    Slices found = next_slices();
+#pragma unroll
+    for (uint32_t& stage : found.stage) stage = uniform(shared_address(shared.ring[stage]));
+    return found;
   }
 
   __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
-    return uniform(shared_address(shared.query[query_stage]) + warpgroup * 64 * kRowBytes);
+    return uniform(shared_address(shared.query[query_stage]) + row_group() * 64 * kRowBytes);
   }
 
   __device__ __forceinline__ void release(uint32_t stage) {
     if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
   }
 
+  // Releases the stages of an iteration's keys but the first, or all stages of its values.
+  template <int kFirst = 0>
+  __device__ __forceinline__ void release(const Slices& slices) {
+#pragma unroll
+    for (int i = kFirst; i < kSlices; ++i) release(slices.stage[i]);
+  }
+
   // Starts s = q k^T for the query rows and the keys at these addresses.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
-    const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, const Slices& keys) {
+    const uint64_t a = operand_descriptor(rows, 16, 1024);
+    uint64_t b[kSlices];
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(keys.stage[i], 16, 1024);
     pin(s);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
-      const int panel = chunk / 4, within = chunk % 4 * 32;
-      QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
-                              b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
+    for (int i = 0; i < kProducts * kDim / 16; ++i) {
+      const TermProduct terms = term_product(i / (kDim / 16));
+      const int chunk = i % (kDim / 16), panel = chunk / 4, within = chunk % 4 * 32;
+      const int slice_panel = terms.b * kSlicePanels + panel % kSlicePanels;
+      QueryKeyProduct::shared(s, a + ((terms.a * kPanels + panel) * kBlockQ * kRowBytes + within) / 16,
+                              b[panel / kSlicePanels] + (slice_panel * kStepKV * kRowBytes + within) / 16, i != 0);
     }
     wgmma_commit();
   }
 
-  // Starts o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites.
-  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
-                                                  uint32_t values, bool first) {
-    const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
+  // The weights of an iteration: pairs of each term.
+  using Weights = uint32_t[kTerms][kStepKV / 4];
+
+  // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
+  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, const Slices& values,
+                                                  bool first) {
+    uint64_t b[kSlices];
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
     pin(o);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
+    for (int i = 0; i < kProducts * kStepKV / 16; ++i) {
+      const TermProduct terms = term_product(i / (kStepKV / 16));
+      const int chunk = i % (kStepKV / 16);
 #pragma unroll
       for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
-        ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
-                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16,
-                                chunk > 0 || !kOverwrites || !first);
+        const int panel = block * ValueProduct::kCount / 32, slice_panel = panel % kSlicePanels;
+        ValueProduct::registers(
+            o + block * ValueProduct::kCount, weights[terms.a] + 4 * chunk,
+            b[panel / kSlicePanels] + (chunk * 16 + (terms.b * kSlicePanels + slice_panel) * kStepKV) * kRowBytes / 16,
+            i > 0 || !(kSeparate || (kOverwrites && first)));
       }
     }
     wgmma_commit();
@@ -111,7 +158,7 @@ struct Consumer {
     }
     if (mask.partial) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], warpgroup), thread);
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], row_group()), thread);
     }
     return mask;
   }
@@ -133,16 +180,32 @@ struct Consumer {
     return moved;
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
-                                                        uint32_t (&weights)[kStepKV / 4]) {
+  __device__ __forceinline__ static void split_weights(const float (&s)[kStepKV / 2], Weights& weights) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kStepKV / 4; ++i) {
+      uint32_t terms[kTerms];
+      split2(s[2 * i], s[2 * i + 1], terms);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) weights[t][i] = terms[t];
+    }
+  }
+
+  // Adds the PV product of an iteration to the output if kSeparate.
+  __device__ __forceinline__ static void add_product(float (&o)[kDim / 2], float (&product)[kDim / 2]) {
+    if constexpr (kSeparate) {
+      pin(product);
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) o[i] += product[i];
+    } else {
+      pin(o);
+    }
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
   __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+    if constexpr (sizeof(Element) == 4) return stage_floats(o);
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-    const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
+    const uint32_t tile = shared_address(shared.query[query.stage]) + (row_group() * 64 + row) * kRowBytes;
 #pragma unroll
     for (int i = 0; i < kDim / 8; i += 2) {
       const int chunk = i % 8 + lane / 16;
@@ -153,12 +216,28 @@ struct Consumer {
     fence_async_proxy();
   }
 
+  __device__ __forceinline__ void stage_floats(const float (&o)[kDim / 2]) {
+    const int lane = thread % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      uint8_t* tile = shared.query[query.stage] + row * kRowBytes + lane % 2 * 8;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int chunk = i % 4 * 2 + lane % 4 / 2;
+        *reinterpret_cast<float2*>(tile + i / 4 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16) =
+            make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+      }
+    }
+    fence_async_proxy();
+  }
+
   __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
     const int lane = thread % 32;
     const Problem& own = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
       // skip padding rows, which are most rows of a decoding tile
       if (!query_position(p, assigned, row, position)) continue;
@@ -180,7 +259,7 @@ struct Consumer {
     const Problem& given = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       const int64_t prior = prior_row(p, assigned, row);
       float& lse = shared.lse[query.stage][row];
       Blend both = {1.0f, 0.0f, lse};
@@ -201,7 +280,7 @@ struct Consumer {
 
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
-    const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+    const int lane = thread % 32, first = row_group() * 64 + thread / 32 * 16;
     float probe[2], inverse[2];
     probe_rows(o, probe);
     float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
@@ -214,7 +293,7 @@ struct Consumer {
     for (float& sum : sums) sum = quad_sum(sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+      inverse[h] = sums[h] == 0.0f ? 0.0f : reciprocal_of_sum(sums[h]);
       float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
       if constexpr (kSinks) {
         const Assignment& own = shared.assigned[query.stage];
@@ -224,6 +303,7 @@ struct Consumer {
           if (sums[2 + h] == 0.0f) lse = with_sink;
         }
       }
+      if constexpr (kTerms > 1) inverse[h] *= 1.0f / kValueFactor;
       if constexpr (Score::kDrops) inverse[h] *= kept_factor(problem_of(p, shared.assigned[query.stage]));
       if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
@@ -243,7 +323,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
     if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
-    const int first_row = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const int first_row = row_group() * 64 + thread / 32 * 16 + thread % 32 / 4;
     scores.open(p, shared.assigned[position.stage], first_row);
     drops.open(p, shared.assigned[position.stage], first_row);
     return (work.end - work.begin + kTiles - 1) / kTiles;
@@ -255,50 +335,54 @@ struct Consumer {
     int steps = open(query);
     if (steps == 0) return finish_all(query);
     float s[kStepKV / 2], o[kDim / 2], rescale[2];
-    uint32_t weights[kStepKV / 4];
+    float separate[kDim / 2];  // of the PV product in flight, if kSeparate
+    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    Weights weights;
     softmax.reset();
     if (!kOverwrites) clear(o);
-    wait_stages<1>();
-    multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
+    wait_stages<kSlices>();
+    multiply_keys(s, rows_address(query.stage), next_addresses());
     weigh_first(s, rescale);
-    narrow_weights(s, weights);
+    split_weights(s, weights);
     bool last = steps == 1, first = true;
     RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
-    uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
+    uint32_t rows = rows_address(ahead.stage);
+    Slices keys = next_addresses();
     while (true) {
       steps = last ? open(ahead) : steps - 1;
       if (steps == 0) break;
-      wait_stages<kGathers ? 2 : 1>();
+      wait_stages<kGathers ? 2 * kSlices : kSlices>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
-      const uint32_t key_stage = ring.stage;
-      const MaskNumbers numbers = read_numbers(key_stage);
+      const Slices key_slices = next_slices();
+      const MaskNumbers numbers = read_numbers(key_slices.stage[0]);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
-      ring.advance();
-      if constexpr (!kGathers) wait_stages<1>();
-      multiply_values(o, weights, stage_address(ring.stage), first);
+      advance_slices();
+      if constexpr (!kGathers) wait_stages<kSlices>();
+      multiply_values(product, weights, next_addresses(), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed early
+      const Slices value_slices = next_slices();  // addresses of the next iteration, computed early
       const bool finished = last;
-      ring.advance();
-      keys = stage_address(ring.stage);
+      advance_slices();
+      keys = next_addresses();
       last = steps == 1;
       if (last) ahead.advance();
       rows = rows_address(ahead.stage);
 
       wgmma_wait<1>();
       pin(s);
-      if constexpr (!kModified) release(key_stage);
+      if constexpr (!kModified) release(key_slices.stage[0]);
+      release<1>(key_slices);
       const Softmax before = softmax;
       if (finished) softmax.reset();
-      const bool moved = weigh(s, mask, key_stage, rescale);
+      const bool moved = weigh(s, mask, key_slices.stage[0], rescale);
       softmax.settle();
       wgmma_wait<0>();
-      pin(o);
-      release(value_stage);
-      narrow_weights(s, weights);
+      add_product(o, product);
+      release(value_slices);
+      split_weights(s, weights);
       if (finished) {
         finish(before, o);
         query.advance();
@@ -308,13 +392,123 @@ struct Consumer {
       }
       first = finished;
     }
-    wait_stages<1>();
-    multiply_values(o, weights, stage_address(ring.stage), first);
+    wait_stages<kSlices>();
+    multiply_values(product, weights, next_addresses(), first);
     wgmma_wait<0>();
-    pin(o);
+    add_product(o, product);
     finish(softmax, o);
     query.advance();
     finish_all(query);
+  }
+
+  // Runs all tasks of this CTA with kShares. A task of one iteration is one warpgroup's alone; of others, warpgroup 0
+  // takes the even iterations and finishes the rows. Nothing overlaps across tasks but the work of both warpgroups.
+  __device__ void run_shared() {
+    float o[kDim / 2];
+    uint32_t begin = 0;  // number of stages filled before the task's
+    if (warpgroup == 0) named_arrive(kEmptied, 256);
+    for (int task = 0;; ++task, query.advance()) {
+      const int steps = open(query);
+      if (steps == 0) break;
+      const bool alone = steps == 1;
+      const int own = alone ? task % 2 : 0;  // the warpgroup that finishes the rows
+      if (!alone || warpgroup == own) run_iterations(o, begin, alone ? 0 : warpgroup, steps);
+      begin += 2 * steps;
+      if (warpgroup == own) {
+        if (!alone) receive(o);
+        finish(softmax, o);
+      } else {
+        if (!alone) send(o);
+        __syncwarp();  // all lanes have read the assignment and the query tile
+        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.query_empty[query.stage]));
+      }
+    }
+    if (warpgroup == 0) finish_all(query);
+  }
+
+  // Returns the position of the stage that is filled as number `number`, counted from 0.
+  __device__ __forceinline__ static RingPosition<kStages> stage_of(uint32_t number) {
+    return {number % kStages, number / kStages & 1};
+  }
+
+  // Computes iterations first, first + 2, ... of a task, whose stages are in the order K0 K1 V0 K2 V1 ... V(n-1).
+  __device__ __forceinline__ void run_iterations(float (&o)[kDim / 2], uint32_t begin, int first, int steps) {
+    const auto keys_of = [&](int i) { return stage_of(begin + (i ? 2 * i - 1 : 0)); };
+    const auto values_of = [&](int i) { return stage_of(begin + 2 * i + (i < steps - 1 ? 2 : 1)); };
+    float s[kStepKV / 2], rescale[2];
+    float separate[kDim / 2];
+    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    Weights weights;
+    softmax.reset();
+    clear(o);
+    const uint32_t rows = rows_address(query.stage);
+    drops.seek(begin / 2 + first);
+    ring = keys_of(first);
+    wait_stages<1>();
+    multiply_keys(s, rows, next_addresses());
+    weigh_first(s, rescale);
+    split_weights(s, weights);
+    for (int i = first + 2; i < steps; i += 2) {
+      drops.seek(begin / 2 + i);
+      ring = keys_of(i);
+      wait_stages<1>();
+      const uint32_t key_stage = ring.stage;
+      const MaskNumbers numbers = read_numbers(key_stage);
+      multiply_keys(s, rows, next_addresses());
+      const StepMask<kTiles> mask = load_mask(numbers);
+      ring = values_of(i - 2);
+      wait_stages<1>();
+      const uint32_t value_stage = ring.stage;
+      multiply_values(product, weights, next_addresses(), false);
+      wgmma_wait<1>();
+      pin(s);
+      if constexpr (!kModified) release(key_stage);
+      const bool moved = weigh(s, mask, key_stage, rescale);
+      softmax.settle();
+      wgmma_wait<0>();
+      add_product(o, product);
+      release(value_stage);
+      split_weights(s, weights);
+      if (moved) scale_rows(o, rescale);
+    }
+    ring = values_of(first + (steps - 1 - first) / 2 * 2);
+    wait_stages<1>();
+    multiply_values(product, weights, next_addresses(), false);
+    wgmma_wait<0>();
+    add_product(o, product);
+    release(ring.stage);
+  }
+
+  // Passes the results of warpgroup 1 to the same thread of warpgroup 0.
+  __device__ __forceinline__ void send(const float (&o)[kDim / 2]) {
+    named_sync(kEmptied, 256);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      shared.exchange[i][thread] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    }
+    shared.exchange[kDim / 8][thread] =
+        make_float4(softmax.reference[0], softmax.reference[1], softmax.row_sum[0], softmax.row_sum[1]);
+    shared.exchange[kDim / 8 + 1][thread] = make_float4(softmax.limit[0], softmax.limit[1], 0.0f, 0.0f);
+    named_arrive(kFilled, 256);
+  }
+
+  // Combines the results of both warpgroups.
+  __device__ __forceinline__ void receive(float (&o)[kDim / 2]) {
+    named_sync(kFilled, 256);
+    const float4 sums = shared.exchange[kDim / 8][thread], limits = shared.exchange[kDim / 8 + 1][thread];
+    const float other_reference[2] = {sums.x, sums.y}, other_sum[2] = {sums.z, sums.w}, limit[2] = {limits.x, limits.y};
+    float own[2], other[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) softmax.join(h, other_reference[h], other_sum[h], limit[h], own[h], other[h]);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const float4 rest = shared.exchange[i][thread];
+      o[4 * i] = o[4 * i] * own[0] + rest.x * other[0];
+      o[4 * i + 1] = o[4 * i + 1] * own[0] + rest.y * other[0];
+      o[4 * i + 2] = o[4 * i + 2] * own[1] + rest.z * other[1];
+      o[4 * i + 3] = o[4 * i + 3] * own[1] + rest.w * other[1];
+    }
+    named_arrive(kEmptied, 256);
   }
 
   // Computes the softmax of the CTA's first iteration, which no product overlaps.
@@ -324,7 +518,8 @@ struct Consumer {
     wgmma_wait<0>();
     pin(s);
     if constexpr (!kModified && !Score::kDrops) release(stage);
-    ring.advance();
+    release<1>(next_slices());
+    advance_slices();
     weigh<true>(s, mask, stage, rescale);
   }
 

@@ -23,6 +23,7 @@ struct NoDrops {
   struct Lane {};
 
   __device__ __forceinline__ void open(const Params&, const Assignment&, int) {}
+  __device__ __forceinline__ void seek(uint32_t) {}
   __device__ __forceinline__ void apply(float (&)[kStepKV / 2], const Shared&) {}
 };
 
@@ -50,6 +51,9 @@ struct Drops {
     const Problem& own = problem_of(p, assigned);
     return Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head).dropout;
   }
+
+  // Chooses the next iteration, as the producer counts them.
+  __device__ __forceinline__ void seek(uint32_t iteration) { words.stage = iteration % kWordStages; }
 
   // Drops weights of the next iteration; finish() divides the others by 1 - p.
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Shared& shared) {

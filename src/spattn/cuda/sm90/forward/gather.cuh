@@ -33,10 +33,7 @@ using QueryRows = RowsOf<kBlockQ>;
 
 struct Gatherer {
   static constexpr uint32_t kAll = 0xffffffff;
-  static constexpr int kChunks = kDim / 8;        // 16-byte chunks per row
-  static constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
-  static constexpr int kPhases = 8 / kTogether;   // rows that a lane copies of every eight
-  const int part;                                 // index of this producer warp
+  const int part;  // index of this producer warp
   const int lane = threadIdx.x % 32;
 
   // Returns the byte offset of chunk `chunk` of row `row` in panels of kRows rows.
@@ -45,12 +42,26 @@ struct Gatherer {
     return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  // Copies this warp's rows of a tile; `stride` is in bytes.
-  template <int kRows>
-  __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
-                                       const RowsOf<kRows>& rows) const {
+  // Copies this warp's rows of a tile: kWidth panels of each term, the features of slice `slice`.
+  template <int kWidth, int kRows>
+  __device__ __forceinline__ void copy(uint32_t target, const RowSource& source, const RowsOf<kRows>& rows,
+                                       int slice = 0) const {
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+      copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes, source.first + term * kDim + slice * kWidth * 64,
+                        int(source.stride * sizeof(Term)), source.columns, rows);
+    }
+  }
+
+  // Copies one term of the rows; `stride` is in bytes.
+  template <int kWidth, int kRows>
+  __device__ __forceinline__ void copy_term(uint32_t target, const Term* source, int stride, int columns,
+                                            const RowsOf<kRows>& rows) const {
+    constexpr int kChunks = kWidth * 8;      // 16-byte chunks per row
+    constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
+    constexpr int kPhases = 8 / kTogether;   // rows that a lane copies of every eight
     const int chunk = lane % kChunks, row = lane / kChunks;
-    const bool wanted = chunk * 8 < dims;
+    const bool wanted = chunk * 8 < columns;
     const char* first = reinterpret_cast<const char*>(source + chunk * 8);
     target += part * (kRows / kLoaders) * kRowBytes;
     uint32_t phase[kPhases];

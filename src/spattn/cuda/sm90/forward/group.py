@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ...._util.ragged import offsets
-from ....choose.specializations import KEYS_TOGETHER, TILE, build, exists, keys_of, rows_of
+from ....choose.specializations import KEYS_TOGETHER, TILE, build, has_build, keys_of, rows_of
 from ....planning.contract.types import LARGEST
 from ....schedule.group import in_turns
 from ....schedule.tasks import merge_heads, order_tasks
@@ -33,7 +33,7 @@ def part_of(call: ForwardPass) -> Part | None:
     call = with_packed_heads(call)
     part = Part(make_layout(call.plan), call)
     arrays = call.q, call.k, call.v, call.out
-    fits = exists(call.plan.block_q, max(array.shape[3] for array in arrays)) and all(map(readable, arrays))
+    fits = has_build(call.plan.block_q, max(array.shape[3] for array in arrays)) and all(map(readable, arrays))
     return part if fits and part.maps <= _MOST_MAPS else None
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....choose.specializations import ARCH, TILE, Specialization, build, variant
+from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
@@ -17,6 +17,8 @@ from ...host.forward_pass import ForwardPass
 from ...host.sinks import sink_macros
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
+from .terms import blocks as blocks_of_split
+from .terms import pack_split, specialization, split_request, term_bytes
 
 __all__ = ["COUNTERS", "MERGE_TABLES", "Launches", "Part", "Tables", "counters", "launch_ranges"]
 
@@ -84,19 +86,21 @@ class Launches:
 
     def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
         call = parts[0].call
-        row = build(call.plan.block_q, _head_dim(call), tables.keys)
+        row = specialization(call, tables.keys)
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
         attention = request("attention", row, call, room, problems, parts[0].layout.gathers)
         merge = [
-            request("merge", build(TILE[0], _head_dim(own)), own, MAPS[0])
-            for layout, own in parts
-            if merge_blocks(layout.merges)
+            request("merge", _merge_row(own), own, MAPS[0]) for layout, own in parts if merge_blocks(layout.merges)
         ]
-        loaded = iter(load_kernels(call.device, [attention] * bool(self.computes) + merge))
+        terms = term_bytes(call)
+        split = [split_request(call)] if terms and self.computes else []
+        loaded = iter(load_kernels(call.device, [attention] * bool(self.computes) + split + merge))
         if self.computes:
             self._attention = next(loaded)
+        self._split = next(loaded) if split else None
+        self._call = call
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
         self._merges = [_merging(*part, at, loaded) for part, at in zip(parts, tables.merges, strict=True)]
         self._partials, self.workspace_bytes = [], 0
@@ -105,6 +109,11 @@ class Launches:
             first = -(-self.workspace_bytes // _ALIGNMENT) * _ALIGNMENT
             self._partials.append((first, first + of_rows))
             self.workspace_bytes = first + total if total else self.workspace_bytes
+        self._terms = []
+        for size in terms if split else []:
+            first = -(-self.workspace_bytes // _ALIGNMENT) * _ALIGNMENT
+            self._terms.append(first)
+            self.workspace_bytes = first + size
 
     def write(
         self,
@@ -120,7 +129,12 @@ class Launches:
         for problem, (partial, partial_lse) in zip(problems, self._partials, strict=True):
             q, k, v, out, lse, scale, score, sinks = problem
             partials = workspace + partial, workspace + partial_lse
-            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks))
+            terms = tuple(workspace + first for first in self._terms)
+            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks, terms))
+            if self._split is not None:
+                split = pack_split(self._call, (q, k, v), terms)
+                launches.append(Launch(self._split, blocks_of_split(self._call), split, stream, early=True))
+                early = 1  # attention waits for the split itself
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
             params, at_once = template.fill(number, to, tables), number < early
@@ -177,5 +191,7 @@ def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...], loaded:
     return Merging(next(loaded), batch * heads_q * blocks, at, tail)
 
 
-def _head_dim(call: ForwardPass) -> int:
-    return max(call.q.shape[3], call.v.shape[3])
+def _merge_row(call: ForwardPass) -> Specialization:
+    """Return the specialization whose macros merge.cu gets; it depends on the head dimension alone."""
+    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    return build(TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS, head_dim, terms=terms)

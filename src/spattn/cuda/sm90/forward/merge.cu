@@ -2,7 +2,7 @@
 //            one more term of lse.
 // Grid       (batch, head) × 32 rows per CTA, flat; eight lanes per row.
 // Target     sm_90a (no special instructions; shares the sizes of attention.cu).
-// Types      float32 workspace; bfloat16 or float16 out, float32 lse.
+// Types      float32 workspace; float32, bfloat16 or float16 out, float32 lse.
 // Order      the plan's order of sources, in every launch: results are bitwise reproducible.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Bound  memory: reads workspace rows once, 16 bytes per lane.
 
@@ -70,9 +70,9 @@ __device__ __forceinline__ void store_row(const Merge& m, const int4& head, int 
   for (int i = 0; i < kVectors; ++i) {
     const int d = 4 * (threadIdx.x % kLanes + kLanes * i);
     if (d >= m.head_dim_v) continue;
-    const uint2 narrowed = {narrow2(result[i].x * inverse, result[i].y * inverse),
-                            narrow2(result[i].z * inverse, result[i].w * inverse)};
-    *reinterpret_cast<uint2*>(out + d) = narrowed;
+    const float4 scaled = {result[i].x * inverse, result[i].y * inverse, result[i].z * inverse, result[i].w * inverse};
+    if constexpr (sizeof(Element) == 4) *reinterpret_cast<float4*>(out + d) = scaled;
+    else *reinterpret_cast<uint2*>(out + d) = {narrow2(scaled.x, scaled.y), narrow2(scaled.z, scaled.w)};
   }
 }
 

@@ -61,7 +61,7 @@ struct Problem {
   float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
   float* partial_lse;  // workspace (batch·heads_q, partial_rows)
   const float* sinks;  // logits of the sinks, one for `sink_rows` rows: see row_sink(); null without kSinks
-  Strides q_stride, k_stride, v_stride, out_stride;
+  Strides q_stride, k_stride, v_stride, out_stride;  // of the arrays of the call, not of their terms
   int64_t partial_rows, q_len;
   int64_t moved;  // run-time kv_len minus the plan's: shifts the views of the last keys (offset > 0)
   int32_t head_dim, head_dim_v;
@@ -90,8 +90,9 @@ struct Params {
   const int32_t* query_rows;  // (query tiles, block_q): row of each query, -1 for padding; null if TMA reads q
   const int32_t* key_rows;    // (key tiles, kBlockKV): position of each key, -1 for padding; gathered KV only
   int32_t* counter;           // task counter: 0 before and after a launch
+  const void* terms[3];       // of q, k and v if kTerms > 1: (batch, heads, rows, kTerms, kDim)
   int32_t task_count;
-  int32_t unused;
+  int32_t kv_len;  // rows of a head in terms[1] and terms[2]
 };
 
 // Parameters of merge.cu.

@@ -21,6 +21,7 @@ from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
 from ..maps import ALIGNMENT, MAP_BYTES, Maps
 from .tables import ENTRY, WORK, PlanLayout
+from .terms import formats_of, operands_of
 
 GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps): capacities of the parameters of grouped launches
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
@@ -28,6 +29,7 @@ _ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "sinks")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
+_TERMS = struct.Struct("@3Q")
 _MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
@@ -77,7 +79,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """Return the dtype of Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
-    members += [("task_count", "i4"), ("unused", "i4")]
+    members += [("terms", "u8", (3,)), ("task_count", "i4"), ("kv_len", "i4")]
     return with_maps(room, members)
 
 
@@ -97,7 +99,7 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 class Addresses(NamedTuple):
     """Addresses and scale of a call. `moved` is its kv_len minus the plan's kv_len; `score` and `sinks` are the
-    addresses of its ScoreArgs and its sinks, 0 without them."""
+    addresses of its ScoreArgs and its sinks, 0 without them; `terms` are those of the terms of q, k and v, if any."""
 
     q: int
     k: int
@@ -110,6 +112,7 @@ class Addresses(NamedTuple):
     moved: int = 0
     score: int = 0
     sinks: int = 0
+    terms: tuple[int, ...] = ()
 
 
 class Template:
@@ -139,13 +142,14 @@ class Template:
         params = np.zeros(1, dtype)[0]
         self._maps = Maps(room)
         for number, (layout, call) in enumerate(parts):
-            operands = call.q, call.k, call.v, call.out
+            operands = operands_of(call)
             joint = all(map(joint_heads, operands))
             specs = (layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))
-            self._maps.encode(operands, specs, [call.dtype] * 4, joint, layout.moves)
+            self._maps.encode(operands, specs, formats_of(call), joint, layout.moves)
             _fill_sizes(params["problems"][number], layout, call, joint)
         for name in _PLAN_POINTERS:
             params[name] = plan_at[name]
+        params["kv_len"] = parts[0][1].k.shape[2]
         for name in _ROWS:
             if len(getattr(parts[0][0], name)):
                 params[name] = plan_at[name]
@@ -170,7 +174,9 @@ class Template:
             _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
             _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
             _ADDRESS.pack_into(tail, at + _PROBLEM_AT["score"], own.score)
-            pointers += *own[:4], own.moved
+            pointers += *(own.terms or own[:3]), own.out, own.moved
+        if to[0].terms:
+            _TERMS.pack_into(tail, self._at["terms"] - self._head_bytes, *to[0].terms)
         return self._maps.at(tuple(pointers)) + tail
 
     def moving(self, to: Addresses) -> Moving | None:
@@ -202,5 +208,5 @@ def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: 
 
 def maps_needed(layout: PlanLayout, call: ForwardPass) -> int:
     """Return the number of tensor maps of a call."""
-    joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
+    joint = all(map(joint_heads, operands_of(call)))
     return layout.maps * (1 if joint else call.q.shape[0])

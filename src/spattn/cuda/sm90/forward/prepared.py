@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....arrays.operand import Operand
-from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, exists, item_keys
+from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_build, item_keys, terms_of
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
@@ -19,6 +18,7 @@ from ..maps import gatherable, readable
 from .heads import with_packed_heads
 from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, launch_ranges
 from .tables import Items, PlanLayout, make_layout
+from .terms import itemsize_of, operands_of
 
 __all__ = ["HopperPlan", "prepare"]
 
@@ -28,7 +28,8 @@ _READY_KEPT = 32
 def prepare(call: ForwardPass) -> Launches | None:
     """Return cached launches for calls of these shapes and strides, or None if the kernels cannot compute them
     (see :class:`~spattn.cuda.sm90.family.Hopper`)."""
-    moves = validated(call.plan).slides
+    # The arrays of terms have strides that depend on kv_len.
+    moves = validated(call.plan).slides and terms_of(call.dtype, call.precision) == 1
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     return plan.launches(call)
@@ -69,18 +70,22 @@ class HopperPlan:
     def launches(self, call: ForwardPass) -> Launches | None:
         """Return cached launches for these shapes and strides and any kv_len, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.out
-        key = (call.dtype, call.score.text, bool(call.sinks), *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
+        kind = call.dtype, call.precision, call.score.text, bool(call.sinks)
+        key = (*kind, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._launches.get(key, self)
         if found is self:
-            found = self._launches.keep(key, self._prepare(Part(self.layout, call), arrays))
+            found = self._launches.keep(key, self._prepare(Part(self.layout, call)))
         return found
 
-    def _prepare(self, part: Part, arrays: tuple[Operand, ...]) -> Launches | None:
+    def _prepare(self, part: Part) -> Launches | None:
+        *inputs, out = operands_of(part.call)
         room = next((size for size in MAPS if part.maps <= size), None)
-        dim = max(array.shape[3] for array in arrays)
-        if room is None or not exists(part.call.plan.block_q, dim) or not all(map(readable, arrays)):
+        of, dim = part.call, max(array.shape[3] for array in (part.call.q, part.call.v))
+        if room is None or not has_build(of.plan.block_q, dim, terms_of(of.dtype, of.precision)):
             return None
-        if self.layout.gathers and not all(map(gatherable, arrays)):
+        if not all(map(readable, inputs)) or not readable(out, itemsize_of(part.call)):
+            return None
+        if self.layout.gathers and not all(map(gatherable, (*inputs, out))):
             return None
         return Launches([part], self.tables, room)
 

@@ -122,7 +122,6 @@ struct Producer {
   }
 
   __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
-    const Problem& own = p.problems[0];
     const Assignment assigned = {now.work, now.task.batch, now.task.head_q};
     QueryRows rows;
 #pragma unroll
@@ -131,10 +130,8 @@ struct Producer {
       const int row = (part * QueryRows::kWords + i) * 32 + lane;
       rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
-    const Element* source =
-        static_cast<const Element*>(own.q) + now.task.batch * own.q_stride.batch + now.task.head_q * own.q_stride.head;
-    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token * sizeof(Element), own.head_dim,
-                  rows);
+    gatherer.copy<kPanels>(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q),
+                           rows);
     gatherer.submit(full);
     query.advance();
   }
@@ -149,10 +146,10 @@ struct Producer {
     if (elect_one() && part == 0) {
       shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) {
-        barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+        barrier_arrive_expect(full, own.block_q * kTermPanels * kRowBytes);
 #pragma unroll
-        for (int i = 0; i < kWarpgroups * kPanels; ++i) {
-          const int half = i / kPanels, panel = i % kPanels;
+        for (int i = 0; i < kRowGroups * kTermPanels; ++i) {
+          const int half = i / kTermPanels, panel = i % kTermPanels;
           tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
                    &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
                    now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
@@ -241,32 +238,35 @@ struct Producer {
     if (lane == 0) barrier_arrive(shared_address(&shared.full[stage]));
   }
 
-  // Fills the next stage with keys (kValue = 0) or values (1).
+  // Fills the next stages with keys (kValue = 0) or values (1).
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice);
+  }
+
+  template <int kValue>
+  __device__ __forceinline__ void load_slice(const StepTiles& tiles, const StepKeys& keys, int slice) {
     const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
-      if constexpr (kScored && kValue) barrier_arrive(full);  // nothing is published with values
+      if (kScored && (kValue || slice)) barrier_arrive(full);  // nothing is published with these
 #pragma unroll
-      for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
+      for (int t = 0; t < kTiles && kValue == 0 && slice == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
         barrier_arrive_expect(full, kStageBytes);
 #pragma unroll
-        for (int i = 0; i < kTiles * kPanels; ++i) {
-          const int t = i / kPanels, panel = i % kPanels;
+        for (int i = 0; i < kTiles * kTerms * kSlicePanels; ++i) {
+          const int t = i / (kTerms * kSlicePanels), panel = i % (kTerms * kSlicePanels);
+          const int first = panel / kSlicePanels * kDim + (slice * kSlicePanels + panel % kSlicePanels) * 64;
           const StepTile& tile = tiles.of[t];
-          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, panel * 64,
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, first,
                    tile.x, tile.y, tile.z, keys.head);
         }
       }
     }
     if constexpr (kGathers) {
-      const Problem& own = p.problems[0];
-      const Strides& stride = kValue ? own.v_stride : own.k_stride;
-      const Element* source =
-          static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
-      gatherer.copy(target, source, stride.token * sizeof(Element), kValue ? own.head_dim_v : own.head_dim, keys.rows);
+      gatherer.copy<kSlicePanels>(target, row_source<1 + kValue>(p, keys.batch, keys.head), keys.rows, slice);
       gatherer.submit(full);
     }
     ring.advance();
@@ -336,6 +336,10 @@ struct Producer {
       else if (done == 0) next = look_up(settle(ticket));
       else if (done == kTiles && step_by_step) look_up_work(next);
       else if (done == 2 * kTiles && step_by_step) look_up_tiles(next);
+    }
+    if constexpr (kShares) {  // the ring ends with the task: consumers know a stage by its iteration
+      load_previous_values();
+      previous_keys.item = -1;
     }
     ticket = draw();
     return next;

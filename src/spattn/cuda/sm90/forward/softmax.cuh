@@ -11,18 +11,16 @@
 
 namespace spattn::sm90 {
 
-// Packs two floats as elements, `low` in the low half.
-__device__ __forceinline__ uint32_t narrow2(float low, float high) {
-  Element2 pair;
-  narrow(low, high, pair);
-  return *reinterpret_cast<uint32_t*>(&pair);
-}
-
 // Lazy rescaling: the running maximum changes only if a score exceeds it by more than this in base 2. Weights stay
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
 constexpr float kSlack = 8.0f;
 constexpr float kExcess = 64.0f;  // base 2: with a sink that far above, weights vanish in the sum, which is below 2^40
+
+// log2(x) and 1 / x of a row sum; approximations, within 2 ulp, suffice for 16-bit results.
+constexpr bool kPrecise = sizeof(Element) == 4;
+__device__ __forceinline__ float logarithm(float x) { return kPrecise ? log2f(x) : __log2f(x); }
+__device__ __forceinline__ float reciprocal_of_sum(float x) { return kPrecise ? __frcp_rn(x) : __fdividef(1.0f, x); }
 
 struct Softmax {
   float reference[2];  // running maximum of the dot products, times scale * log2(e)
@@ -87,6 +85,17 @@ struct Softmax {
     }
   }
 
+  // Joins row h with a softmax over other keys; sets the factors of both accumulators.
+  __device__ __forceinline__ void join(int h, float other_reference, float other_sum, float other_limit, float& own,
+                                       float& other) {
+    const bool seen = limit[h] != -infinity<float>(), other_seen = other_limit != -infinity<float>();
+    const float largest = seen && !(other_seen && other_reference > reference[h]) ? reference[h] : other_reference;
+    own = seen ? exp2_flushed(reference[h] - largest) : 0.0f;
+    other = other_seen ? exp2_flushed(other_reference - largest) : 0.0f;
+    row_sum[h] = row_sum[h] * own + other_sum * other;
+    reference[h] = largest;
+  }
+
   // Keeps the compiler from sinking the exponentials below the wait for the product that they overlap. The branch is
   // never taken: row sums are not negative.
   __device__ __forceinline__ void settle() const {
@@ -98,7 +107,7 @@ struct Softmax {
 
   // Returns the log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
-    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2<float>;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + logarithm(sum)) * kLn2<float>;
   }
 
   // As lse() with a sink, -inf for none; `inverse` becomes the factor that normalises the row.
@@ -113,8 +122,8 @@ struct Softmax {
       return sink;
     }
     const float total = sum + exp2_flushed(above);
-    inverse = __fdividef(1.0f, total);
-    return (reference[h] + __log2f(total)) * kLn2<float>;
+    inverse = reciprocal_of_sum(total);
+    return (reference[h] + logarithm(total)) * kLn2<float>;
   }
 };
 

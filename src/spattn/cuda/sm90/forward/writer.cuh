@@ -23,7 +23,8 @@ struct Writer {
     const uint8_t* tile = shared.query[query.stage];
     Element* target =
         static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch + assigned.head * own.out_stride.head;
-    const int chunk = lane % Gatherer::kChunks;
+    constexpr int kChunks = kDim / kVector, kTogether = 32 / kChunks;
+    const int chunk = lane % kChunks;
     int at[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -33,11 +34,11 @@ struct Writer {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll 4
-      for (int n = lane / Gatherer::kChunks; n < 32; n += Gatherer::kTogether) {
+      for (int n = lane / kChunks; n < 32; n += kTogether) {
         const int64_t position = __shfl_sync(0xffffffff, at[i], n);
-        if (position < 0 || chunk * 8 >= own.head_dim_v) continue;
+        if (position < 0 || chunk * kVector >= own.head_dim_v) continue;
         const uint4 words = *reinterpret_cast<const uint4*>(tile + Gatherer::place<kBlockQ>(32 * i + n, chunk));
-        *reinterpret_cast<uint4*>(target + position * own.out_stride.token + chunk * 8) = words;
+        *reinterpret_cast<uint4*>(target + position * own.out_stride.token + chunk * kVector) = words;
       }
     }
   }
@@ -46,11 +47,12 @@ struct Writer {
     const View& view = p.query_views[assigned.work.query_view];
     const Problem& own = problem_of(p, assigned);
     if (copies_queries(p)) return scatter_tile(assigned);
-    const int half = lane / kPanels, panel = lane % kPanels;
-    if (lane < kWarpgroups * kPanels) {
+    const int half = lane / kOutPanels, panel = lane % kOutPanels;
+    if (lane < kRowGroups * kOutPanels) {
       tma_store(&p.maps[view.map + 1 + assigned.batch * own.batch_maps],
-                shared_address(shared.query[query.stage]) + (panel * kBlockQ + half * 64) * kRowBytes, panel * 64,
-                assigned.work.x + half * view.half[2], assigned.work.y + view.shift_y + half * view.half[1],
+                shared_address(shared.query[query.stage]) + (panel * kBlockQ + half * 64) * kRowBytes,
+                panel * kOutColumns, assigned.work.x + half * view.half[2],
+                assigned.work.y + view.shift_y + half * view.half[1],
                 assigned.work.z + view.shift_z + half * view.half[0], assigned.batch * own.q_batch + assigned.head);
       tma_store_commit();
     }

@@ -11,6 +11,13 @@
 
 namespace spattn::sm90 {
 
+// Packs two floats as 16-bit elements of an operand, `low` in the low half.
+__device__ __forceinline__ uint32_t narrow2(float low, float high) {
+  Element2 pair;
+  narrow(low, high, pair);
+  return *reinterpret_cast<uint32_t*>(&pair);
+}
+
 // Describes a shared-memory operand in the 128-byte swizzle. Strides are in bytes; the tile is aligned to 1024 bytes.
 //   K-major, 64 contiguous elements of K:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
 //   M- or N-major, 64 contiguous elements of it:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
