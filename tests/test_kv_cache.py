@@ -330,7 +330,7 @@ BAD = [
     (lambda c: c.attention(tokens(1, heads=3)[0]), ValueError, "k: expected a number of heads that divides q's 3"),
     (lambda c: c.attention(tokens(1)[0], backend="tpu"), ValueError, "backend: expected .auto. or one of"),
     (lambda c: c.reorder([0, 2]), ValueError, r"index: expected batch entries in \[0, 1\], got 0 to 2"),
-    (lambda c: c.reorder([0]), ValueError, r"index: expected shape \(2,\)"),
+    (lambda c: c.reorder([]), ValueError, r"index: expected shape \(n,\) with n >= 1, got \(0,\)"),
     (lambda c: c.reorder([0.0, 1.0]), TypeError, "index: expected an array of integers"),
     (lambda c: c.crop(-1), ValueError, "lengths: expected integers >= 0"),
     (lambda c: c.crop([1, 2, 3]), ValueError, "lengths: expected integers >= 0, one or 2"),

@@ -239,19 +239,24 @@ class KVCache:
 
         Parameters
         ----------
-        index : (batch,) int array
+        index : (n,) int array
+            If n is not the number of entries, it becomes their number, in new memory.
         """
         order = integer_array("index", on_host(index))
-        batch = len(self._lengths)
-        if order.shape != (batch,):
-            raise ValueError(f"index: expected shape ({batch},), got {order.shape}")
-        if len(order) and not 0 <= order.min() <= order.max() < batch:
+        batch, own = len(self._lengths), self._rows.pattern.sizes()[0]
+        if order.ndim != 1 or not len(order) or (own > 1 and len(order) != batch):
+            expected = f"({batch},), as many entries as the pattern has" if own > 1 else "(n,) with n >= 1"
+            raise ValueError(f"index: expected shape {expected}, got {order.shape}")
+        if not 0 <= order.min() <= order.max() < batch:
             raise ValueError(f"index: expected batch entries in [0, {batch - 1}], got {order.min()} to {order.max()}")
         self._lengths, self._columns = self._lengths[order], self._columns[order]
         used, rows = int(self._columns.max()), self._kind.on_device(order, self._k)
         with self._recording_off():
-            for x in (self._k, self._v):
-                x[:, :, :used] = x[rows, :, :used]
+            given = self._k, self._v
+            if len(order) != batch:
+                self._k, self._v = (_full(x, (len(order), *x.shape[1:]), self._dtype, 0.0) for x in given)
+            for x, old in zip((self._k, self._v), given, strict=True):
+                x[:, :, :used] = old[rows, :, :used]
 
     def crop(self, lengths: Any) -> None:
         """Remove the newest tokens of entries that have more than `lengths` tokens.
