@@ -262,7 +262,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         if (lengths != expected).any():
             raise ValueError(
                 f"attention_mask: expected a mask of {lengths.tolist()} tokens, as many as the cache has, got "
-                f"{expected.tolist()}; a layer of spattn.transformers.Cache with sinks has padding in its first call only"
+                f"{expected.tolist()}; a layer with sinks takes padding in its first call only"
             )
         query = query.to(self._cache._k.dtype)
         if self._new is None:  # a layer that shares keys with another one
