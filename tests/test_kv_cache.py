@@ -382,10 +382,10 @@ def test_gradients_are_not_recorded():
     assert again.lengths.tolist() == [4, 4]
 
 
-def test_a_cache_in_a_graph_of_torch():
+def test_a_cache_under_vmap():
     k, v = (torch.from_numpy(x) for x in tokens(1))
     cache = spattn.KVCache("causal", 9, **SIZES, like=k)
-    with pytest.raises(TypeError, match="^KVCache: not supported in PyTorch graphs"):
+    with pytest.raises(TypeError, match="^KVCache: supported in graphs of torch.compile, not of other tracers"):
         torch.func.vmap(lambda x: cache.append(x, x))(torch.stack([k, k]))
     assert cache.lengths.tolist() == [0, 0]
 
