@@ -61,8 +61,8 @@ class KVCache:
 
     The cache records no gradients, and cannot be used by several threads at once.
 
-    ``torch.compile(fullgraph=True)`` makes one graph of a step for all lengths, if the pattern has a serialized form and
-    there is no score function. Lengths and errors are those of the time when the graph runs; `lengths` are tensors.
+    ``torch.compile(fullgraph=True)`` makes one graph of a step for all lengths, if the pattern has a serialized form
+    and there is no score function. Lengths are read, and errors raised, when the graph runs; `lengths` are tensors.
 
     Examples
     --------
