@@ -8,8 +8,16 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+from transformers.masking_utils import (  # noqa: E402
+    and_masks,
+    causal_mask_function,
+    chunked_overlay,
+    sliding_window_overlay,
+)
+
 import spattn.transformers  # noqa: E402
 from spattn.patterns import DilatedWindow, Sinks, SlidingWindow, Stride  # noqa: E402
+from spattn.transformers._mask import pattern_mask  # noqa: E402
 
 from . import models  # noqa: E402
 
@@ -203,7 +211,8 @@ def test_too_many_tokens(tokens):
     with pytest.raises(ValueError, match=r"a sequence of 20 tokens cannot take 1 more, with max_len=20; make a cache"):
         generated(ours, tokens, cache)
     cache.reset()
-    generated(ours, tokens, cache, max_new_tokens=7)
+    generated(ours, tokens[:2], cache, max_new_tokens=7)
+    assert cache.batch_size == 2 and cache.get_seq_length() == 20
 
 
 def test_another_implementation(tokens):
@@ -224,6 +233,27 @@ def test_another_pattern(tokens):
             generated(ours, more, cache, max_new_tokens=8)
 
 
+def test_masks_of_the_last_keys(tokens):
+    """The error is that of the first key that a mask needs."""
+    module = hf.LlamaForCausalLM(hf.LlamaConfig(**models._DECODER)).model.layers[0].self_attn
+    for function, reach in ((sliding_window_overlay(8), 10), (chunked_overlay(8, torch.zeros(3, dtype=int)), 10)):
+        mask = pattern_mask(3, 3, 40, 37, mask_function=and_masks(function, causal_mask_function), config=module.config)
+        assert mask.behind(40 - reach, module).shape == (3, 1, 3, reach)
+        with pytest.raises(ValueError, match=f"keeps {reach - 1} of 40 keys in layer 0, and this mask may need others"):
+            mask.behind(40 - reach + 1, module)
+
+
+def test_biases_behind_dropped_keys(tokens):
+    """BLOOM's ALiBi is an array with a column for each key."""
+    sizes = {"vocab_size": models.VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "eos_token_id": None}
+    bloom = spattn.transformers.use(hf.BloomForCausalLM(hf.BloomConfig(**sizes)).eval(), SlidingWindow(5, 0))
+    cache = spattn.transformers.Cache(bloom.config, 60, chunk=2)
+    assert torch.equal(generated(bloom, tokens, cache), generated(bloom, tokens))
+    bloom.config.spattn_pattern = STREAMING
+    with pytest.raises(ValueError, match="position_bias: not supported in a layer of spattn.transformers.Cache"):
+        generated(bloom, tokens, spattn.transformers.Cache(bloom.config, 60, chunk=2))
+
+
 def test_right_padding_of_a_layer_with_sinks(tokens):
     _, ours, cache = pair("llama", STREAMING)
     with torch.no_grad(), pytest.raises(ValueError, match="supports left padding only"):
@@ -234,6 +264,11 @@ def test_right_padding_of_a_layer_with_sinks(tokens):
         valid = torch.ones(3, PROMPT + 2, dtype=torch.int64)
         valid[0, 3] = 0
         with pytest.raises(ValueError, match="supports left padding only"):
+            ours(tokens[:, :2], attention_mask=valid, past_key_values=cache)
+        cache.reset()
+        ours(tokens, past_key_values=cache)
+        valid[0, :4] = 0
+        with pytest.raises(ValueError, match=r"expected a mask of \[16, 16, 16\] tokens, .*, got \[12, 16, 16\]"):
             ours(tokens[:, :2], attention_mask=valid, past_key_values=cache)
 
 

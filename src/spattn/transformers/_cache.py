@@ -18,7 +18,7 @@ from transformers.cache_utils import (
 from ..api.kv_cache import KVCache
 from ..patterns import Causal, Pattern, SlidingWindow
 from ..patterns.base.check import integer
-from ._configuration import restriction
+from ._configuration import install, restriction
 from ._functions import both
 from ._mask import PatternMask, of_layer
 from ._without_data import WithoutData
@@ -29,9 +29,9 @@ __all__ = ["Cache", "CachedKeys"]
 class Cache(transformers.Cache):  # type: ignore[misc]
     """A preallocated cache for ``model.generate(past_key_values=cache)`` of models that use spattn.
 
-    A layer allocates memory at its first tokens, for `max_len` tokens per sequence. A layer whose mask is a sliding
-    window or chunk, by the model or by ``config.spattn_pattern``, keeps at most two windows, and sinks if the pattern
-    has them; see :class:`spattn.KVCache`.
+    A layer allocates memory at its first tokens, for `max_len` tokens per sequence of that batch. A layer whose mask is
+    a sliding window or chunk, by the model or by ``config.spattn_pattern``, keeps at most two windows, and sinks if the
+    pattern has them; see :class:`spattn.KVCache`.
 
     Parameters
     ----------
@@ -88,6 +88,7 @@ class Cache(transformers.Cache):  # type: ignore[misc]
                 f"config: {type(config).__name__} has cross-attention, whose keys never change; use "
                 "transformers.StaticCache"
             )
+        install()
         patterns = restriction(config)
         layers = []
         for index, layer in enumerate(DynamicCache(config=config).layers):
@@ -144,7 +145,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of a layer: all tokens of a batch, or only those that the layer's mask needs.
 
     All entries have the same tokens, including padding, except in a layer with sinks (`with_first`): there, an entry
-    begins after its padding, which only :meth:`attention` knows. It appends the tokens, thus.
+    begins after its padding. :meth:`update` does not know padding, so :meth:`store` and :meth:`attention` append.
     """
 
     def __init__(self, own: Pattern, window: int | None, max_len: int, chunk: int) -> None:
@@ -190,7 +191,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         kind = key_states.device.type
         if torch.is_autocast_enabled(kind):  # it would cast them at each step
             key_states, value_states = (x.to(torch.get_autocast_dtype(kind)) for x in (key_states, value_states))
-        if not self.is_initialized:
+        if not self.is_initialized or (self.tokens == 0 and self.batch_size != len(key_states)):
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
         if self.tokens + new > self.max_len:
