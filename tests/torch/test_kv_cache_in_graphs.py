@@ -32,8 +32,7 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend=counter), counter
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("pattern", [STREAMING, "causal", p.Causal() & p.BigBird(4, seed=1)], ids=repr)
+@pytest.mark.parametrize(("pattern", "ragged"), [(STREAMING, False), (STREAMING, True), ("causal", True)])
 @torch.no_grad()
 def test_one_graph_of_all_steps(pattern, ragged):
     """Keys are dropped, entries reordered and cropped between steps; tensors say how many tokens an entry gets."""
@@ -62,7 +61,7 @@ def test_steps_of_two_sizes_and_caches():
     run, counter = compiled(step)
     for tokens in (1, 3):
         one, other = caches(STREAMING)
-        for _ in range(40):
+        for _ in range(10):
             given = draw(tokens)
             for got, want in zip(run(one, *given), step(other, *given), strict=True):
                 assert torch.equal(got, want)
