@@ -63,8 +63,8 @@ def attend(
     else:
         pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal, dropped)
     functions: list[ScoreFunction] = [] if softcap is None else [score.softcap(softcap)]
-    functions += [] if position_bias is None else [_biased(position_bias, dropped, kv_len)]
-    functions += [] if mask_bias is None else [_biased(mask_bias, 0, kv_len)]
+    functions += [] if position_bias is None else [_biased(position_bias, kv_len, dropped)]
+    functions += [] if mask_bias is None else [_biased(mask_bias, kv_len)]
     if sinks is not None:
         if s_aux is not None:
             raise ValueError("sinks: expected None, because s_aux has sinks, too")
@@ -110,7 +110,7 @@ def _dropout(p: float) -> dict[str, Any]:
     return {"dropout_p": p, "seed": draw_seed()} if p else {}
 
 
-def _biased(array: torch.Tensor, dropped: int, kv_len: int) -> ScoreFunction:
+def _biased(array: torch.Tensor, kv_len: int, dropped: int = 0) -> ScoreFunction:
     """Return the score function of a bias, without the columns of dropped keys and of unused cache entries."""
     if isinstance(array, BucketBias):
         if array.last == dropped + kv_len - 1:
