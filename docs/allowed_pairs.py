@@ -286,7 +286,10 @@ ALLOWED = {
         "from_mask_mod(window)": square(256, window(32, 0)),
         "patterns.Causal() - patterns.Sinks(10)": square(256, lambda at: (at.k <= at.q) & (at.k >= 10)),
     },
-    "generation.rst": {STREAMING: square(1000, streaming(4, 256))},
+    "generation.rst": {
+        STREAMING: square(1000, streaming(4, 256)),
+        "Sinks(4) | SlidingWindow(15, 0)": square(150, either(keys_before(4), window(15, 0))),
+    },
     "images.rst": {
         "Neighborhood((64, 64), 13)": square(64**2, neighborhood((64, 64), (13, 13))),
         "Neighborhood((128, 128), 13)": square(128**2, neighborhood((128, 128), (13, 13))),

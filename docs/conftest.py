@@ -14,6 +14,7 @@ NEEDS = {
     "bias_and_sinks.rst": "torch",
     "character_model.rst": "torch",
     "from_flex_attention.rst": "torch",
+    "generation.rst": "transformers",
     "jax.rst": "jax",
     "many_gpus.rst": "torch",
     "transformers.rst": "transformers",

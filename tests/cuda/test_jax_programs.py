@@ -146,3 +146,35 @@ def test_dropout(jax, family, dtype):
         ):
             found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
             assert np.linalg.norm(found - want) <= (2e-5 if dtype == "float32" else 2e-2) * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize(
+    "pattern", [patterns.Causal(), patterns.Causal() & (patterns.Sinks(4) | patterns.SlidingWindow(30, 0))]
+)
+def test_kv_cache(jax, family, pattern):
+    """Steps of a program on the device, also of entries with different lengths, are those of spattn.KVCache."""
+    import spattn.jax
+
+    n, sizes = 150, {"batch": 2, "heads_kv": 2, "head_dim": 64, "dtype": "float16", "chunk": 4}
+    q, k, v = inputs(2, 4, 2, q_len=n, kv_len=n, head_dim=64, dtype="float16")
+    with jax.default_device(jax.devices("gpu")[0]):
+        ours = spattn.jax.KVCache(pattern, 300, **sizes)
+    theirs = spattn.KVCache(pattern, 300, **sizes)
+
+    @jax.jit
+    def step(cache, q, k, v, new):
+        cache = cache.append(k, v, lengths=new)
+        return cache, cache.attention(q, lengths=new, return_lse=True)
+
+    prompt = [x[:, :, :100] for x in (k, v)]
+    ours = ours.append(*map(jax.numpy.asarray, prompt), lengths=np.array([100, 90]))
+    theirs.append(*prompt, lengths=[100, 90])
+    at = 100
+    for size, new in [(1, (1, 1)), (3, (3, 1)), (4, (0, 4)), (2, (2, 2)), *[(1, (1, 1))] * 30]:
+        given = [x[:, :, at : at + size] for x in (q, k, v)]
+        ours, got = step(ours, *map(jax.numpy.asarray, given), np.array(new))
+        theirs.append(*given[1:], lengths=new)
+        want = theirs.attention(given[0], lengths=new, return_lse=True)
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), atol=3e-3)
+        at += size

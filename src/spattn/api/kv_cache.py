@@ -61,6 +61,9 @@ class KVCache:
 
     The cache records no gradients, and cannot be used by several threads at once.
 
+    ``torch.compile(fullgraph=True)`` makes one graph of a step for all lengths, if the pattern has a serialized form
+    and there is no score function. Lengths are read, and errors raised, when the graph runs; `lengths` are tensors.
+
     Examples
     --------
     >>> import numpy as np, spattn
@@ -108,8 +111,25 @@ class KVCache:
         self._dtype, self._device = name, kind.device(like)
         shape = batch, heads_kv, self._rows.capacity
         self._k, self._v = (_full(like, (*shape, size), name, 0.0) for size in (head_dim, head_dim_v))
-        self._lengths = np.zeros(batch, np.int64)
-        self._columns = np.zeros(batch, np.int64)
+        self._numbers = self._new_numbers(batch)
+
+    def _new_numbers(self, batch: int) -> Any:
+        """Return lengths and columns, (2, batch) int64 in the host's memory; a tensor for operators of PyTorch."""
+        numbers = np.zeros((2, batch), np.int64)
+        if self._kind.name != "torch":
+            return numbers
+        with self._kind.functions().inference_mode(False):
+            return self._kind.functions().from_numpy(numbers)
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        """Tokens of each entry, which may be changed in place."""
+        return self._numbers[0] if isinstance(self._numbers, np.ndarray) else self._numbers.numpy()[0]
+
+    @property
+    def _columns(self) -> np.ndarray:
+        """Columns of the storage that each entry uses, which may be changed in place."""
+        return self._numbers[1] if isinstance(self._numbers, np.ndarray) else self._numbers.numpy()[1]
 
     @property
     def _kind(self) -> ArrayNamespace:
@@ -159,6 +179,8 @@ class KVCache:
         RuntimeError
             If PyTorch records gradients of `k` or `v`.
         """
+        if compiling():
+            return _operators().append(self, k, v, lengths)
         self._check_array("k", k, self._k.shape)
         self._check_array("v", v, self._v.shape, int(k.shape[2]))
         check_gradients("KVCache.append", self._kind, k=k, v=v)
@@ -172,7 +194,7 @@ class KVCache:
             )
         with self._recording_off():
             self._store(k, v, new)
-        self._lengths += new
+        self._lengths[:] += new
 
     def attention(
         self,
@@ -222,6 +244,9 @@ class KVCache:
         RuntimeError
             If PyTorch records gradients of `q` or `sinks`.
         """
+        if compiling():
+            options = {"scale": scale, "backend": backend, "precision": precision, "score": score, "sinks": sinks}
+            return _operators().attention(self, q, lengths, return_lse, **options)
         self._check_array("q", q, self._k.shape, heads=False)
         given = {"q": q} if namespace_of(sinks) is not self._kind else {"q": q, "sinks": sinks}
         check_gradients("KVCache.attention", self._kind, **given)
@@ -239,19 +264,27 @@ class KVCache:
 
         Parameters
         ----------
-        index : (batch,) int array
+        index : (n,) int array
+            If n is not the number of entries, it becomes their number, in new memory.
         """
         order = integer_array("index", on_host(index))
-        batch = len(self._lengths)
-        if order.shape != (batch,):
-            raise ValueError(f"index: expected shape ({batch},), got {order.shape}")
-        if len(order) and not 0 <= order.min() <= order.max() < batch:
+        batch, own = len(self._lengths), self._rows.pattern.sizes()[0]
+        if order.ndim != 1 or not len(order) or (own > 1 and len(order) != batch):
+            expected = f"({batch},), as many entries as the pattern has" if own > 1 else "(n,) with n >= 1"
+            raise ValueError(f"index: expected shape {expected}, got {order.shape}")
+        if not 0 <= order.min() <= order.max() < batch:
             raise ValueError(f"index: expected batch entries in [0, {batch - 1}], got {order.min()} to {order.max()}")
-        self._lengths, self._columns = self._lengths[order], self._columns[order]
+        numbers = self._lengths[order], self._columns[order]
+        if len(order) != batch:
+            self._numbers = self._new_numbers(len(order))
+        self._lengths[:], self._columns[:] = numbers
         used, rows = int(self._columns.max()), self._kind.on_device(order, self._k)
         with self._recording_off():
-            for x in (self._k, self._v):
-                x[:, :, :used] = x[rows, :, :used]
+            given = self._k, self._v
+            if len(order) != batch:
+                self._k, self._v = (_full(x, (len(order), *x.shape[1:]), self._dtype, 0.0) for x in given)
+            for x, old in zip((self._k, self._v), given, strict=True):
+                x[:, :, :used] = old[rows, :, :used]
 
     def crop(self, lengths: Any) -> None:
         """Remove the newest tokens of entries that have more than `lengths` tokens.
@@ -279,8 +312,8 @@ class KVCache:
                     f"lengths: batch entry {entry} dropped keys that its token {self._lengths[entry] - removed[entry]} "
                     "needs; reset the entry and append its tokens again"
                 )
-        self._lengths = self._lengths - removed
-        self._columns = np.where(self._lengths > 0, columns, 0)
+        self._lengths[:] -= removed
+        self._columns[:] = np.where(self._lengths > 0, columns, 0)
 
     def reset(self, entries: Any = None) -> None:
         """Remove all tokens.
@@ -310,7 +343,7 @@ class KVCache:
             sizes = int(self._columns[start]), int(new[start]), int(dropped[start])
             for x, more in ((self._k, k), (self._v, v)):
                 self._write(x[start:stop], more[start:stop], *sizes)
-        self._columns = columns - dropped
+        self._columns[:] = columns - dropped
 
     def _write(self, x: Any, more: Any, used: int, new: int, dropped: int) -> None:
         """Append `new` tokens to entries with `used` columns, and drop tokens behind the first ones."""
@@ -344,8 +377,10 @@ class KVCache:
 
     def _check_array(self, name: str, x: Any, like: Any, tokens: int | None = None, heads: bool = True) -> None:
         """Check an array, its tokens if given, and whether it has the heads of the cache."""
-        if compiling() or self._kind.traced():
-            raise TypeError("KVCache: not supported in PyTorch graphs; decorate its caller with torch.compiler.disable")
+        if self._kind.traced():
+            raise TypeError(
+                "KVCache: supported in graphs of torch.compile, not of other tracers; call it outside of them"
+            )
         kind = namespace_of(x)
         if kind is not self._kind:
             raise TypeError(f"{name}: expected a {self._kind.name} array like the cache, got {type(x).__name__}")
@@ -375,6 +410,13 @@ class KVCache:
     def _recording_off(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which PyTorch does not record changes of the storage."""
         return self._kind.functions().no_grad() if self._kind.name == "torch" else contextlib.nullcontext()
+
+
+def _operators() -> Any:
+    """Import the PyTorch operators while torch.compile traces, which cannot trace a lock of imports."""
+    from . import torch_cache
+
+    return torch_cache
 
 
 def _full(like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:

@@ -32,16 +32,26 @@ class Execution(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A row-major array, or only its shape and dtype if it has no address and execution."""
+    """An array, or only its shape and dtype if it has no address and execution; `strides` of None are row-major."""
 
     shape: tuple[int, ...]
     dtype: Any
     pointer: int = 0
     execution: Execution | None = None
+    strides: tuple[int, ...] | None = None
+    """In elements."""
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Buffer:
+        """Return a part with the given slices of the first axes, of step 1."""
+        strides = self.strides or row_major(self.shape)
+        ranges = [range(n)[part] for n, part in zip(self.shape, index, strict=False)]
+        offset = sum(part.start * step for part, step in zip(ranges, strides, strict=False))
+        shape = *map(len, ranges), *self.shape[len(ranges) :]
+        return Buffer(shape, self.dtype, self.pointer + offset * self.dtype.itemsize, self.execution, strides)
 
 
 class Xla(ArrayNamespace):
@@ -53,7 +63,7 @@ class Xla(ArrayNamespace):
         return True
 
     def cache_key(self, *arrays: Any) -> tuple[Any, ...] | None:
-        return self, *[(x.shape, None, x.dtype, self.ordinal(x)) for x in arrays]
+        return self, *[(x.shape, x.strides, x.dtype, self.ordinal(x)) for x in arrays]
 
     def device(self, x: Any) -> str:
         ordinal = self.ordinal(x)
@@ -69,7 +79,7 @@ class Xla(ArrayNamespace):
         return None if x.execution is None else x.execution.ordinal
 
     def operand(self, x: Any) -> Operand:
-        return Operand(x.pointer, x.shape, row_major(x.shape))
+        return Operand(x.pointer, x.shape, x.strides or row_major(x.shape))
 
     def seed(self, x: Any) -> tuple[int, Any] | None:  # programs pass its low and high words
         return x.pointer, x.execution

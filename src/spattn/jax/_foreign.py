@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,7 @@ from .. import dispatch
 from .._util.imports import whole_imports
 from ..api.cached_rows import CachedRows
 from ..arrays import add_plain
+from ..arrays.namespace import numpy_dtype
 from ..arrays.xla import Buffer, Xla
 from ..patterns import Pattern, from_json
 from ..patterns.base.in_graphs import restored
@@ -94,18 +97,22 @@ def _on_host(x: Buffer) -> np.ndarray:
     ordinal = XLA.ordinal(x)
     if ordinal is None:
         return XLA.to_numpy(x)
-    with whole_imports:
-        from cuda.bindings import driver
-
-        from ..cuda.driver.device import get
-        from ..cuda.driver.errors import check
-
+    driver, get, check = _cuda()
     host, stream = np.empty(x.shape, x.dtype), XLA.stream(x)
     with get(ordinal):
         if host.nbytes:
             check(driver.cuMemcpyDtoHAsync(host.ctypes.data, x.pointer, host.nbytes, stream), "cuMemcpyDtoHAsync")
         check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
     return host
+
+
+def _cuda() -> tuple[Any, Any, Any]:
+    with whole_imports:
+        from cuda.bindings import driver
+
+        from ..cuda.driver.device import get
+        from ..cuda.driver.errors import check
+    return driver, get, check
 
 
 def _attention(options: Options, *operands: Any, **same: Any) -> Any:
@@ -129,10 +136,11 @@ def cached_rows(pattern: Pattern, max_len: int, chunk: int) -> CachedRows:
 
 
 def _cached_attention(options: Options, *operands: Any, pattern: Pattern, **same: Any) -> Any:
-    """Compute attention of the newest tokens to a cache, whose lengths are operands, on the host."""
-    if XLA.ordinal(operands[0]) is not None:
-        raise ValueError("KVCache: attention in a JAX program needs the CPU; on a GPU, use spattn.jax.attention")
-    (q, k, v, lengths, columns, new), modified = _split(options, tuple(map(XLA.to_numpy, operands)))
+    """Compute attention of the newest tokens to a cache; an operand has lengths, columns and numbers of queries."""
+    execution = operands[0].execution
+    on_gpu = XLA.ordinal(operands[0]) is not None
+    (q, k, v, numbers), modified = _split(options, operands if on_gpu else tuple(map(XLA.to_numpy, operands)))
+    lengths, columns, new = _on_host(numbers) if on_gpu else numbers
     wrong = np.flatnonzero((lengths < 0) | (lengths > options.max_len))
     if len(wrong):
         has, most = lengths[wrong[0]], options.max_len
@@ -142,13 +150,49 @@ def _cached_attention(options: Options, *operands: Any, pattern: Pattern, **same
         raise ValueError(f"lengths: expected integers in [0, {q.shape[2]}]")
     rows, score, sinks = cached_rows(pattern, options.max_len, options.chunk), modified["score"], modified["sinks"]
     counts = (x.astype(np.int64) for x in (lengths, columns, new))
+    if on_gpu:  # rows without a query stay undefined: the program replaces them
+        q = replace(q, execution=_Parts(execution))
     found = rows.attention(q, k, v, *counts, score=score, sinks=sinks, return_lse=True, **same)
+    if on_gpu:
+        for entries, parts in found:
+            for result, part in zip(execution.results, parts, strict=True):
+                if part is not result:
+                    _copy_rows(result[(entries,)], part)
+        return execution.results
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     lse = np.full(q.shape[:3], -np.inf, np.float64 if q.dtype == np.float64 else np.float32)
     for entries, results in found:
         for x, own in zip((out, lse), results, strict=True):
             x[entries, :, : new[entries.start]] = own
     return out, lse
+
+
+class _Parts:
+    """An execution whose calls compute results of parts of the batch, in memory of their own."""
+
+    def __init__(self, execution: Any):
+        self.ordinal, self.stream, self.allocate = execution.ordinal, execution.stream, execution.allocate
+        self._whole = execution.results
+
+    def result(self, shape: tuple[int, ...], dtype: str) -> Buffer:
+        """Return the result buffer that has the shape, or a new one for a part of it."""
+        for whole in self._whole:
+            if whole.shape == shape:
+                return whole
+        kind = numpy_dtype(dtype)
+        return Buffer(shape, kind, self.allocate(math.prod(shape) * kind.itemsize), self)
+
+
+def _copy_rows(to: Buffer, part: Buffer) -> None:
+    """Copy (entries, heads, rows, ...) to the first rows of each head, in stream order."""
+    driver, get, check = _cuda()
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcDevice, copy.dstDevice = part.pointer, to.pointer
+    copy.srcPitch, copy.dstPitch = (math.prod(x.shape[2:]) * x.dtype.itemsize for x in (part, to))
+    copy.WidthInBytes, copy.Height = copy.srcPitch, math.prod(part.shape[:2])
+    with get(XLA.ordinal(part)):
+        check(driver.cuMemcpy2DAsync(copy, XLA.stream(part)), "cuMemcpy2DAsync")
 
 
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:

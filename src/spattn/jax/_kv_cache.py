@@ -47,7 +47,7 @@ class KVCache:
     Where the pattern is a window, with or without sinks, memory is first + last + 1 tokens, which each append moves.
 
     A program cannot raise errors that depend on lengths before it runs: an overflow is the error of the next
-    :meth:`attention`. Attention runs on the CPU, without gradients; on GPUs, use ``spattn.jax.attention``.
+    :meth:`attention`. Attention has no gradients. On a GPU it waits for the lengths, once per call.
 
     Examples
     --------
@@ -182,7 +182,7 @@ class KVCache:
             As :func:`spattn.jax.attention`.
         jax.errors.JaxRuntimeError
             When the program runs: if an entry has more than `max_len` tokens, fewer tokens than queries, or lacks keys
-            that it dropped; if a method got wrong numbers for it; if the device is a GPU.
+            that it dropped; if a method got wrong numbers for it.
         """
         check_options(backend, return_lse)
         call = Call.of(buffer_of("q", q), buffer_of("k", self.k), buffer_of("v", self.v), scale=scale)
@@ -193,7 +193,8 @@ class KVCache:
         )
         options = options._replace(max_len=max_len, chunk=chunk)
         new = self._counts(lengths, q.shape[2])
-        found = _attend(options, q, self.k, self.v, self.lengths, self._columns, new, *captured)
+        numbers = jnp.stack([self.lengths, self._columns, new])
+        found = _attend(options, lengths is not None, q, self.k, self.v, numbers, *captured)
         return found if return_lse else found[0]
 
     def reorder(self, index: Any) -> KVCache:
@@ -300,10 +301,14 @@ def _append(first: int | None, k: Any, v: Any, columns: Any, new: Any, more_k: A
     return jax.vmap(taken)(k, more_k, source), jax.vmap(taken)(v, more_v, source), total - dropped
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _attend(options: Options, q: Any, k: Any, v: Any, *others: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attend(options: Options, ragged: bool, q: Any, k: Any, v: Any, numbers: Any, *captured: Any) -> Any:
     rows, wide = q.shape[:3], jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     out, lse = jax.ShapeDtypeStruct((*rows, v.shape[3]), q.dtype), jax.ShapeDtypeStruct(rows, wide)
     if not q.size:
         return jnp.zeros(out.shape, out.dtype), jnp.zeros(lse.shape, lse.dtype)
-    return jax.ffi.ffi_call(CACHED_ATTENTION, (out, lse))(q, k, v, *others, call=options.text)
+    found = jax.ffi.ffi_call(CACHED_ATTENTION, (out, lse))(q, k, v, numbers, *captured, call=options.text)
+    if not ragged:
+        return found
+    queries = (jnp.arange(rows[2]) < numbers[2][:, None])[:, None]
+    return jnp.where(queries[..., None], found[0], 0), jnp.where(queries, found[1], -jnp.inf)

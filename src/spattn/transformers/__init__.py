@@ -4,6 +4,7 @@
 constructors also accept ``attn_implementation="spattn"``.
 """
 
+from ._cache import Cache
 from ._register import register, use
 
-__all__ = ["register", "use"]
+__all__ = ["Cache", "register", "use"]

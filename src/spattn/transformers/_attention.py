@@ -11,6 +11,7 @@ from ..api.attention import attention
 from ..dispatch.torch_operators import draw_seed
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
 from ..score import ScoreFunction
+from ._cache import CachedKeys
 from ._configuration import restriction
 from ._functions import both
 from ._mask import PatternMask, of_layer
@@ -52,26 +53,46 @@ def attend(
     the softmax without a value.
     """
     refuse(others)
-    pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal)
+    layer, dropped = None, 0
+    if isinstance(key, CachedKeys):
+        layer, dropped, key = key.layer, key.dropped, key.kept
+    by_layer = layer is not None and layer.with_first and dropped > 0
+    if by_layer:
+        _refuse_beside_sinks(attention_mask, position_bias, sinks, dropout)
+        pattern, kv_len, mask_bias = None, 0, None
+    else:
+        pattern, kv_len, mask_bias = _pattern(module, query, key, attention_mask, is_causal, dropped)
     functions: list[ScoreFunction] = [] if softcap is None else [score.softcap(softcap)]
-    functions += [_biased(array, kv_len) for array in (position_bias, mask_bias) if array is not None]
+    functions += [] if position_bias is None else [_biased(position_bias, kv_len, dropped)]
+    functions += [] if mask_bias is None else [_biased(mask_bias, kv_len)]
     if sinks is not None:
         if s_aux is not None:
             raise ValueError("sinks: expected None, because s_aux has sinks, too")
         # softmax([scores, sink]) = softmax([scores - sink, 0])
         functions.append(score.bias(-sinks))
         s_aux = sinks.new_zeros(query.shape[1])
-    out = attention(
-        query,
-        key[:, :, :kv_len],
-        value[:, :, :kv_len],
-        pattern,
-        scale=scaling,
-        score=score.compose(*functions) if functions else None,
-        sinks=s_aux,
-        **_dropout(dropout),
-    )
+    options: dict[str, Any] = {"scale": scaling, "sinks": s_aux}
+    options["score"] = score.compose(*functions) if functions else None
+    if layer is not None and by_layer:
+        out = layer.attention(query, attention_mask, module, **options)
+    else:
+        options |= _dropout(dropout)
+        out = attention(query, key[:, :, :kv_len], value[:, :, :kv_len], pattern, **options)
+        if layer is not None:
+            layer.store(attention_mask)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse_beside_sinks(mask: Any, position_bias: Any, sinks: Any, dropout: float) -> None:
+    """Raise ValueError for what a layer of a cache that keeps first keys does not compute."""
+    given = {"attention_mask": getattr(mask, "bias", None), "position_bias": position_bias, "sinks": sinks}
+    given["dropout"] = dropout or None
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: not supported in a layer of spattn.transformers.Cache that keeps first keys, those of "
+                "config.spattn_pattern; use a cache of Transformers"
+            )
 
 
 def refuse(given: dict[str, Any]) -> None:
@@ -89,13 +110,17 @@ def _dropout(p: float) -> dict[str, Any]:
     return {"dropout_p": p, "seed": draw_seed()} if p else {}
 
 
-def _biased(array: torch.Tensor, kv_len: int) -> ScoreFunction:
-    """Return the score function of a bias, without the columns of unused cache entries."""
+def _biased(array: torch.Tensor, kv_len: int, dropped: int = 0) -> ScoreFunction:
+    """Return the score function of a bias, without the columns of dropped keys and of unused cache entries."""
     if isinstance(array, BucketBias):
-        if array.last == kv_len - 1:
+        if array.last == dropped + kv_len - 1:
             return array.function
         array = array.compute()
-    return score.bias(array if array.shape[-1] == 1 else array[..., :kv_len])
+    return score.bias(_columns(array, dropped, kv_len))
+
+
+def _columns(array: torch.Tensor, dropped: int, kv_len: int) -> torch.Tensor:
+    return array if array.shape[-1] == 1 else array[..., dropped : dropped + kv_len]
 
 
 def _pattern(
@@ -104,17 +129,26 @@ def _pattern(
     key: torch.Tensor,
     attention_mask: torch.Tensor | None,
     is_causal: bool | None,
+    dropped: int,
 ) -> tuple[Pattern, int, torch.Tensor | None]:
     """Return the pattern of a layer, its number of keys and its additive bias.
 
-    The mask is a PatternMask, a 4-D tensor or None.
+    The mask is a PatternMask, a 4-D tensor or None, of all keys and of `dropped` earlier ones.
     """
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(attention_mask, PatternMask):
-        if attention_mask.shape[2:] != (q_len, kv_len):
+        if attention_mask.shape[2:] != (q_len, dropped + kv_len):
             got = tuple(attention_mask.shape[2:])
-            raise ValueError(f"attention_mask: expected a mask for q_len={q_len} and kv_len={kv_len}, got {got}")
-        return attention_mask.of(module), attention_mask.kv_len, attention_mask.bias
+            raise ValueError(
+                f"attention_mask: expected a mask for q_len={q_len} and kv_len={dropped + kv_len}, got {got}"
+            )
+        mask, bias = attention_mask.behind(dropped, module), attention_mask.bias
+        return mask.of(module), mask.kv_len, None if bias is None else _columns(bias, dropped, mask.kv_len)
+    if dropped:
+        raise ValueError(
+            f"attention_mask: expected None or a mask of shape (batch, tokens), got {type(attention_mask).__name__} "
+            "from the model, for a layer of spattn.transformers.Cache that dropped keys; use a cache of Transformers"
+        )
     own: Pattern
     added = None
     if attention_mask is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from ..patterns import Causal, Full, KeyPadding, Pattern, PerBatch, QueriesAt, Sinks
+from ..patterns import BlockLocal, Causal, Full, KeyPadding, Pattern, PerBatch, QueriesAt, Sinks
+from ..patterns.base.composition import And
 from ..patterns.interop import from_mask_mod
 from ._configuration import restriction
 from ._functions import NoWindow, both, known_pattern, packed_positions
@@ -22,6 +25,19 @@ __all__ = ["PatternMask", "of_layer", "pattern_mask"]
 _aten = torch.ops.aten
 _DETACH = _aten.detach.default
 _COPIES = {_aten.alias.default, _aten.clone.default, _DETACH, _aten._to_copy.default}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a mask was made from, for keys of a cache that dropped some (:meth:`PatternMask.behind`)."""
+
+    known: Pattern | None
+    """The pattern of the model's mask function, or None for a traced one."""
+    valid: np.ndarray | None
+    """The non-padding keys, (batch, kv_len), or None without padding."""
+    config: Any
+    make: Callable[..., PatternMask]
+    """Make the mask for other ``kv_length`` and ``kv_offset``."""
 
 
 class PatternMask(WithoutData):
@@ -37,14 +53,21 @@ class PatternMask(WithoutData):
     """Number of keys of the pattern; later keys are masked."""
     bias: torch.Tensor | None
     """Floats that broadcast to (batch, heads, q_len, kv_len); the dtype of the mask is theirs, or bool if None."""
+    source: Source | None
 
     @staticmethod
     def __new__(
-        cls, pattern: Any, kv_len: int, shape: Sequence[int], device: Any, bias: torch.Tensor | None = None
+        cls,
+        pattern: Any,
+        kv_len: int,
+        shape: Sequence[int],
+        device: Any,
+        bias: torch.Tensor | None = None,
+        source: Source | None = None,
     ) -> PatternMask:
         dtype = torch.bool if bias is None else bias.dtype
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
-        self.pattern, self.kv_len, self.bias = pattern, kv_len, bias
+        self.pattern, self.kv_len, self.bias, self.source = pattern, kv_len, bias, source
         return self
 
     def __repr__(self) -> str:
@@ -56,15 +79,28 @@ class PatternMask(WithoutData):
             raise self.pattern
         return of_layer(self.pattern, module)
 
+    def behind(self, dropped: int, module: torch.nn.Module) -> PatternMask:
+        """Return the mask of a layer's keys without the first `dropped` ones, to which no query may attend."""
+        source, kept = self.source, self.kv_len - dropped
+        if not dropped or source is None:
+            return self
+        own = of_layer(restriction(source.config), module)
+        if min(_last(source.known, self.shape[2]), _last(own, self.shape[2])) > kept:
+            raise ValueError(
+                f"attention_mask: the cache keeps {kept} of {self.kv_len} keys in layer "
+                f"{getattr(module, 'layer_idx', None)}, and this mask may need others; make the cache from the "
+                "model's present configuration, or use a dynamic cache"
+            )
+        return source.make(kv_length=kept, kv_offset=dropped)
+
     def __add__(self, other: Any) -> PatternMask:
         if not isinstance(other, torch.Tensor) or isinstance(other, PatternMask) or not other.is_floating_point():
             raise self.computed_with("add")
         shape = torch.broadcast_shapes(self.shape, other.shape)
         if shape[2:] != self.shape[2:]:
             raise ValueError(f"attention_mask: a bias of shape {tuple(other.shape)} does not fit {tuple(self.shape)}")
-        return PatternMask(
-            self.pattern, self.kv_len, shape, self.device, other if self.bias is None else self.bias + other
-        )
+        bias = other if self.bias is None else self.bias + other
+        return PatternMask(self.pattern, self.kv_len, shape, self.device, bias, self.source)
 
     __radd__ = __add__
 
@@ -85,7 +121,7 @@ class PatternMask(WithoutData):
             raise cls.computed_with(func)
         device = options.get("device") or mask.device
         bias = None if mask.bias is None else mask.bias.to(device)
-        return cls(mask.pattern, mask.kv_len, mask.shape, device, bias)
+        return cls(mask.pattern, mask.kv_len, mask.shape, device, bias, mask.source)
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:
@@ -144,9 +180,18 @@ def pattern_mask(
         return pattern if valid is None else both(pattern, _padding(valid))
 
     own = restriction(config)
-    return PatternMask(
-        restricted(own) if isinstance(own, Pattern) else tuple(map(restricted, own)), kv_len, shape, device
+    pattern = restricted(own) if isinstance(own, Pattern) else tuple(map(restricted, own))
+    make = functools.partial(
+        pattern_mask,
+        batch_size,
+        q_length,
+        q_offset=q_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        config=config,
+        device=device,
     )
+    return PatternMask(pattern, kv_len, shape, device, source=Source(known, valid, config, functools.cache(make)))
 
 
 def _by_rows(mask_function: Callable[..., Any], q_offset: int, kv_offset: int) -> Callable[..., Any]:
@@ -162,6 +207,18 @@ def _seen(pattern: Pattern, tokens: int, kv_length: int) -> int:
     """
     causal = both(pattern, Causal()) == pattern
     return min(max(tokens, 0), kv_length) if causal else kv_length
+
+
+def _last(pattern: Pattern | None, q_len: int) -> float:
+    """Return a bound of how many of the last keys the last `q_len` queries see; infinite if unknown."""
+    if isinstance(pattern, And):
+        return min(_last(p, q_len) for p in pattern.operands)
+    if isinstance(pattern, PerBatch):
+        return max(_last(p, q_len) for p in pattern.patterns)
+    if isinstance(pattern, BlockLocal):
+        return pattern.block + q_len - 1
+    ends = None if pattern is None else pattern.ends(q_len)
+    return math.inf if ends is None or ends.between or ends.first else ends.last
 
 
 def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> np.ndarray | None:
