@@ -98,12 +98,18 @@ class BigBird(Pattern):
         each = ([_drawn(self, head, _DRAWN_AT_ONCE * n, blocks) for n in groups.tolist()] for head in heads)
         drawn = np.array(list(each))[:, index.reshape(group.shape), within]  # (heads, batch, queries, blocks)
         drawn = np.where(inside[..., None], drawn, -1).swapaxes(0, 1).reshape(batch * len(heads) * queries, -1)
-        regular = asked.of(replace(self, random_blocks=0))
+        words = np.repeat(asked.of(self._regular), len(heads), axis=1)
         start = np.maximum(drawn, 0) * block
-        count = np.where(drawn < 0, 0, np.minimum(block, asked.kv_len - start))
-        words = np.repeat(regular, len(heads), axis=1)
+        stop = np.minimum(start + block, asked.kv_len)
+        if self.causal:
+            stop = np.minimum(stop, np.repeat(asked.q, len(heads), axis=1).reshape(-1, 1) + 1)
+        count = np.where(drawn < 0, 0, stop - start)
         set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
-        return asked.combined(np.bitwise_and, words, asked.of(Causal())) if self.causal else words
+        return words
+
+    @cached_property
+    def _regular(self) -> BigBird:
+        return replace(self, random_blocks=0)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
