@@ -36,7 +36,7 @@ _ONE = frozen(np.zeros((1, 1), np.int32))  # the index of a single variant
 
 
 def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> bool:
-    """Return whether :func:`plan_rows` is the way to plan a call: plans that move or grow with kv_len are better."""
+    """Return whether :func:`plan_rows` is the way to plan a call; moving a plan is cheaper, making it grow is not."""
     if not 0 < q_len <= _MOST_QUERIES or not kv_len or not batch or not heads:
         return False
     own_batch, own_heads = pattern.sizes()
@@ -46,7 +46,8 @@ def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
     if type(pattern).ends is Pattern.ends:  # it declares none
         return True
     places = itertools.product(range(own_batch or 1), range(own_heads or 1))
-    return any(pattern.at(*place).ends(q_len) is None for place in places)
+    ends = (pattern.at(*place).ends(q_len) for place in places)
+    return any(own is None or own.between for own in ends)
 
 
 def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) -> Plan:
