@@ -41,6 +41,7 @@ cdef enum:
     BITS = 64               # keys of a tile
     FEW_PAIRS = 16          # allowed pairs of a tile and row below which they are computed one by one
     SHORTEST_PIECE = 1024   # allowed pairs of a work item; shorter ones cost more than they share
+    FEWEST_TILES = 4        # likewise, tiles of an item where kernels compute whole tiles
 
 
 cdef int32_t* int32s(list to, int64_t count):
@@ -76,16 +77,19 @@ def by_pairs(const uint64_t[:, :, ::1] words):
     return few_pairs(total, words.shape[1], counts.tiles)
 
 
-def tables_of_rows(const uint64_t[:, :, ::1] words, int64_t kv_len, int64_t workers, sparse=None):
+def tables_of_rows(const uint64_t[:, :, ::1] words, int64_t kv_len, int64_t workers, sparse=None, int64_t tile=0):
     """Return the fields of a plan that allows the keys of rows, (variants, queries, words), in tiles of 64 keys.
 
     At most `workers` items share the keys of a query tile. `sparse` overrides :func:`by_pairs`: query tiles then have
-    one query. Fields as in :class:`~spattn.Plan`, without the components, the pattern, `variant` and permutations.
+    one query. If `tile` is not 0, kernels compute whole tiles of so many queries. Fields as in :class:`~spattn.Plan`,
+    and `tiles`, but without the components, the pattern, `variant` and permutations.
     """
     cdef int64_t variants = words.shape[0], q_len = words.shape[1], count = words.shape[2]
     cdef int64_t n, owner, owners = variants, rows = q_len, block_q, runs, partials
     if variants < 1 or q_len < 1 or count < 1 or count != (kv_len + BITS - 1) // BITS or workers < 1:
         raise ValueError("words: expected rows of ceil(kv_len / 64) words, and at least one worker")
+    if tile and tile < q_len:
+        raise ValueError(f"tile: expected at least {q_len} queries, got {tile}")
     cdef vector[int64_t] keys = vector[int64_t](variants * q_len)
     cdef TileCounts counts
     cdef int64_t nnz = 0
@@ -94,8 +98,8 @@ def tables_of_rows(const uint64_t[:, :, ::1] words, int64_t kv_len, int64_t work
         counts = count_tiles(first, variants, q_len, count, keys.data())
         for n in range(variants * q_len):
             nnz += keys[n]
-    cdef bint own_sparse = few_pairs(nnz, q_len, counts.tiles) if sparse is None else sparse
-    block_q = 1 if own_sparse else max(q_len, <int64_t>2)
+    cdef bint own_sparse = not tile and (few_pairs(nnz, q_len, counts.tiles) if sparse is None else sparse)
+    block_q = tile if tile else 1 if own_sparse else max(q_len, <int64_t>2)
     if q_len > 1 and own_sparse:
         owners, rows = variants * q_len, 1
         counts = count_tiles(first, owners, 1, count, vector[int64_t](owners).data())
@@ -129,8 +133,9 @@ def tables_of_rows(const uint64_t[:, :, ::1] words, int64_t kv_len, int64_t work
     cdef int64_t items = 0, slots = 0, merges = 0, sources = 0, own_slots, piece, own, length, item, row, at = 0, cell
     cdef vector[int64_t] pieces = vector[int64_t](owners)
     for owner in range(owners):
-        own = min(max(keys[owner] // SHORTEST_PIECE, <int64_t>1), workers)
-        own = pieces[owner] = min(own, begin[owner + 1] - begin[owner])
+        length = begin[owner + 1] - begin[owner]
+        own = min(max(length // FEWEST_TILES if tile else keys[owner] // SHORTEST_PIECE, <int64_t>1), workers)
+        own = pieces[owner] = min(own, length)
         items += own
         if own != 1:
             merges += cells

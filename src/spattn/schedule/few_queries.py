@@ -50,27 +50,37 @@ def serves(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
     return any(own is None or own.between for own in ends)
 
 
-def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None) -> Plan:
+def plan_for(pattern: Pattern, call: Call, workers: int, max_bytes: int | None, tile: int = 0) -> Plan:
     """Return the plan of a call that :func:`serves` accepts, through the plan cache."""
     sizes = call.q_len, call.kv_len, call.batch, call.heads_q
-    key = pattern, *sizes, "rows", None, workers, 0, False, False
+    key = pattern, *sizes, "rows", None, workers, tile, False, False
     kept = find(key)
-    plan = keep(key, plan_rows(pattern, *sizes, workers), 0) if kept is None else kept.plan
+    plan = keep(key, plan_rows(pattern, *sizes, workers, tile), 0) if kept is None else kept.plan
     if max_bytes is not None:
         Budget(max_bytes).need(plan.nbytes)
     return plan
 
 
-def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int) -> Plan:
-    """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row."""
+def plan_rows(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int, tile: int = 0) -> Plan:
+    """Return a plan for `q_len` queries at the end of the keys; at most `workers` items share the keys of a row.
+
+    Kernels that compute whole tiles need `tile`, the number of queries of a tile.
+    """
     _, index = pattern.variants(batch, heads)
-    fields = fields_of_rows(pattern, q_len, kv_len, batch, heads, workers, index)
+    fields = fields_of_rows(pattern, q_len, kv_len, batch, heads, workers, tile, index)
     del fields["tiles"]
     return mark_validated(Plan(pattern, **fields), None, None)
 
 
 def fields_of_rows(
-    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, workers: int, index: np.ndarray | None = None
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    workers: int,
+    tile: int = 0,
+    index: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Return the fields of :func:`plan_rows`, other than the pattern, and its number of tiles.
 
@@ -82,7 +92,7 @@ def fields_of_rows(
     if index is not None:  # results must not depend on it
         sparse, first = by_pairs(words), np.unique(np.broadcast_to(index, (batch, heads)), return_index=True)[1]
         words, variant = words[np.broadcast_to(variant, (batch, heads)).reshape(-1)[first]], index
-    made = tables_of_rows(words, kv_len, workers, sparse)
+    made = tables_of_rows(words, kv_len, workers, sparse, tile)
     components, query_view = _components(len(words), q_len, made["block_q"])
     made |= {"q_len": q_len, "kv_len": kv_len, "block_kv": _BITS, "components": components, "variant": variant}
     made["q_order"] = made["kv_order"] = NO_ORDER

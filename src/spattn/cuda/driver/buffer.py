@@ -30,10 +30,13 @@ class Buffer:
         weakref.finalize(self, _free, device, allocation).atexit = False
 
 
-def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses).
+def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -> tuple[Any, dict[str, int]]:
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (owner, addresses).
 
     Also while this thread captures a graph on another stream: the copy is no part of the graph.
+
+    With `staging`, the module ``torch``, the copy is asynchronous: from pinned memory, on PyTorch's current stream, the
+    only one that may use the buffer. A stream that captures a graph gets a synchronous copy.
     """
     from cuda.bindings import driver
 
@@ -41,9 +44,16 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
     for name, array in arrays.items():
         offsets[name] = total
         total += -(-array.nbytes // 256) * 256
-    image = np.zeros(total, np.uint8)
+    pinned = None
+    if staging is not None and not staging.cuda.is_current_stream_capturing():
+        pinned = staging.empty(max(total, 1), dtype=staging.uint8, pin_memory=True)
+    image = np.zeros(total, np.uint8) if pinned is None else pinned.numpy()
     for name, array in arrays.items():
         image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if pinned is not None:
+        owner = pinned.to(f"cuda:{device.ordinal}", non_blocking=True)  # pinned memory is reused after the copy
+        pointer = owner.data_ptr()
+        return owner, {name: pointer + offset for name, offset in offsets.items()}
     with _beside_captures():
         buffer = Buffer(device, total)
         check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")

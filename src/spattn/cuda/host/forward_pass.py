@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class ForwardPass:
         Score function and sinks.
     packed : int
         Number of query heads packed into each head of `q` and `out`; 1 without packing.
+    staging : module or None
+        PyTorch, if the plan's tables are copied in stream order: see :func:`.driver.buffer.upload`.
     """
 
     device: Device
@@ -50,6 +53,7 @@ class ForwardPass:
     precision: str | None = None
     score: BoundScore = IDENTITY
     packed: int = 1
+    staging: Any = None
 
     @property
     def sinks(self) -> int:

@@ -44,14 +44,15 @@ class Results(NamedTuple):
     return_lse: bool
 
 
-def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Results]:
+def pass_of(call: Call, plan: Plan, device: Device, staging: Any = None) -> tuple[ForwardPass, Results]:
     """Return the forward pass of a PyTorch call, with placeholder addresses, and its results."""
     kind = call.kind
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
     score = Binder(call, device).unbound()
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, no_memory, score=score)
+    options: dict[str, Any] = {"score": score, "staging": staging}
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, no_memory, **options)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
@@ -213,12 +214,14 @@ class RepeatedBackward:
         ]
 
 
-def forward(call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any]) -> Forward | Repeated:
-    """Return a cached dispatch of forwards."""
+def forward(
+    call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any], staging: Any = None
+) -> Forward | Repeated:
+    """Return a cached dispatch of forwards; `staging` as for :func:`.driver.buffer.upload`."""
     general = Forward(call, plan, family.forward, device, again)
     launcher = family.launcher
     if launcher is not None and _repeats(call):
-        run, results = pass_of(call, plan, device)
+        run, results = pass_of(call, plan, device, staging)
         with device:
             launches = launcher.prepare(run)
         if launches is not None:
