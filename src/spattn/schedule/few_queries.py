@@ -26,7 +26,7 @@ from ..request.call import Call
 from ._few_queries import by_pairs, tables_of_rows
 from .proof import Writers, prove
 
-__all__ = ["fields_of_rows", "plan_for", "plan_rows", "serves"]
+__all__ = ["fields_of_rows", "plan_for", "plan_rows", "rows_of", "serves"]
 
 _MOST_QUERIES = 8
 _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
@@ -86,8 +86,7 @@ def fields_of_rows(
 
     Variants are those of :func:`_distinct` or, if `index` is given, distinct patterns, which it numbers.
     """
-    pattern._sizes_in(batch, heads)
-    words, variant = _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)
+    words, variant = rows_of(pattern, q_len, kv_len, batch, heads)
     sparse = None
     if index is not None:  # results must not depend on it
         sparse, first = by_pairs(words), np.unique(np.broadcast_to(index, (batch, heads)), return_index=True)[1]
@@ -98,6 +97,12 @@ def fields_of_rows(
     made["q_order"] = made["kv_order"] = NO_ORDER
     _prove(made, query_view)
     return made
+
+
+def rows_of(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bits of rows, (variants, queries, words), and their index for each batch entry and head."""
+    pattern._sizes_in(batch, heads)
+    return _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)
 
 
 def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> np.ndarray:

@@ -44,21 +44,28 @@ def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -
     for name, array in arrays.items():
         offsets[name] = total
         total += -(-array.nbytes // 256) * 256
-    pinned = None
-    if staging is not None and not staging.cuda.is_current_stream_capturing():
-        pinned = staging.empty(max(total, 1), dtype=staging.uint8, pin_memory=True)
-    image = np.zeros(total, np.uint8) if pinned is None else pinned.numpy()
+    image = np.zeros(total, np.uint8)
     for name, array in arrays.items():
         image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if pinned is not None:
-        owner = pinned.to(f"cuda:{device.ordinal}", non_blocking=True)  # pinned memory is reused after the copy
-        pointer = owner.data_ptr()
+    if staging is not None and not staging.cuda.is_current_stream_capturing():
+        owner, pointer = copy_in_order(device, image, staging)
         return owner, {name: pointer + offset for name, offset in offsets.items()}
     with _beside_captures():
         buffer = Buffer(device, total)
         check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")
         check(driver.cuStreamSynchronize(device.stream), "cuStreamSynchronize")
     return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
+
+
+def copy_in_order(device: Device, image: np.ndarray, torch: Any) -> tuple[Any, int]:
+    """Copy bytes through pinned memory, asynchronously, on PyTorch's current stream; return (owner, address).
+
+    No other stream may use the copy. PyTorch reuses the pinned memory after the copy, and the owner's in stream order.
+    """
+    pinned = torch.empty(image.nbytes, dtype=torch.uint8, pin_memory=True)
+    pinned.numpy()[:] = image
+    owner = pinned.to(f"cuda:{device.ordinal}", non_blocking=True)
+    return owner, owner.data_ptr()
 
 
 def clear(pointer: int, nbytes: int, stream: int) -> None:

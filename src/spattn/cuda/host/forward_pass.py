@@ -73,9 +73,7 @@ class ForwardPass:
         """Return the bytes of split-KV partial rows, and of rows and lse together; (0, 0) if the plan has none."""
         batch, heads_q = self.q.shape[:2]
         rows = batch * heads_q * self.plan.slots * self.plan.block_q
-        itemsize = 8 if self.dtype == "float64" else 4
-        of_rows = -(-rows * self.v.shape[3] * itemsize // 256) * 256
-        return of_rows, of_rows + rows * itemsize
+        return partial_bytes(rows, self.v.shape[3], 8 if self.dtype == "float64" else 4)
 
     def workspace(self) -> tuple[int, int]:
         """Allocate split-KV partials; return the addresses of their rows and lse, (0, 0) if the plan has none."""
@@ -84,6 +82,12 @@ class ForwardPass:
         of_rows, total = self.partial_bytes()
         partial = self.allocate(total)
         return partial, partial + of_rows
+
+
+def partial_bytes(rows: int, head_dim_v: int, itemsize: int) -> tuple[int, int]:
+    """Return the bytes of partial rows, and of rows and lse together."""
+    of_rows = -(-rows * head_dim_v * itemsize // 256) * 256
+    return of_rows, of_rows + rows * itemsize
 
 
 def fold_scale(scale: float) -> tuple[float, int]:

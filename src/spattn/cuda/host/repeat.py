@@ -7,6 +7,7 @@ step copies nothing to the device.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -107,6 +108,24 @@ class Repeated:
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
+
+    def with_launches(self, launches: ForwardLaunches, general: Any) -> Repeated:
+        """Return the dispatch for other launches that do not move; `general` replaces this one's."""
+        made = copy.copy(self)
+        made._first, made._counter, made._general = launches, launches.counter, general
+        made._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
+        made._launches = BoundedCache(LAUNCHES_KEPT)
+        return made
+
+    @property
+    def launches(self) -> ForwardLaunches:
+        """The launches for any addresses."""
+        return self._first
+
+    @property
+    def general(self) -> Forward:
+        """The dispatch of calls whose addresses are not aligned."""
+        return self._general
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
