@@ -90,12 +90,12 @@ def test_tensors(prepared):
 
 def test_a_thousand_steps_keep_one_call(prepared):
     q, k, v = (np.ones((1, 1, length, 4), np.float32) for length in (1, 2000, 2000))
-    other = spattn.attention(q, k, v, "causal")
+    other = spattn.attention(q, k, v, p.SlidingWindow(9, 0))
     kept = len(_cache._calls)
     for kv_len in range(1000, 2000):
         step(q, k, v, kv_len, STREAMING)
     assert len(prepared) == 2 and len(_cache._calls) == kept + 1 and spattn.plan_cache_info().plans == 2
-    assert np.array_equal(spattn.attention(q, k, v, "causal"), other) and len(prepared) == 2
+    assert np.array_equal(spattn.attention(q, k, v, p.SlidingWindow(9, 0)), other) and len(prepared) == 2
 
 
 def test_short_sequences_have_calls_of_their_own(prepared):

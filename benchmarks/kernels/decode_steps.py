@@ -4,6 +4,7 @@
     python benchmarks/kernels/decode_steps.py              # seconds, on the CPU
     python benchmarks/kernels/decode_steps.py --cuda       # host time of calls on a GPU; needs torch
     python benchmarks/kernels/decode_steps.py --patterns   # host time of steps of 20 patterns, on the CPU
+    python benchmarks/kernels/decode_steps.py --patterns --cuda   # on a GPU
 
 100 000 keys, 32 query heads over 8 KV heads, head_dim 64 and 128, one new token. Patterns: a window of 1024 keys with
 and without 4 sinks, left padding of two sequences, and on a GPU all keys. K and V are slices of a preallocated cache
@@ -14,7 +15,8 @@ With ``--patterns``: 20 000 keys, 4 query heads over 1 KV head, head_dim 16, 1, 
 cache grows (*growing*), has a fixed size and one position that moves (*fixed*), or a position for each entry
 (*ragged*), or entries differ by ``PerBatch``, ``RowIntervals``, ``KeyPadding`` or ``KeyBlocks`` (*by entry*). host_us
 is the process's CPU time of a step less that of the same call with its plan at hand, as medians; making the pattern
-object counts. Writes ``decode_patterns_cpu``.
+object counts. Writes ``decode_patterns_cpu``. On a GPU, head_dim is 64, arrays are bfloat16, and times are wall times
+of the host while the GPU is idle: until the call returns. Writes ``decode_patterns_cuda``.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ ALL_KEYS = {  # on a CPU the kernel would take all of the time
     "causal": (sp.Causal(), 1),
     "causal, left padding": (sp.PerBatch((sp.Causal(), sp.Causal() - sp.Sinks(100))), 2),
 }
-PATTERN_KEYS, CACHES, MOST_HOST_US = 20_000, ("growing", "fixed", "ragged"), {1: 300, 16: 300, 64: 1000}
+PATTERN_KEYS, CACHES = 20_000, ("growing", "fixed", "ragged")
+MOST_HOST_US = {"cpu": {1: 300, 16: 300, 64: 1000}, "cuda": {1: 40, 16: 300, 64: 300}}  # by the number of entries
 GIVEN = tuple(np.random.default_rng(1).choice(PATTERN_KEYS // 2, 40, replace=False).tolist())
 STEPPED = {
     "causal": sp.Causal(),
@@ -137,11 +140,30 @@ def of_entries(name: str, places: np.ndarray) -> sp.Pattern:
     return sp.KeyBlocks(chosen, PATTERN_KEYS, 64)
 
 
-def host_us(pattern: sp.Pattern | str, cache: str, entries: int, steps: int = 32) -> dict[str, float]:
-    """Median µs of CPU time of a step, and of the step less that of the same call with its plan at hand."""
+def timed_us(arrays: tuple[Any, ...], pattern: Callable[[int], Any], step: int, cuda: bool) -> float:
+    """µs of a call: the process's CPU time or, on a GPU that is idle, wall time until the call returns."""
+    clock = time.process_time
+    if cuda:
+        import torch
+
+        torch.cuda.synchronize()
+        clock = time.perf_counter
+    start = clock()
+    spattn.attention(*arrays, pattern(step))
+    return 1e6 * (clock() - start)
+
+
+def host_us(pattern: sp.Pattern | str, cache: str, entries: int, cuda: bool, steps: int = 32) -> dict[str, float]:
+    """Median µs of a step, and of the step less those of the same call with its plan at hand."""
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((entries, 4, 1, 16), np.float32)
-    k = rng.standard_normal((entries, 1, PATTERN_KEYS + steps, 16), np.float32)
+    if cuda:
+        import torch
+
+        shapes = (4, 1, 64), (1, PATTERN_KEYS + steps, 64)
+        q, k = (torch.randn(entries, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    else:
+        q = rng.standard_normal((entries, 4, 1, 16), np.float32)
+        k = rng.standard_normal((entries, 1, PATTERN_KEYS + steps, 16), np.float32)
     places = rng.integers(300, PATTERN_KEYS - steps, (entries, 1))
 
     def own(step: int) -> sp.Pattern:
@@ -157,27 +179,26 @@ def host_us(pattern: sp.Pattern | str, cache: str, entries: int, steps: int = 32
     for step in range(steps):
         arrays = q, keys[step], keys[step]
         spattn.attention(*arrays, plans[step])  # the timed calls find the keys in the same caches
-        start = time.process_time()
-        spattn.attention(*arrays, own(step))
-        middle = time.process_time()
-        spattn.attention(*arrays, plans[step])
-        taken.append((1e6 * (middle - start), 1e6 * (time.process_time() - middle)))
+        first = timed_us(arrays, own, step, cuda)
+        taken.append((first, timed_us(arrays, plans.__getitem__, step, cuda)))
     host = statistics.median(first - again for first, again in taken[2:])
     return {"step_us": round(statistics.median(first for first, _ in taken[2:]), 1), "host_us": round(host, 1)}
 
 
-def measure_patterns(quick: bool) -> int:
+def measure_patterns(cuda: bool, quick: bool) -> int:
     """Measure, print and write the host time of steps; return 1 if one misses its target."""
     spattn.cpu.set_num_threads(1)
-    rows = []
+    rows, device = [], "cuda" if cuda else "cpu"
     for (name, pattern), cache in (*itertools.product(STEPPED.items(), CACHES), *BY_ENTRY):
-        for entries, most in MOST_HOST_US.items():
-            row = host_us(pattern, cache, entries)
+        for entries, most in MOST_HOST_US[device].items():
+            row = host_us(pattern, cache, entries, cuda)
             met = "yes" if row["host_us"] <= most else "no"
             rows.append({"pattern": name, "cache": cache, "entries": entries, **row, "met": met})
             print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if not quick:
-        record.write("decode_patterns_cpu", rows, notes="Medians of CPU times on one thread.", keys=PATTERN_KEYS)
+        notes = "Medians of host times." if cuda else "Medians of CPU times on one thread."
+        gpu = gpu_name() if cuda else None
+        record.write(f"decode_patterns_{device}", rows, notes=notes, gpu=gpu, keys=PATTERN_KEYS)
     return 0 if all(row["met"] == "yes" for row in rows) else 1
 
 
@@ -192,11 +213,11 @@ def main() -> int:
     """Measure, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", action="store_true", help="use tensors on a GPU")
-    parser.add_argument("--patterns", action="store_true", help="measure the host time of many patterns, on the CPU")
+    parser.add_argument("--patterns", action="store_true", help="measure the host time of many patterns")
     parser.add_argument("--quick", action="store_true", help="write nothing")
     options = parser.parse_args()
     if options.patterns:
-        return measure_patterns(options.quick)
+        return measure_patterns(options.cuda, options.quick)
     device, rows = "cuda" if options.cuda else "cpu", []
     problems = PROBLEMS | (ALL_KEYS if options.cuda else {})
     for head_dim, (name, (pattern, batch)) in itertools.product(HEAD_DIMS, problems.items()):

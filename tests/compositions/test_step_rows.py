@@ -54,7 +54,8 @@ def check_step(source, pattern, sizes, kv_len, expected):
     if source.integer(0, 2):
         return
     workers = source.choice([1, 1, 4])
-    plan = few_queries.plan_rows(pattern, sizes.q_len, kv_len, sizes.batch, sizes.heads_q, workers)
+    tile = source.choice([0, 0, 16, 64])  # on a GPU, 16 or more
+    plan = few_queries.plan_rows(pattern, sizes.q_len, kv_len, sizes.batch, sizes.heads_q, workers, tile)
     variants, index = pattern.variants(sizes.batch, sizes.heads_q)
     assert np.array_equal(plan.variant, index)
     check_plan(plan, [own.index_set(sizes.q_len, kv_len) for own in variants])

@@ -368,7 +368,7 @@ def test_random_derivatives(tree, pattern, tile, dtype, isa):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_growing_keys(dtype, pattern):
     """A cached dispatch that binds kv_len at run time has the positions of the call; parameters are the call's."""
-    q, k, v, *_ = problem(dtype, batch=1, q_len=1, kv_len=200)
+    q, k, v, *_ = problem(dtype, batch=1, q_len=9, kv_len=200)
     slope = 0.25
     score = traced(lambda score, b, h, q, k: score + slope * (k - q) + BY_QUERY[q % 50] * slope)
 
@@ -378,7 +378,7 @@ def test_growing_keys(dtype, pattern):
         return cpu.prepare(call, plan), plan
 
     own, plan = prepared(100)
-    own_plan = validated_for(plan, 1, HEADS, 1, 100)
+    own_plan = validated_for(plan, 1, HEADS, 9, 100)
     assert own_plan.least or own_plan.growth is not None
     for kv_len, slopes in ((100, (0.25,)), (150, (0.25,)), (151, (-0.5,)), (200, (0.125,))):
         arrays = q, k[:, :, :kv_len], v[:, :, :kv_len], 0.4, score._replace(parameters=slopes)

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""Rows of keys as bits: evaluate row programs, set the keys of runs, find equal rows, list non-empty tiles of 64 keys.
+"""Rows of keys as bits: evaluate row programs, set the keys of runs, find equal rows.
 
 Bit b of word w of a row is key ``64 * w + b``.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
 import numpy as np
@@ -95,18 +96,10 @@ cdef void add_run(uint64_t* row, const Instruction* at, int64_t q, int64_t kv_le
         set_run(row, start, step, stop - start if step == 1 else (stop - 1 - start) // step + 1)
 
 
-def run_program(const int64_t[:, ::1] program, int64_t depth, const int64_t[::1] q, int64_t kv_len):
-    """Return the bits of rows at positions `q`, (rows, words): the results of a row program.
-
-    `depth` is the largest number of operands at a time.
-    """
-    cdef int64_t count = program.shape[0], rows = q.shape[0], words = (kv_len + 63) // 64, row, word, n, level = 0
+cdef int check_program(const Instruction* at, int64_t count, int64_t depth) except -1:
+    """Raise ValueError unless a row program is valid and has at most `depth` operands at a time."""
+    cdef int64_t n, level = 0
     cdef bint bad
-    cdef const Instruction* at = <const Instruction*>&program[0, 0] if count else NULL
-    cdef uint64_t* top
-    cdef uint64_t* below
-    if program.shape[1] * sizeof(int64_t) != sizeof(Instruction):
-        raise ValueError("program: expected instructions of 8 numbers")
     for n in range(count):
         if at[n].operation == EMPTY:
             level += 1
@@ -117,37 +110,78 @@ def run_program(const int64_t[:, ::1] program, int64_t depth, const int64_t[::1]
             raise ValueError(f"program: instruction {n} is invalid")
     if level != 1:
         raise ValueError(f"program: expected one result, got {level}")
-    own_result, own_rest = np.empty((rows, words), np.uint64), np.empty((depth, words), np.uint64)
-    if rows == 0 or words == 0:
-        return own_result
-    cdef uint64_t[:, ::1] result = own_result, rest = own_rest
-    with nogil:
-        for row in range(rows):
-            level = 0
-            for n in range(count):
-                if at[n].operation == EMPTY:
-                    level += 1
-                top = &result[row, 0] if level == 1 else &rest[level - 1, 0]
-                if at[n].operation == EMPTY:
-                    memset(top, 0, words * sizeof(uint64_t))
-                elif at[n].operation == RUN:
-                    add_run(top, &at[n], q[row], kv_len)
-                elif at[n].operation == WHOLE:
-                    if at[n].start.by <= q[row] < at[n].stop.by:
-                        memset(top, 0xFF, words * sizeof(uint64_t))
-                elif at[n].operation == NOT:
-                    for word in range(words):
-                        top[word] = ~top[word]
-                else:
-                    below = &result[row, 0] if level == 2 else &rest[level - 2, 0]
-                    if at[n].operation == OR:
-                        for word in range(words):
-                            below[word] |= top[word]
-                    else:
-                        for word in range(words):
-                            below[word] &= top[word]
-                    level -= 1
-    return own_result
+    return 0
+
+
+cdef void run_at(
+    const Instruction* at, int64_t count, int64_t q, int64_t kv_len, int64_t words, uint64_t* result, uint64_t* rest
+) noexcept nogil:
+    """Write the bits of the row at position `q` to `result`; `rest` holds the other operands, each `words` long."""
+    cdef int64_t n, word, level = 0
+    cdef uint64_t* top
+    cdef uint64_t* below
+    for n in range(count):
+        if at[n].operation == EMPTY:
+            level += 1
+        top = result if level == 1 else rest + (level - 2) * words
+        if at[n].operation == EMPTY:
+            memset(top, 0, words * sizeof(uint64_t))
+        elif at[n].operation == RUN:
+            add_run(top, &at[n], q, kv_len)
+        elif at[n].operation == WHOLE:
+            if at[n].start.by <= q < at[n].stop.by:
+                memset(top, 0xFF, words * sizeof(uint64_t))
+        elif at[n].operation == NOT:
+            for word in range(words):
+                top[word] = ~top[word]
+        else:
+            below = result if level == 2 else rest + (level - 3) * words
+            if at[n].operation == OR:
+                for word in range(words):
+                    below[word] |= top[word]
+            else:
+                for word in range(words):
+                    below[word] &= top[word]
+            level -= 1
+
+
+def run_programs(programs, const int64_t[:, :, ::1] q, int64_t kv_len):
+    """Return the bits of rows, (batch, programs, rows, words): the results of the row programs of heads.
+
+    `q` has their positions, (batch, 1 or programs, rows). Each program comes with its largest number of operands at a
+    time.
+    """
+    cdef int64_t batch = q.shape[0], heads = len(programs), rows = q.shape[2], words = (kv_len + 63) // 64
+    cdef int64_t head, entry, row, depth, count
+    cdef const int64_t[:, ::1] program
+    cdef const Instruction* at
+    cdef uint64_t[:, :, :, ::1] result
+    cdef uint64_t* rest
+    if q.shape[1] not in (1, heads):
+        raise ValueError(f"q: expected positions of 1 or {heads} heads, got {q.shape[1]}")
+    found = np.empty((batch, heads, rows, words), np.uint64)
+    result = found
+    for head in range(heads):
+        program, depth = programs[head]
+        if program.shape[1] * sizeof(int64_t) != sizeof(Instruction):
+            raise ValueError("program: expected instructions of 8 numbers")
+        count = program.shape[0]
+        at = <const Instruction*>&program[0, 0] if count else NULL
+        check_program(at, count, depth)
+        if found.size == 0:
+            continue
+        rest = NULL
+        if depth > 1:
+            rest = <uint64_t*>malloc((depth - 1) * words * sizeof(uint64_t))
+            if rest is NULL:
+                raise MemoryError(f"{depth - 1} rows of {words} words")
+        with nogil:
+            for entry in range(batch):
+                for row in range(rows):
+                    run_at(at, count, q[entry, head if q.shape[1] > 1 else 0, row], kv_len, words,
+                           &result[entry, head, row, 0], rest)
+        free(rest)
+    return found
 
 
 cdef inline uint64_t mixed(uint64_t value, uint64_t word) noexcept nogil:
@@ -195,54 +229,6 @@ def distinct_rows(const uint64_t[:, ::1] rows):
     return found
 
 
-cdef inline uint64_t any_of(const uint64_t* own, int64_t rows, int64_t words) noexcept nogil:
-    """Return the bits of a tile that any of `rows` rows has; `own` is the tile's word in the first."""
-    cdef uint64_t found = own[0]
-    cdef int64_t row
-    for row in range(1, rows):
-        found |= own[row * words]
-    return found
-
-
-def list_tiles(const uint64_t[:, :, ::1] words, int64_t block_q):
-    """List the tiles in which any row of an owner allows a key, as runs of full tiles and single partial tiles.
-
-    Return the fields indptr, tile_indptr, indices, mask and masks of a :class:`~spattn.Plan`. The bitmasks have
-    `block_q` rows, of which those after the last row repeat it.
-    """
-    cdef int64_t owners = words.shape[0], rows = words.shape[1], count = words.shape[2], owner, row, word
-    cdef int64_t tiles, at = 0, run = 0, partial = 0, last
-    cdef const uint64_t* own
-    cdef uint64_t every
-    if rows < 1 or block_q < rows:
-        raise ValueError(f"block_q: expected at least {max(rows, 1)}, got {block_q}")
-    tiles = owners * count  # at most; pages that nothing is written to take no memory
-    own_indptr, own_tiles = np.zeros(owners + 1, np.int32), np.empty(tiles + 1, np.int64)
-    own_indices, own_mask = np.empty(tiles, np.int32), np.empty(tiles, np.int32)
-    own_masks = np.empty((tiles, block_q, 1), np.uint64)
-    cdef int32_t[::1] indptr = own_indptr, indices = own_indices, mask = own_mask
-    cdef int64_t[::1] tile_indptr = own_tiles
-    cdef uint64_t[:, :, ::1] masks = own_masks
-    with nogil:
-        for owner in range(owners if count else 0):
-            own = &words[owner, 0, 0]
-            last = -2  # the previous tile if it is full
-            for word in range(count):
-                if not any_of(own + word, rows, count):
-                    continue
-                every = ALL
-                for row in range(rows):
-                    every &= own[row * count + word]
-                if every != ALL or last != word - 1:
-                    tile_indptr[run], indices[run] = at, <int32_t>word
-                    mask[run] = -1 if every == ALL else <int32_t>partial
-                    run += 1
-                last = word if every == ALL else -2
-                if every != ALL:
-                    for row in range(block_q):
-                        masks[partial, row, 0] = own[min(row, rows - 1) * count + word]
-                    partial += 1
-                at += 1
-            indptr[owner + 1] = <int32_t>run
-    tile_indptr[run] = at
-    return own_indptr, own_tiles[:run + 1], own_indices[:run], own_mask[:run], own_masks[:partial]
+def hash_words(const uint64_t[::1] words):
+    """Return a hash of an array of words; ``hash(words.tobytes())`` takes ten times as long."""
+    return <int64_t>hash_of(&words[0], words.shape[0]) if words.shape[0] else 0

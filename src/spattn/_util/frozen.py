@@ -53,7 +53,8 @@ class _View:
     def __init__(self, array: np.ndarray):
         self.array = array
         about = array.__array_interface__
-        self.__array_interface__ = about | {"data": (about["data"][0], False)}
+        self.address = about["data"][0]
+        self.__array_interface__ = about | {"data": (self.address, False)}
 
 
 def writeable(array: np.ndarray) -> np.ndarray:
@@ -62,7 +63,7 @@ def writeable(array: np.ndarray) -> np.ndarray:
         return array
     view = _View(array)
     if array.size:
-        _views[array.ctypes.data] = view
+        _views[view.address] = view
     return np.asarray(view)
 
 

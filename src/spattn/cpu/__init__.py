@@ -221,7 +221,7 @@ def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
 
     def at(pattern: Pattern, kv_len: int) -> tuple[_core.Prepared, int]:
         fields = few_queries.fields_of_rows(pattern, bare.q_len, kv_len, bare.batch, bare.heads_q, workers)
-        plan = made_validated(pattern, fields | {"tiles": int(fields["tile_indptr"][-1])})
+        plan = made_validated(pattern, fields)
         own = _core.Prepared(bare, plan, plan.work, _heads_together(bare, plan), isa, score=encoded)
         return own, _useful_threads(bare, plan)
 

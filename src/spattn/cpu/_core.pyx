@@ -210,6 +210,20 @@ cdef const KernelTable* find_table(str name) except NULL:
     raise ValueError(f"isa: expected one of {', '.join(table_names())}, got {name!r}")
 
 
+cdef broadcast_variant(const int32_t[:, :] variant, int64_t batch, int64_t heads):
+    """Return the variant of each batch entry and head, (batch, heads) int32; np.broadcast_to is slower."""
+    cdef cnp.npy_intp[2] shape = [batch, heads]
+    cdef int64_t entry, head, rows = variant.shape[0], columns = variant.shape[1]
+    found = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT32, 0)
+    cdef int32_t* to = <int32_t*>cnp.PyArray_DATA(<cnp.ndarray>found)
+    if rows not in (1, batch) or columns not in (1, heads):
+        raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got {rows} and {columns}")
+    for entry in range(batch):
+        for head in range(heads):
+            to[entry * heads + head] = variant[entry if rows > 1 else 0, head if columns > 1 else 0]
+    return found
+
+
 cdef struct Shape:
     int axes
     int64_t size[4]
@@ -246,12 +260,12 @@ cdef class Prepared:
         self.call.q_len, self.call.kv_len = plan.q_len, plan.kv_len
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
-        variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
+        variant = broadcast_variant(plan.variant, call.batch, call.heads_q)
         self.owners = plan, work, variant
         self.score = score
         if score is not None:
             self.describe_score(score)
-        self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
+        self.variant = <const int32_t*>cnp.PyArray_DATA(<cnp.ndarray>variant)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
         self.describe_plan(&self.call.plan, plan, work)

@@ -23,11 +23,12 @@ from ..planning import Plan
 from ..planning.contract.validated import validated_for
 from ..request.call import Call
 from ..request.score import ScoreOperands
+from ..schedule import few_queries
 from . import families
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .driver.launch import compile_early
-from .host import dynamic_masks, execute, group, repeat
+from .host import dynamic_masks, execute, group, repeat, steps
 from .host.dropout import words_request
 from .sm80.backward.captured import CapturedGradients
 
@@ -35,6 +36,7 @@ __all__ = [
     "LIMITS",
     "CudaError",
     "accepts",
+    "by_rows",
     "cheaper",
     "dense_ms",
     "execution",
@@ -43,12 +45,15 @@ __all__ = [
     "memory",
     "plan_for",
     "predicted_ms",
+    "prepare_rows",
     "sm_count",
     "tile",
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True, compiles=True)
+LIMITS = Limits(
+    host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True, compiles=True, rows=True
+)
 
 _works_in: int | None = None  # id of the process in which the backend was found to work
 _log = logging.getLogger(__name__)
@@ -119,9 +124,10 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
     return prepare(call, plan)(q, k, v, call.scale)
 
 
-def prepare(call: Call, plan: Plan) -> PreparedForward:
+def prepare(call: Call, plan: Plan, staging: Any = None) -> PreparedForward:
     """Return a cached dispatch of calls that differ only in values, addresses, stream and scale; for length-polymorphic
-    plans also in `kv_len` and the strides of k and v."""
+    plans also in `kv_len` and the strides of k and v. With `staging`, only for the current stream: see
+    :func:`.driver.buffer.upload`."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.nothing(call)
@@ -140,7 +146,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
         )
     if call.score is not None and call.score.dropout is not None:
         compile_early(gpu, [words_request(gpu)])
-    return repeat.forward(call, plan, family, gpu, _forward_again)
+    return repeat.forward(call, plan, family, gpu, _forward_again, staging)
 
 
 def _forward_again(
@@ -189,10 +195,24 @@ def memory(call: Call) -> int:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """Plan in the device's tile shape; split long key tile lists so that the work items occupy all SMs.
 
-    A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
+    A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it. A few queries of
+    most patterns are planned by their rows.
     """
     gpu = device.get(call.kind.ordinal(call.q))
+    if not backward and by_rows(pattern, call, call.kv_len):
+        workers, rows = steps.shape_of(call, gpu)
+        return few_queries.plan_for(pattern, call, workers, max_bytes, rows)
     return families.of_call(call, gpu).plan_for(pattern, call, gpu, max_bytes, backward)
+
+
+def by_rows(pattern: Pattern, call: Call, kv_len: int) -> bool:
+    """Implement :meth:`.backends.RowsBackend.by_rows`."""
+    return few_queries.serves(pattern, call.q_len, kv_len, call.batch, call.heads_q)
+
+
+def prepare_rows(call: Call) -> Callable[[Pattern], PreparedForward]:
+    """Implement :meth:`.backends.RowsBackend.prepare_rows`."""
+    return steps.for_all_patterns(call, device.get(call.kind.ordinal(call.q)), prepare)
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:

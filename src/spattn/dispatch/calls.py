@@ -19,7 +19,7 @@ from ..patterns import Pattern
 from ..patterns.base.pattern import Deferred
 from ..patterns.conversion import as_pattern, from_text, key_padding_of
 from ..planning import Plan
-from ..planning.contract.cache import find_call, find_rows, keep_call, keep_rows, size_of
+from ..planning.contract.cache import find_call, find_rows, keep_call, keep_rows
 from ..planning.contract.validated import validated
 from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
 from ._efficiency import may_lose, warn_where_dense_wins
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
-_MAX_PATTERNS = 64  # patterns of few queries that a cached dispatch remembers
-_MAX_PATTERN_BYTES = 1 << 16  # of each of them
+_MAX_PATTERNS = 8  # patterns of few queries that a cached dispatch remembers, of any size
 CONSTANT = (Pattern, Plan)  # what calls are cached with; a dynamic mask is neither
 
 
@@ -75,7 +74,7 @@ def attention(
         key = *key, given.key
     prepared = None
     if isinstance(pattern, CONSTANT):
-        prepared = find_call(pattern, key) or _find_any_length(pattern, key) or _find_rows(pattern, key)
+        prepared = find_call(pattern, key) or _find_step(pattern, key)
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
@@ -252,16 +251,6 @@ class CachedCall(NamedTuple):
     least: int = 0
 
 
-def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
-    """Return the cached dispatch of a call that differs only in kv_len, as decoding steps do, or None."""
-    found = None if key[0] is None else of_any_length(key[0])
-    if found is None:
-        return None
-    cache_key, kv_len = found
-    prepared: CachedCall | None = find_call(pattern, (cache_key, *key[1:]))
-    return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
-
-
 class _RowsCall(NamedTuple):
     """The cached dispatch of all patterns whose few queries are planned by their rows, for any number of keys.
 
@@ -277,15 +266,19 @@ class _RowsCall(NamedTuple):
         return CachedCall(self.bind(pattern), self.scale, self.dtype)
 
 
-def _find_rows(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
-    """Return the cached dispatch of a call of few queries, or None."""
-    found = of_any_length(key[0]) if key[0] is not None and isinstance(pattern, Pattern) else None
+def _find_step(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
+    """Return the cached dispatch of a call that differs only in kv_len, or that of few queries of any pattern."""
+    found = None if key[0] is None else of_any_length(key[0])
     if found is None:
         return None
-    rows: _RowsCall | None = find_rows((found[0], *key[1:]))
-    if rows is None or not rows.serves(pattern, found[1]) or _selected(pattern) is not None:
+    cache_key, kv_len = (found[0], *key[1:]), found[1]
+    prepared: CachedCall | None = find_call(pattern, cache_key)
+    if prepared is not None:
+        return prepared if prepared.least <= kv_len <= LONGEST else None
+    rows: _RowsCall | None = find_rows(cache_key)
+    if rows is None or not isinstance(pattern, Pattern) or not rows.serves(pattern, kv_len):
         return None
-    return rows.of(pattern)
+    return rows.of(pattern) if _selected(pattern) is None else None
 
 
 def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...]) -> CachedCall | None:
@@ -305,9 +298,7 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
         lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
         found: bool | None = known.get(lengths)
         if found is None:
-            found = own.by_rows(pattern, bare, kv_len)
-            if size_of(pattern) <= _MAX_PATTERN_BYTES:
-                known.keep(lengths, found)
+            found = known.keep(lengths, own.by_rows(pattern, bare, kv_len))
         return 0 < kv_len <= LONGEST and found
 
     made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)

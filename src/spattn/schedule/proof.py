@@ -49,7 +49,7 @@ def prove(writers: Writers) -> None:
     This check runs on every plan, so that a planner bug raises an error instead of returning a wrong result. It takes
     O(items + rows / 64 + merges + sources) time, and one bit for each row and 16 bytes for each partial.
     """
-    fault, variant, at = find_fault(*writers._replace(views=writers.views.view(np.uint8)))
+    fault, variant, at = find_fault(writers[0].view(np.uint8), *writers[1:])
     if fault:
         what = _FAULTS[fault - 1].format(at=at)
         raise RuntimeError(

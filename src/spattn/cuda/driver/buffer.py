@@ -30,10 +30,13 @@ class Buffer:
         weakref.finalize(self, _free, device, allocation).atexit = False
 
 
-def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (buffer, addresses).
+def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -> tuple[Any, dict[str, int]]:
+    """Copy arrays into one buffer, synchronously, so that every stream sees them; return (owner, addresses).
 
     Also while this thread captures a graph on another stream: the copy is no part of the graph.
+
+    With `staging`, the module ``torch``, the copy is asynchronous: from pinned memory, on PyTorch's current stream, the
+    only one that may use the buffer. A stream that captures a graph gets a synchronous copy.
     """
     from cuda.bindings import driver
 
@@ -44,11 +47,25 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
     image = np.zeros(total, np.uint8)
     for name, array in arrays.items():
         image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if staging is not None and not staging.cuda.is_current_stream_capturing():
+        owner, pointer = copy_in_order(device, image, staging)
+        return owner, {name: pointer + offset for name, offset in offsets.items()}
     with _beside_captures():
         buffer = Buffer(device, total)
         check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")
         check(driver.cuStreamSynchronize(device.stream), "cuStreamSynchronize")
     return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
+
+
+def copy_in_order(device: Device, image: np.ndarray, torch: Any) -> tuple[Any, int]:
+    """Copy bytes through pinned memory, asynchronously, on PyTorch's current stream; return (owner, address).
+
+    No other stream may use the copy. PyTorch reuses the pinned memory after the copy, and the owner's in stream order.
+    """
+    pinned = torch.empty(image.nbytes, dtype=torch.uint8, pin_memory=True)
+    pinned.numpy()[:] = image
+    owner = pinned.to(f"cuda:{device.ordinal}", non_blocking=True)
+    return owner, owner.data_ptr()
 
 
 def clear(pointer: int, nbytes: int, stream: int) -> None:

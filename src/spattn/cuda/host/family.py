@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ...arrays.operand import Operand
 from ...choose.group_plans import Member
 from ...patterns import Pattern
@@ -96,6 +98,11 @@ class Launcher(Protocol):
 
     def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
         """Return launches, in order, each with its call indices; omit calls whose arrays the kernels cannot address."""
+
+    def of_rows(
+        self, known: Sequence[Any], words: np.ndarray, variant: np.ndarray, kv_len: int, workers: int, staging: Any
+    ) -> tuple[int, ForwardLaunches] | None:
+        """Return launches for rows of bits: see :func:`.sm90.forward.steps.of_rows`."""
 
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class ForwardPass:
         Score function and sinks.
     packed : int
         Number of query heads packed into each head of `q` and `out`; 1 without packing.
+    staging : module or None
+        PyTorch, if the plan's tables are copied in stream order: see :func:`.driver.buffer.upload`.
     """
 
     device: Device
@@ -50,6 +53,7 @@ class ForwardPass:
     precision: str | None = None
     score: BoundScore = IDENTITY
     packed: int = 1
+    staging: Any = None
 
     @property
     def sinks(self) -> int:
@@ -69,9 +73,7 @@ class ForwardPass:
         """Return the bytes of split-KV partial rows, and of rows and lse together; (0, 0) if the plan has none."""
         batch, heads_q = self.q.shape[:2]
         rows = batch * heads_q * self.plan.slots * self.plan.block_q
-        itemsize = 8 if self.dtype == "float64" else 4
-        of_rows = -(-rows * self.v.shape[3] * itemsize // 256) * 256
-        return of_rows, of_rows + rows * itemsize
+        return partial_bytes(rows, self.v.shape[3], 8 if self.dtype == "float64" else 4)
 
     def workspace(self) -> tuple[int, int]:
         """Allocate split-KV partials; return the addresses of their rows and lse, (0, 0) if the plan has none."""
@@ -80,6 +82,12 @@ class ForwardPass:
         of_rows, total = self.partial_bytes()
         partial = self.allocate(total)
         return partial, partial + of_rows
+
+
+def partial_bytes(rows: int, head_dim_v: int, itemsize: int) -> tuple[int, int]:
+    """Return the bytes of partial rows, and of rows and lse together."""
+    of_rows = -(-rows * head_dim_v * itemsize // 256) * 256
+    return of_rows, of_rows + rows * itemsize
 
 
 def fold_scale(scale: float) -> tuple[float, int]:

@@ -7,6 +7,7 @@ step copies nothing to the device.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -44,14 +45,15 @@ class Results(NamedTuple):
     return_lse: bool
 
 
-def pass_of(call: Call, plan: Plan, device: Device) -> tuple[ForwardPass, Results]:
+def pass_of(call: Call, plan: Plan, device: Device, staging: Any = None) -> tuple[ForwardPass, Results]:
     """Return the forward pass of a PyTorch call, with placeholder addresses, and its results."""
     kind = call.kind
     operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
     out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
     like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
     score = Binder(call, device).unbound()
-    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, no_memory, score=score)
+    options: dict[str, Any] = {"score": score, "staging": staging}
+    run = ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, no_memory, **options)
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
@@ -106,6 +108,24 @@ class Repeated:
         with self.device.made_current():
             start(launches, self._counter, moved)
         return out, lse
+
+    def with_launches(self, launches: ForwardLaunches, general: Any) -> Repeated:
+        """Return the dispatch for other launches that do not move; `general` replaces this one's."""
+        made = copy.copy(self)
+        made._first, made._counter, made._general = launches, launches.counter, general
+        made._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
+        made._launches = BoundedCache(LAUNCHES_KEPT)
+        return made
+
+    @property
+    def launches(self) -> ForwardLaunches:
+        """The launches for any addresses."""
+        return self._first
+
+    @property
+    def general(self) -> Forward:
+        """The dispatch of calls whose addresses are not aligned."""
+        return self._general
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
@@ -213,12 +233,14 @@ class RepeatedBackward:
         ]
 
 
-def forward(call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any]) -> Forward | Repeated:
-    """Return a cached dispatch of forwards."""
+def forward(
+    call: Call, plan: Plan, family: Family, device: Device, again: Callable[..., Any], staging: Any = None
+) -> Forward | Repeated:
+    """Return a cached dispatch of forwards; `staging` as for :func:`.driver.buffer.upload`."""
     general = Forward(call, plan, family.forward, device, again)
     launcher = family.launcher
     if launcher is not None and _repeats(call):
-        run, results = pass_of(call, plan, device)
+        run, results = pass_of(call, plan, device, staging)
         with device:
             launches = launcher.prepare(run)
         if launches is not None:

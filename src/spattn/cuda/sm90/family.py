@@ -31,6 +31,7 @@ from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
+from .forward import steps
 from .maps import ADDRESS_ALIGNMENT, readable
 
 __all__ = ["Hopper", "HopperFloat32"]
@@ -118,6 +119,7 @@ class Hopper:
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
     group = staticmethod(groups.group)
+    of_rows = staticmethod(steps.of_rows)
     forward_masked = staticmethod(dynamic_masks.forward)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:

@@ -30,7 +30,10 @@ _MOST_PARTS = 32  # each part of a union excludes all earlier operands, so many 
 
 def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
     """Return `_depth` and `_terms` of a composition of `patterns`; raise ValueError beyond their limits."""
-    depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
+    if len(patterns) == 1:  # an entry of each step of generation
+        depth, terms = 1 + patterns[0]._depth, patterns[0]._terms
+    else:
+        depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
     if depth > DEEPEST:
         raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
     if terms > _MOST_TERMS:

@@ -91,6 +91,9 @@ class Chosen(Pattern):
         together = None if self.axis else QueriesAt.together(self.patterns, asked.q_len)
         if together is not None:
             return asked.of(together)
+        of_heads = asked.of_heads(self.patterns) if self.axis else None
+        if of_heads is not None:
+            return of_heads
         each = []
         for number, p in enumerate(self.patterns):
             if p.sizes() != (1, 1):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..._util.bit_rows import run_program, set_runs
+from ..._util.bit_rows import run_programs, set_runs
 from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
+from ..._util.index_checks import q_offset
 from ...index_set import Runs
 from ..hints.closed_forms import Program, operands_of
 from .predicate import allowed
@@ -57,8 +58,22 @@ class AskedRows(NamedTuple):
         program = _compiled(pattern)
         if program is None:
             return pattern._rows(self)
-        found = run_program(*program, np.ascontiguousarray(self.q.reshape(-1)), self.kv_len)
-        return found.reshape(*self.q.shape, -1)
+        batch, heads, rows = self.q.shape
+        q = np.ascontiguousarray(self.q).reshape(batch, 1, heads * rows)
+        return run_programs((program,), q, self.kv_len).reshape(batch, heads, rows, -1)
+
+    def of_heads(self, patterns: Sequence[_Pattern]) -> np.ndarray | None:
+        """Return the allowed keys of patterns of one head each in one native call, or None without row programs."""
+        programs = [own for pattern in patterns if (own := _compiled(pattern)) is not None]
+        if self.q.shape[1] not in (1, len(patterns)) or len(programs) < len(patterns):
+            return None
+        return run_programs(programs, np.ascontiguousarray(self.q), self.kv_len)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are the rows of all queries, in order, at the end of the keys."""
+        whole = np.arange(q_offset(self.q_len, self.kv_len), self.kv_len)
+        return self.q.shape == (1, 1, self.q_len) and bool((self.q[0, 0] == whole).all())
 
     def in_parts(self, pattern: _Pattern, general: Callable[..., np.ndarray]) -> np.ndarray:
         """Implement :meth:`of` for any pattern: batch entry by batch entry and head by head, from its hints.

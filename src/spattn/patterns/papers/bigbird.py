@@ -90,20 +90,26 @@ class BigBird(Pattern):
         if asked.q.shape[1] != 1:
             return super()._rows(asked)
         block, (batch, _, queries) = reach(self.block), asked.q.shape
-        heads = range(asked.heads) if self.head is None else (self.head,)
+        heads = tuple(range(asked.heads)) if self.head is None else (self.head,)
         blocks, row = -(-asked.kv_len // block), asked.q[:, 0] // block
         inside = (row >= 0) & (row < blocks)
         group, within = np.divmod(np.where(inside, row, 0), _DRAWN_AT_ONCE)
         groups, index = np.unique(group, return_inverse=True)
-        each = ([_drawn(self, head, _DRAWN_AT_ONCE * n, blocks) for n in groups.tolist()] for head in heads)
-        drawn = np.array(list(each))[:, index.reshape(group.shape), within]  # (heads, batch, queries, blocks)
-        drawn = np.where(inside[..., None], drawn, -1).swapaxes(0, 1).reshape(batch * len(heads) * queries, -1)
-        regular = asked.of(replace(self, random_blocks=0))
+        each = [_drawn(self, heads, _DRAWN_AT_ONCE * n, blocks) for n in groups.tolist()]
+        drawn = np.array(each)[index.reshape(group.shape), :, within]  # (batch, queries, heads, blocks)
+        drawn = np.where(inside[..., None, None], drawn, -1).swapaxes(1, 2).reshape(batch * len(heads) * queries, -1)
+        words = np.repeat(asked.of(self._regular), len(heads), axis=1)
         start = np.maximum(drawn, 0) * block
-        count = np.where(drawn < 0, 0, np.minimum(block, asked.kv_len - start))
-        words = np.repeat(regular, len(heads), axis=1)
+        stop = np.minimum(start + block, asked.kv_len)
+        if self.causal:
+            stop = np.minimum(stop, np.repeat(asked.q, len(heads), axis=1).reshape(-1, 1) + 1)
+        count = np.where(drawn < 0, 0, stop - start)
         set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
-        return asked.combined(np.bitwise_and, words, asked.of(Causal())) if self.causal else words
+        return words
+
+    @cached_property
+    def _regular(self) -> BigBird:
+        return replace(self, random_blocks=0)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
@@ -173,12 +179,12 @@ class BigBird(Pattern):
         return cls(block, window, *blocks, *rest), sizes
 
 
-@functools.lru_cache(maxsize=4096)  # steps of generation need the same block rows, and the next ones
-def _drawn(pattern: BigBird, head: int, first: int, blocks: int) -> np.ndarray:
-    """Return the random blocks of _DRAWN_AT_ONCE block rows of a head; -1 beyond the last block row."""
+@functools.lru_cache(maxsize=1024)  # steps of generation need the same block rows, and the next ones
+def _drawn(pattern: BigBird, heads: tuple[int, ...], first: int, blocks: int) -> np.ndarray:
+    """Return the random blocks of heads, (heads, _DRAWN_AT_ONCE block rows, n); -1 beyond the last block row."""
     rows = np.arange(first, first + _DRAWN_AT_ONCE)
-    drawn = replace(pattern, head=head).draw(np.minimum(rows, blocks - 1), blocks)
-    drawn[rows >= blocks] = -1
+    drawn = np.array([replace(pattern, head=head).draw(np.minimum(rows, blocks - 1), blocks) for head in heads])
+    drawn[:, rows >= blocks] = -1
     return frozen(drawn)
 
 

@@ -153,11 +153,14 @@ class RowIntervals(ArrayPattern):
         if asked.q.shape[:2] != (1, 1):
             return super()._rows(asked)
         self.bind(asked.q_len, asked.kv_len)  # check the lengths
-        row = row_or_last(asked.q[0, 0] - q_offset(asked.q_len, asked.kv_len), asked.q_len)
         shape = *self.sizes(), asked.q_len
-        start, stop = (np.insert(x.reshape(shape), asked.q_len, 0, axis=2)[..., row] for x in (self.start, self.stop))
-        shape, flat = start.shape, Runs.span(start.reshape(-1), stop.reshape(-1), asked.kv_len)
-        return asked.filled(flat).reshape(*shape, -1)
+        start, stop = self.start.reshape(shape), self.stop.reshape(shape)
+        if not asked.is_whole:
+            row = row_or_last(asked.q[0, 0] - q_offset(asked.q_len, asked.kv_len), asked.q_len)
+            start, stop = (np.insert(x, asked.q_len, 0, axis=2)[..., row] for x in (start, stop))
+        shape, first = start.shape, np.maximum(start, 0).reshape(-1, 1)
+        count = np.clip(stop, 0, asked.kv_len).reshape(-1, 1) - first
+        return asked.filled(Runs(first, np.ones_like(first), count)).reshape(*shape, -1)
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:

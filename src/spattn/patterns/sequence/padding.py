@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
+from ..._util.bit_rows import hash_words
 from ..._util.cached import cached_property
-from ..._util.frozen import content, frozen
+from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
@@ -106,8 +108,10 @@ class KeyPadding(ArrayPattern):
         tokens = np.array(integers("lengths", lengths, 0), dtype=np.int64)
         if (tokens > kv_len).any():
             raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {tokens.max()}")
-        at = np.arange(kv_len)
-        return cls(at >= kv_len - tokens[:, None] if left else at < tokens[:, None])
+        real, padding = memoryview(b"\1" * kv_len), memoryview(bytes(kv_len))
+        rows = ((padding[n:], real[:n]) if left else (real[:n], padding[n:]) for n in tokens.tolist())
+        whole = b"".join(itertools.chain.from_iterable(rows))  # of a frozen array, which is not copied
+        return cls(np.ndarray((len(tokens), kv_len), bool, whole))
 
     @classmethod
     @deferrable
@@ -159,7 +163,7 @@ class KeyPadding(ArrayPattern):
 
     @cached_property
     def _hash(self) -> int:
-        return hash((type(self).__qualname__, self.valid.shape, content(self._words)))
+        return hash((type(self).__qualname__, self.valid.shape, hash_words(self._words.reshape(-1))))
 
     @cached_property
     def _keys(self) -> np.ndarray:

@@ -75,13 +75,14 @@ class QueriesAt(ByContent, Pattern):
             raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
         given: Any = self.positions
         if type(given) is int or (namespace_of(given) is None and not isinstance(given, (tuple, list))):
-            assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
+            if type(given) is not int or not -LONGEST <= given < LONGEST:
+                assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
         else:
             array = frozen_array("positions", given, np.int64, (1, 2))
             for number in (array.min(initial=0), array.max(initial=0)):
                 integer("positions", number, -LONGEST, LONGEST - 1)
             assign(self, positions=array)
-        assign(self, **nesting((self.inner,)))
+        vars(self).update(nesting((self.inner,)))
         if self._each_entry is not None:
             self.sizes()  # check the number of batch entries
 
@@ -127,6 +128,8 @@ class QueriesAt(ByContent, Pattern):
             q = row + at
         elif row.shape[:2] != (1, 1) or at.shape[-1] != asked.q_len:
             return super()._rows(asked)
+        elif asked.is_whole:
+            q = at.reshape(-1, 1, asked.q_len)
         else:
             known = np.atleast_2d(at)
             known = np.concatenate([known, np.full((len(known), 1), -1)], axis=1)

@@ -13,6 +13,7 @@ import numpy as np
 from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
+from ..._util.limits import environment
 from ...patterns import Pattern
 from .types import Plan
 
@@ -127,8 +128,8 @@ def mark_validated(plan: Plan, least: int | None, growth: Growth | None) -> Plan
 def made_validated(pattern: Pattern, fields: dict[str, Any]) -> Validated:
     """Return a plan of the planner that only a backend holds, without copies of the arrays in `fields`."""
     made = object.__new__(Validated)
-    vars(made).update(pattern=pattern, **fields, **_nothing_made(), least=None, growth=None)
-    if os.environ.get("SPATTN_CHECK_PLANS") == "1":
+    vars(made).update(fields, pattern=pattern, **_nothing_made(), least=None, growth=None)
+    if environment.get(b"SPATTN_CHECK_PLANS") == b"1":
         _check_own(made)
     return made
 

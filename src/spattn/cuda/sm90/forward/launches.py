@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...._util.cached import BoundedCache
 from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, Request, load_kernels, start
-from ...host.forward_pass import ForwardPass
+from ...host.forward_pass import ForwardPass, partial_bytes
 from ...host.sinks import sink_macros
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
 from .terms import blocks as blocks_of_split
 from .terms import pack_split, specialization, split_request, term_bytes
 
-__all__ = ["COUNTERS", "MERGE_TABLES", "Launches", "Part", "Tables", "counters", "launch_ranges"]
+__all__ = ["COUNTERS", "MERGE_TABLES", "ROWS_PER_BLOCK", "Launches", "Part", "Tables", "counters", "launch_ranges"]
 
 COUNTERS = 1024  # at most this many calls of a plan run at once on different streams
 MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
-_ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
+ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
+_LENGTHS_KEPT = 8
 _ALIGNMENT = 256  # of a problem's partials, in bytes
 
 
@@ -86,7 +89,8 @@ class Launches:
 
     def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
         call = parts[0].call
-        row = specialization(call, tables.keys)
+        self.part, self._lengths = parts[0], BoundedCache(_LENGTHS_KEPT)
+        self._row = row = specialization(call, tables.keys)
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
@@ -100,7 +104,6 @@ class Launches:
         if self.computes:
             self._attention = next(loaded)
         self._split = next(loaded) if split else None
-        self._call = call
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
         self._merges = [_merging(*part, at, loaded) for part, at in zip(parts, tables.merges, strict=True)]
         self._partials, self.workspace_bytes = [], 0
@@ -114,6 +117,39 @@ class Launches:
             first = -(-self.workspace_bytes // _ALIGNMENT) * _ALIGNMENT
             self._terms.append(first)
             self.workspace_bytes = first + size
+
+    def executes(self, keys: float, merge_blocks: int) -> bool:
+        """Return whether these kernels suit other tables of the plan, with `keys` keys per work item, and combines."""
+        merges = self._merges[0] is not None
+        suits = specialization(self.part.call, keys) == self._row and merges == (merge_blocks > 0)
+        return suits and self.computes > 0 and not self._terms
+
+    def at_length(self, kv_len: int) -> Launches:
+        """Return the launches for another kv_len, cached; their tables are those of this kv_len."""
+        if kv_len == self.part.call.plan.kv_len:
+            return self
+        found: Launches | None = self._lengths.get(kv_len)
+        if found is None:
+            found = copy.copy(self)
+            found.template = self.template.at_length(*self.part, kv_len)
+            self._lengths.keep(kv_len, found)
+        return found
+
+    def with_tables(self, tables: Tables, slots: int, merge_blocks: int) -> Launches:
+        """Return the launches for other tables, with one attention launch; `merge_blocks` are merge.cu's CTAs per
+        head."""
+        call, (merge, *_), ((_, tasks),) = self.part.call, self._merges, tables.ranges
+        made, rows = copy.copy(self), slots * call.plan.block_q
+        heads = call.q.shape[0] * call.q.shape[1]
+        made._tables, made.counter, made.computes = tables, tables.counter, 1
+        made._blocks = [min(self._row.ctas * call.device.sm_count, tasks)]
+        made.template = self.template.with_tables(tables.at, tasks, rows)
+        of_rows, made.workspace_bytes = partial_bytes(heads * rows, call.v.shape[3], 4)
+        made._partials = [(0, of_rows)]
+        if merge is not None:
+            tail = rows, *merge.tail[1:-2], merge_blocks, merge.tail[-1]
+            made._merges = [merge._replace(blocks=heads * merge_blocks, head=tables.merges[0], tail=tail)]
+        return made
 
     def write(
         self,
@@ -132,8 +168,8 @@ class Launches:
             terms = tuple(workspace + first for first in self._terms)
             to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks, terms))
             if self._split is not None:
-                split = pack_split(self._call, (q, k, v), terms)
-                launches.append(Launch(self._split, blocks_of_split(self._call), split, stream, early=True))
+                split = pack_split(self.part.call, (q, k, v), terms)
+                launches.append(Launch(self._split, blocks_of_split(self.part.call), split, stream, early=True))
                 early = 1  # attention waits for the split itself
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
@@ -176,7 +212,7 @@ def request(
 
 def merge_blocks(merges: Merges) -> int:
     """Return the CTAs of merge.cu per head."""
-    return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+    return -(-int(np.diff(merges.variants).max(initial=0)) // ROWS_PER_BLOCK)
 
 
 def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...], loaded: Iterator[Kernel]) -> Merging | None:

@@ -6,9 +6,11 @@ strides are encoded once; a call at other addresses only replaces addresses.
 
 from __future__ import annotations
 
+import copy
 import functools
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "si
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _TERMS = struct.Struct("@3Q")
-_MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
+_MOVED, _ADDRESS, _COUNT = struct.Struct("@q"), struct.Struct("@Q"), struct.Struct("@i")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
@@ -178,6 +180,28 @@ class Template:
         if to[0].terms:
             _TERMS.pack_into(tail, self._at["terms"] - self._head_bytes, *to[0].terms)
         return self._maps.at(tuple(pointers)) + tail
+
+    def with_tables(self, plan_at: Mapping[str, int], tasks: int, partial_rows: int) -> Template:
+        """Return the parameters of one launch for other tables of the only problem, with `tasks` tasks."""
+        tail = bytearray(self._tails[0])
+        for name in _PLAN_POINTERS:
+            _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, plan_at[name])
+        _COUNT.pack_into(tail, self._at["task_count"] - self._head_bytes, tasks)
+        _MOVED.pack_into(tail, self._problems_at[0] + _PROBLEM_AT["partial_rows"], partial_rows)
+        made = copy.copy(self)
+        made._tails = [bytes(tail)]
+        return made
+
+    def at_length(self, layout: PlanLayout, call: ForwardPass, kv_len: int) -> Template:
+        """Return the parameters for another kv_len of the only problem, whose plan has one view of all keys."""
+        (spec,), operands = layout.key_specs, (call.q, call.k, call.v, call.out)
+        keys = replace(spec, extents=(kv_len, *spec.extents[1:]))
+        specs = (layout.query_specs, (0, 3)), ((keys,), (1, 2))
+        tail, made = bytearray(self._tails[0]), copy.copy(self)
+        _COUNT.pack_into(tail, self._problems_at[0] + _PROBLEM_AT["q_offset"], kv_len - call.plan.q_len)
+        made._maps, made._tails = Maps(self._head_bytes // MAP_BYTES), [bytes(tail)]
+        made._maps.encode(operands, specs, [call.dtype] * 4, all(map(joint_heads, operands)))
+        return made
 
     def moving(self, to: Addresses) -> Moving | None:
         """Return the parameters that depend on kv_len, or None if the plan is not length-polymorphic."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...._util.cached import BoundedCache
@@ -31,12 +33,15 @@ def prepare(call: ForwardPass) -> Launches | None:
     # The arrays of terms have strides that depend on kv_len.
     moves = validated(call.plan).slides and terms_of(call.dtype, call.precision) == 1
     call = with_packed_heads(call)
-    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
-    return plan.launches(call)
+    sizes = call.q.shape[0], call.q.shape[1], call.k.shape[1]
+    return plan_on_device(call.plan, call.device, *sizes, moves, call.staging).launches(call)
 
 
 class HopperPlan:
-    """A plan on one device, for fixed batch and heads; `new` replaces its work items for a dynamic mask."""
+    """A plan on one device, for fixed batch and heads; `new` replaces its work items for a dynamic mask.
+
+    With `staging`, all tables are copied at once: see :func:`~spattn.cuda.driver.buffer.upload`.
+    """
 
     def __init__(
         self,
@@ -47,8 +52,13 @@ class HopperPlan:
         heads_kv: int,
         moves: bool,
         new: Items | None = None,
+        staging: Any = None,
     ):
-        self.layout, plan_buffer, plan_at = _lay_out(plan, device, moves)
+        buffers: tuple[Any, ...]
+        if staging is None:
+            self.layout, plan_buffer, plan_at = _lay_out(plan, device, moves)
+        else:
+            self.layout = make_layout(plan, moves)
         reduces = self.layout.reduces if new is None else self.layout.reduces[new.items]
         together = KEYS_COPIED_TOGETHER if plan.ordered else KEYS_TOGETHER
         listed = plan if new is None else new
@@ -60,10 +70,14 @@ class HopperPlan:
         }
         if new is not None:
             own |= {"items": new.items, "selections": new.selections, "starts": new.starts}
-        own_buffer, own_at = upload(device, own)
-        at = plan_at | own_at
+        if staging is None:
+            own_buffer, own_at = upload(device, own)
+            buffers, at = (plan_buffer, own_buffer), plan_at | own_at
+        else:
+            buffer, at = upload(device, _arrays_of(self.layout) | own, staging)
+            buffers = (buffer,)
         merges = tuple(at[name] for name in MERGE_TABLES)
-        keys, counter, buffers = item_keys(plan, listed.work), counters(at["counters"]), (plan_buffer, own_buffer)
+        keys, counter = item_keys(plan, listed.work), counters(at["counters"])
         self.tables = Tables(at, [merges], launch_ranges(phases), keys, counter, buffers)
         self._launches = BoundedCache(_READY_KEPT)
 
@@ -91,17 +105,23 @@ class HopperPlan:
 
 
 @kept_with_plan
-def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool) -> HopperPlan:
+def plan_on_device(
+    plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool, staging: Any
+) -> HopperPlan:
     """Return the device copy of a plan, made at first use and cached with it; the device's context must be current."""
-    return HopperPlan(plan, device, batch, heads_q, heads_kv, moves)
+    return HopperPlan(plan, device, batch, heads_q, heads_kv, moves, staging=staging)
 
 
 @kept_with_plan
 def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[PlanLayout, Buffer, dict[str, int]]:
     """Lay out and upload the tables that do not depend on batch and heads; return (layout, buffer, addresses)."""
     layout = make_layout(plan, moves)
+    return layout, *upload(device, _arrays_of(layout))
+
+
+def _arrays_of(layout: PlanLayout) -> dict[str, np.ndarray]:
+    """Return the tables that do not depend on batch and heads, by name."""
     views = "query_views", "key_views"
     names = "work", "entries", "entry_masks", "masks", *views, "priors", "query_rows", "key_rows"
     arrays = {name: getattr(layout, name) for name in names}
-    arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
-    return layout, *upload(device, arrays)
+    return arrays | {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}

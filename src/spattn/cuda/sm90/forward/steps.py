@@ -1,0 +1,53 @@
+"""Launches of steps of generation, whose tables are made from the bits of rows by one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....choose.specializations import TILE
+from ....schedule._few_queries import device_tables
+from ....schedule.pack_heads import variant_of_groups
+from ....schedule.proof import Writers, prove
+from ...driver.buffer import copy_in_order
+from .launches import COUNTERS, MERGE_TABLES, ROWS_PER_BLOCK, Launches, Tables, counters
+
+__all__ = ["of_rows"]
+
+
+def of_rows(
+    known: Sequence[Launches], words: np.ndarray, variant: np.ndarray, kv_len: int, workers: int, staging: Any
+) -> tuple[int, Launches] | None:
+    """Return launches for rows of bits, (variants, queries, words), made from those of another step, and its number.
+
+    `known` are the launches of plans by rows with one tile, for these shapes and strides, apart from kv_len. Return
+    None if the rows need other kernels. The tables are copied in the order of PyTorch's current stream.
+    """
+    layout, call = known[0].part
+    plan, (batch, heads) = call.plan, call.q.shape[:2]
+    own = variant if call.packed == 1 else variant_of_groups(variant, call.packed)
+    if own is None or any(one.part.call.packed != call.packed for one in known):
+        return None
+    index = np.empty((batch, heads), np.int32)
+    index[:] = own
+    keys = layout.key_views.copy()
+    keys["extent"][1, -1] = kv_len
+    tables = layout.query_views.view(np.uint8), keys.view(np.uint8)
+    image, offsets, items, (tasks, longest, slots, most) = device_tables(
+        words, index, kv_len, call.packed, heads // call.k.shape[1], plan.block_q, workers, *tables, COUNTERS
+    )
+    rest: list[Any] = [*items, plan.q_len, plan.block_q]
+    prove(Writers(plan.views, np.zeros(len(words), np.int32), *rest))  # it reads the query view alone
+    if not tasks:
+        return None
+    merge_blocks, length = -(-most // ROWS_PER_BLOCK), float(TILE[1] * longest)
+    for number, first in enumerate(known):
+        if first.executes(length, merge_blocks):
+            owner, address = copy_in_order(call.device, image, staging)
+            at = {name: address + offset for name, offset in offsets.items()}
+            merges = [tuple(at[name] for name in MERGE_TABLES)]
+            made = Tables(at, merges, [(0, tasks)], length, counters(at["counters"]), (owner,))
+            return number, first.at_length(kv_len).with_tables(made, slots, merge_blocks)
+    return None
