@@ -1,5 +1,6 @@
-"""The networks of examples/dyck against a stack machine."""
+"""The networks of examples/dyck against a stack machine; the generator learns a small language."""
 
+import importlib
 import sys
 
 import numpy as np
@@ -14,35 +15,10 @@ from spattn.patterns import PerHead, RowIntervals
 ROUNDING = 8 * np.finfo(np.float32).eps  # of one weight, of its sum, product and quotient
 
 
-def accepts(tokens, k, depth):
-    """A stack machine: whether a string is in Dyck-(k, D)."""
-    stack = []
-    for token in tokens:
-        if token == 2 * k:
-            continue
-        if token < k:
-            stack.append(token)
-        elif not stack or stack.pop() != token - k:
-            return False
-        if len(stack) > depth:
-            return False
-    return not stack
-
-
-def strings(rng, count, longest, k, depth):
-    """Members, some of them too deep by one, and edited members."""
-    made = []
-    for n in range(count):
-        length = 2 * rng.integers(longest // 2 + 1) if n > 3 else longest
-        string = language.member(rng, length, k, depth + (n % 8 == 7))
-        made.append(language.edited(rng, string, k) if n % 2 and len(string) else string)
-    return made
-
-
 def check(rng, count, longest, k, depth):
     """The answers of a stack machine and of the network, which are equal, for random strings."""
-    made = strings(rng, count, longest, k, depth)
-    expected = np.array([accepts(string, k, depth) for string in made])
+    made = language.strings(rng, count, longest, k, depth)
+    expected = np.array([language.accepts(string, k, depth) for string in made])
     np.testing.assert_array_equal(Recognizer(k, depth)(language.padded(made, k)), expected)
     return expected
 
@@ -63,7 +39,7 @@ def test_recognizer_of_long_strings(k, depth):
 @pytest.mark.parametrize("tokens", [[], [0], [1], [0, 1], [1, 0], [0, 0, 1, 1], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1]])
 def test_recognizer_of_short_strings(tokens):
     answer = Recognizer(1, 2)(language.padded([np.array(tokens, int)], 1))
-    assert answer.tolist() == [accepts(tokens, 1, 2)]
+    assert answer.tolist() == [language.accepts(tokens, 1, 2)]
 
 
 @pytest.mark.parametrize("tokens", [[0, 1], [-1, 2], [1, 2, 1]])
@@ -89,7 +65,7 @@ def calls(monkeypatch):
 def test_layers_are_hard_attention(calls):
     """D + 1 calls; each row has one key, that of the highest score among the allowed ones, and the key's value."""
     k, depth = 5, 3
-    Recognizer(k, depth)(language.padded(strings(np.random.default_rng(0), 8, 60, k, depth), k))
+    Recognizer(k, depth)(language.padded(language.strings(np.random.default_rng(0), 8, 60, k, depth), k))
     assert len(calls) == depth + 1
     n = np.arange(calls[0][0].shape[2])
     for layer, (keys, values, pattern, out) in enumerate(calls):
@@ -105,7 +81,7 @@ def test_layers_are_hard_attention(calls):
 def test_sharp_softmax_gives_the_same_numbers(calls):
     """At a scale where all other weights underflow to 0, softmax attention to all allowed keys is hard attention."""
     k, depth = 6, 4
-    Recognizer(k, depth)(language.padded(strings(np.random.default_rng(1), 4, 80, k, depth), k))
+    Recognizer(k, depth)(language.padded(language.strings(np.random.default_rng(1), 4, 80, k, depth), k))
     n = np.arange(calls[0][0].shape[2])
     strictly = PerHead([RowIntervals(0 * n, n), RowIntervals(n + 1, 0 * n + len(n))])
     for layer, (keys, values, _, out) in enumerate(calls):
@@ -147,7 +123,7 @@ def executed(network, tokens):
 def test_python_does_not_loop_over_strings_or_tokens():
     """As many instructions for one short string as for many long ones; each layer takes as many as the others."""
     rng = np.random.default_rng(2)
-    few, many = (language.padded(strings(rng, n, longest, 4, 3), 4) for n, longest in ((1, 4), (20, 90)))
+    few, many = (language.padded(language.strings(rng, n, longest, 4, 3), 4) for n, longest in ((1, 4), (20, 90)))
     counts = [executed(Recognizer(4, depth), tokens) for depth in (3, 4, 5) for tokens in (few, many)]
     assert counts[0] == counts[1] > 100 and counts[2] == counts[3] and counts[4] == counts[5]
     assert counts[2] - counts[0] == counts[4] - counts[2] > 0
@@ -159,7 +135,7 @@ def test_all_but_attention_is_per_token(monkeypatch):
     """Without what attention returns, a token's numbers after a layer depend on the token alone."""
     monkeypatch.setattr(recognizer, "hard_attention", lambda scores, values, *masks: np.ones_like(values))
     network, rng = Recognizer(4, 2), np.random.default_rng(3)
-    tokens = language.padded(strings(rng, 6, 40, 4, 2), 4)
+    tokens = language.padded(language.strings(rng, 6, 40, 4, 2), 4)
     x = network.embedding[tokens]
     order = rng.permutation(tokens.shape[1])
     np.testing.assert_array_equal(network.match(x[:, order]), network.match(x)[:, order])
@@ -179,3 +155,58 @@ def test_prefixes():
             deepest = max(deepest, len(stack))
             assert top == (stack[-1] if stack else -1)
     assert deepest == 4
+
+
+@pytest.fixture
+def generator():
+    """The module, which needs PyTorch, on one thread."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield importlib.import_module("dyck.generator")
+    torch.set_num_threads(threads)
+
+
+def test_generator_attends_with_the_weights_that_pictures_show(generator):
+    model = generator.Generator(3)
+    tokens, _ = generator.batch(np.random.default_rng(5), 2, 20, 3, 4)
+    x = model.token(tokens)
+    for layer in model.layers:
+        found = layer.weights(x) @ layer.projected(x)[2].transpose(1, 2)
+        expected = x + layer.norms[0](layer.outer(found.transpose(1, 2).flatten(2)))
+        x = layer(x)
+        np.testing.assert_allclose(x.detach(), (expected + layer.norms[1](layer.mlp(expected))).detach(), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_generator_learns_a_small_language(generator):
+    """At twice the training length it is better than whoever guesses the type of the last opened bracket."""
+    k, depth, length = 2, 2, 12
+    model = generator.Generator(k, 16)
+    tokens, innermost = generator.batch(np.random.default_rng(1), 64, 2 * length, k, depth)
+    opened = np.maximum.accumulate(np.where(tokens < k, np.arange(2 * length + 1), 0), axis=1)
+    guess = np.take_along_axis(tokens.numpy(), opened, 1)[innermost >= 0]
+    guessed = (guess == innermost[innermost >= 0].numpy()).mean()
+    generator.train(model, k, depth, length, 120, pieces=16, rate=0.01)
+    right, confident = generator.closings(model, k, depth, 2 * length)
+    assert 0.7 < guessed < 0.95 < confident <= right
+    strings = generator.generate(model, k, length, 4)
+    assert strings.shape == (4, length) and 0 <= strings.min() and strings.max() < 2 * k
+
+
+def test_measure_of_closings(generator):
+    """A model that knows the innermost bracket is always right; one that gives it half of the probability is not."""
+    torch = generator.torch
+    tokens, innermost = generator.batch(np.random.default_rng(1), 64, 30, 4, 3)
+
+    def knowing(logit):
+        def model(given):
+            assert torch.equal(given, tokens)
+            return torch.cat([torch.zeros(*tokens.shape, 4), logit * torch.eye(5)[innermost, :4]], dim=-1)
+
+        return model
+
+    assert generator.closings(knowing(9.0), 4, 3, 30) == (1, 1)
+    assert generator.closings(knowing(1.0), 4, 3, 30) == (1, 0)
+    assert generator.closings(knowing(-9.0), 4, 3, 30) == (0, 0)

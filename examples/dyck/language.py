@@ -51,6 +51,29 @@ def edited(rng, tokens, k):
     return np.insert(tokens, at, rng.integers(2 * k) if edit == 4 else [kind, k + kind])  # one bracket, or a pair
 
 
+def accepts(tokens, k, depth):
+    """A stack machine: whether a string is in Dyck-(k, D)."""
+    stack = []
+    for token in tokens:
+        if token < k:
+            stack.append(token)
+        elif not stack or stack.pop() != token - k:
+            return False
+        if len(stack) > depth:
+            return False
+    return not stack
+
+
+def strings(rng, count, longest, k, depth):
+    """Strings of up to `longest` tokens: members, edited members, and some that may be too deep by one."""
+    made = []
+    for n in range(count):
+        length = 2 * rng.integers(1, longest // 2 + 1) if n > 3 else longest
+        string = member(rng, length, k, depth + (n % 8 == 6))
+        made.append(edited(rng, string, k) if n % 2 else string)
+    return made
+
+
 def padded(strings, k):
     """Strings as one array (count, length), with at least one token of padding behind each."""
     length = 1 + max(map(len, strings))
