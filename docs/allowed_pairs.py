@@ -253,6 +253,9 @@ ALLOWED = {
         "strided(32)": square(1024, strided(32)),
         "SlidingWindow(47, 0)": square(1024, window(47, 0)),
     },
+    "dyck.rst": {
+        "RowIntervals(key, key + 1)": square(4, lambda at: at.k == np.array([1, 0, 3, 2])[at.q]),
+    },
     "from_flex_attention.rst": {
         "from_mask_mod(causal)": square(256, causal),
         "from_block_mask(block_mask)": square(256, causal),

@@ -56,19 +56,21 @@ class Recognizer:
 
     def match(self, x):
         """One layer: each bracket compares itself with the nearest unmatched ones before and behind it."""
-        unmatched = 1 - x[..., MATCHED]
-        nearest = np.stack([2 * unmatched + x[..., POSITION], 2 * unmatched - x[..., POSITION]], axis=1)
-        found = hard_attention(nearest, np.stack([x, x], axis=1), strictly_before, strictly_after)
+        found = hard_attention(self.scores(x), np.stack([x, x], axis=1), strictly_before, strictly_after)
         difference = (x @ self.own)[:, None] + found @ self.found + self.bias
         error = relu(difference).sum(-1) + relu(-difference).sum(-1)
         x = x.copy()
         x[..., MATCHED] += step(1 - error).sum(1)  # of the two heads, one at most
         return x
 
+    def scores(self, x):
+        """Scores (batch, 2, length) of the keys: unmatched brackets first, then the latest, or the earliest."""
+        unmatched = 1 - x[..., MATCHED]
+        return np.stack([2 * unmatched + x[..., POSITION], 2 * unmatched - x[..., POSITION]], axis=1)
+
     def accept(self, x):
         """The last layer: each token attends to an unmatched bracket if there is one; the last token answers."""
-        unmatched = 1 - x[..., MATCHED]
-        found = hard_attention((2 * unmatched + x[..., POSITION])[:, None], x[:, None], anywhere)
+        found = hard_attention(self.scores(x)[:, :1], x[:, None], anywhere)
         return step(found[:, 0, -1, MATCHED]) == 1
 
 
