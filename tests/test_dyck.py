@@ -26,7 +26,7 @@ def check(rng, count, longest, k, depth):
 @pytest.mark.parametrize("k", range(1, 9))
 def test_recognizer(k):
     rng = np.random.default_rng(k)
-    expected = np.concatenate([check(rng, 6, 80, k, depth) for depth in range(1, 9)])
+    expected = np.concatenate([check(rng, 6, 48, k, depth) for depth in range(1, 9)])
     assert 0.3 < expected.mean() < 0.8
 
 

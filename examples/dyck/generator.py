@@ -18,11 +18,11 @@ from . import language
 
 
 class Layer(nn.Module):
-    """Causal attention with a learned preference for recent keys, and an MLP; each is normalized, then added."""
+    """Attention with a learned preference for recent keys, and an MLP; each is normalized, then added."""
 
-    def __init__(self, features, heads):
+    def __init__(self, features, heads, pattern="causal"):
         super().__init__()
-        self.heads = heads
+        self.heads, self.pattern = heads, pattern
         self.inner, self.outer = nn.Linear(features, 3 * features), nn.Linear(features, features)
         # What the average holds of a token shrinks with the number of tokens: the norm makes up for it.
         self.norms = nn.ModuleList(nn.LayerNorm(features, eps=1e-10) for _ in range(2))
@@ -33,7 +33,7 @@ class Layer(nn.Module):
         slopes = self.slopes
         q, k, v = self.projected(x)
         found = spattn.attention(
-            q, k, v, "causal", layout="bshd", score=lambda score, b, h, q, k: score - slopes[h] * (q - k)
+            q, k, v, self.pattern, layout="bshd", score=lambda score, b, h, q, k: score - slopes[h] * (q - k)
         )
         x = x + self.norms[0](self.outer(found.flatten(2)))
         return x + self.norms[1](self.mlp(x))
@@ -43,7 +43,7 @@ class Layer(nn.Module):
         return self.inner(x).unflatten(2, (3, self.heads, -1)).unbind(2)
 
     def weights(self, x):
-        """The attention weights that `forward` never stores, (batch, heads, length, length)."""
+        """The weights of causal attention, which `forward` never stores, (batch, heads, length, length)."""
         q, k, _ = (part.transpose(1, 2) for part in self.projected(x))
         n = torch.arange(x.shape[1])
         distance = n[:, None] - n
