@@ -106,7 +106,7 @@ def closings(model, k, depth, length, count=64):
     """The share of positions with an open bracket at which the model is right about the bracket that closes it.
 
     Returns two shares: the closing bracket of the highest probability is right; and the right one has at least 80 % of
-    the probability of all closing brackets, the measure of the paper.
+    the probability of all closing brackets.
     """
     tokens, innermost = batch(np.random.default_rng(1), count, length, k, depth)
     with torch.no_grad():
