@@ -253,6 +253,9 @@ ALLOWED = {
         "strided(32)": square(1024, strided(32)),
         "SlidingWindow(47, 0)": square(1024, window(47, 0)),
     },
+    "dyck.rst": {
+        "RowIntervals(key, key + 1)": square(4, lambda at: at.k == np.array([1, 0, 3, 2])[at.q]),
+    },
     "from_flex_attention.rst": {
         "from_mask_mod(causal)": square(256, causal),
         "from_block_mask(block_mask)": square(256, causal),
@@ -309,6 +312,9 @@ ALLOWED = {
     "many_gpus.rst": {
         STREAMING: square(4096, streaming(4, 256)),
         "SlidingWindow(256, 0)": square(65536, window(256, 0)),
+    },
+    "long_encoder.rst": {
+        "Documents((512,) * 31 + (128,))": square(16_000, documents(*[512] * 31, 128)),
     },
     "long_documents.rst": {
         "longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),

@@ -16,6 +16,7 @@ NEEDS = {
     "from_flex_attention.rst": "torch",
     "generation.rst": "transformers",
     "jax.rst": "jax",
+    "long_text.rst": "torch",
     "many_gpus.rst": "torch",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
