@@ -150,7 +150,8 @@ format: $(STAMPS)/lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(KERNELS)
 
-docs: $(addprefix $(STAMPS)/,package docs-requires)
+# With the libraries whose integrations the API reference documents.
+docs: $(addprefix $(STAMPS)/,package torch test-requires docs-requires)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "wrote $(CURDIR)/docs/_build/html/index.html"
 

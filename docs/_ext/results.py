@@ -78,6 +78,34 @@ class ResultsTable(SphinxDirective):
         return [*lines, ""]
 
 
+class ResultsBySide(ResultsTable):
+    """``.. results-by-side:: NAME``: a row for each problem, the contenders side by side.
+
+    ``:rows: field = heading`` is what rows are of, ``:cells: field`` what they hold, and ``:columns: contender =
+    heading; …`` the contenders; one with alternatives, ``a / b = heading``, shows the first that was measured.
+    """
+
+    option_spec = {
+        **ResultsTable.option_spec,
+        "rows": directives.unchanged_required,
+        "cells": directives.unchanged_required,
+    }
+
+    def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
+        ((of_rows, heading),) = _pairs(self.options["rows"])
+        contenders = _pairs(self.options["columns"])
+        found: dict[str, dict] = {}
+        for row in rows:
+            found.setdefault(row[of_rows], {})[row["contender"]] = row[self.options["cells"]]
+        table = [
+            {"row": name}
+            | {title: next((had[x] for x in names.split(" / ") if x in had), None) for names, title in contenders}
+            for name, had in found.items()
+        ]
+        self.options["columns"] = "; ".join([f"row = {heading}", *(f"{title} = {title}" for _, title in contenders)])
+        return super()._table(titles, table)
+
+
 class ResultsIndex(SphinxDirective):
     """``.. results-index::``: one line for each committed file, whatever it holds."""
 
@@ -124,5 +152,6 @@ def _text(value) -> str:
 def setup(app):
     """Registers the directives."""
     app.add_directive("results-table", ResultsTable)
+    app.add_directive("results-by-side", ResultsBySide)
     app.add_directive("results-index", ResultsIndex)
     return {"version": "1", "parallel_read_safe": True}
