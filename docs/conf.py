@@ -87,7 +87,8 @@ html_theme_options = {
 }
 html_context = {"default_mode": "auto"}
 html_title = f"spattn {release}"
-html_sidebars = {"index": []}
+html_sidebars = dict.fromkeys(("index", "install", "quickstart", "benchmarks", "compare"), [])  # nothing below
+html_domain_indices = False  # of modules: docs/api/index.rst lists more
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["spattn.css"]

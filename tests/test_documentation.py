@@ -48,7 +48,6 @@ def test_every_public_name_is_in_the_reference(extension, name):
 
 
 def test_a_page_becomes_a_notebook(extension):
-    pytest.importorskip("nbformat")
     page = """# Title
 
 Text.
@@ -86,3 +85,15 @@ The end.
     ]
     assert [cell.metadata.get("tags") for cell in cells if cell.source == "1 / 0"] == [["raises-exception"]]
     assert extension("notebooks").notebook(page) == extension("notebooks").notebook(page)
+
+
+def test_contenders_side_by_side(extension):
+    side_by_side = extension("side_by_side").side_by_side
+    rows = [{"on": on, "contender": who, "ms": ms} for on, who, ms in [("a", "x", 1), ("a", "z", 2), ("b", "y", 3)]]
+    contenders = [("x", "X"), ("y / z", "others")]
+    assert side_by_side(rows, "on", "ms", contenders) == [
+        {"row": "a", "X": 1, "others": 2},
+        {"row": "b", "X": None, "others": 3},
+    ]
+    with pytest.raises(ValueError, match="expected one row of 'a', 'x'"):
+        side_by_side([*rows, rows[0]], "on", "ms", contenders)

@@ -15,6 +15,7 @@
     const box = e.getBoundingClientRect();
     if ((box.right > width + 1 || box.left < -1) && !scrolls(e)) found.push(`${name(e)}: cut off at ${Math.round(box.right)}`);
     if (getComputedStyle(e).overflowX === "hidden" && e.scrollWidth > e.clientWidth + 1) found.push(`${name(e)}: text is hidden`);
+    if (e.tagName === "PRE" && width > 1000 && e.scrollWidth > e.clientWidth + 1) found.push(`${name(e)}: a line is cut off`);
     if (e.tagName === "IMG" && e.complete && !e.naturalWidth) found.push(`${e.src}: no picture`);
   }
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import nbformat
-from docutils import nodes
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -50,6 +49,8 @@ def _code(examples: list[doctest.Example]) -> list:
 
 def offer(app, pagename, templatename, context, doctree) -> None:
     """Say to the template which other forms a page has."""
+    from docutils import nodes  # tests of the notebooks do without Sphinx
+
     if doctree is None:  # the search, the index, sources
         return
     context["twin"] = f"{pagename}.html.md"

@@ -9,6 +9,7 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from side_by_side import side_by_side
 from sphinx.util.docutils import SphinxDirective
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -94,14 +95,7 @@ class ResultsBySide(ResultsTable):
     def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
         ((of_rows, heading),) = _pairs(self.options["rows"])
         contenders = _pairs(self.options["columns"])
-        found: dict[str, dict] = {}
-        for row in rows:
-            found.setdefault(row[of_rows], {})[row["contender"]] = row[self.options["cells"]]
-        table = [
-            {"row": name}
-            | {title: next((had[x] for x in names.split(" / ") if x in had), None) for names, title in contenders}
-            for name, had in found.items()
-        ]
+        table = side_by_side(rows, of_rows, self.options["cells"], contenders)
         self.options["columns"] = "; ".join([f"row = {heading}", *(f"{title} = {title}" for _, title in contenders)])
         return super()._table(titles, table)
 
