@@ -94,6 +94,7 @@ def look(browser: Browser, address: str, names: list[str], pictures: Path | None
     page.on("pageerror", lambda error: found.append(f"{here}: {error}"))
     page.on("console", lambda said: said.type in ("error", "warning") and found.append(f"{here}: console: {said.text}"))
     page.on("requestfailed", lambda request: found.append(f"{here}: {request.url} was not loaded"))
+    context.route(lambda url: not url.startswith(address), lambda route: route.abort())  # as without a network
     for here in names:
         page.goto(f"{address}/{here}.html")
         for width, theme in VIEWS:

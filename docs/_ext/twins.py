@@ -43,6 +43,12 @@ def image(translator, node) -> None:
     raise nodes.SkipNode
 
 
+def superscript(translator, node) -> None:
+    """The builder writes powers as subscripts."""
+    translator.add(f"<sup>{node.astext()}</sup>")
+    raise nodes.SkipNode
+
+
 HANDLERS = {
     PassthroughTextElement: (ignore, ignore),
     nodes.abbreviation: (ignore, ignore),
@@ -51,6 +57,7 @@ HANDLERS = {
     nodes.classifier: (classifier, None),
     nodes.image: (image, None),
     nodes.raw: (skip, None),
+    nodes.superscript: (superscript, None),
 }
 
 
