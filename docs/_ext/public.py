@@ -79,7 +79,13 @@ def public_names(module: str) -> list[str]:
     return sorted(functions) + [c for c in classes if found[c] is Pattern or not issubclass(found[c], Pattern)] + data
 
 
+def skip_fields(app, what, name, value, skip, options) -> bool | None:
+    """Leave out the fields of a NamedTuple, which the parameters of its docstring describe."""
+    return True if type(value).__name__ == "_tuplegetter" else None
+
+
 def setup(app):
     """Before Sphinx looks for pages, so that autosummary finds these."""
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("config-inited", write_reference)
     return {"version": "1", "parallel_read_safe": True}
