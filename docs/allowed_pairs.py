@@ -225,6 +225,8 @@ ALLOWED = {
         "spattn.patterns.interop.from_pairs(row, key, 1024, 1024)": square(1024, dilated(8, 64)),
         "spattn.patterns.discover(listed)": square(1024, dilated(8, 64)),
     },
+    "guarantees.rst": {"SlidingWindow(64, 0)": square(500, window(64, 0))},
+    "limits.rst": {"SlidingWindow(64, 0)": square(1000, window(64, 0))},
     "verify.rst": {
         "SlidingWindow(3, 0)": square(16, window(3, 0)),
         "SlidingWindow(4, 0)": square(16, window(4, 0)),
@@ -358,6 +360,12 @@ ALLOWED = {
             1250, both(causal, either(keys_before(500), documents(500, 200, 300, 250)))
         ),
     },
+    "selected_blocks.rst": {
+        "Causal() & KeyBlocks(chosen, 64, 64)": square(1024, best_blocks, heads=4),
+        "Causal() & (KeyBlocks(chosen, 64, 64) | Sinks(4) | SlidingWindow(127, 0))": square(
+            1024, both(causal, either(best_blocks, keys_before(4), window(127, 0))), heads=4
+        ),
+    },
     "torch_tensors.rst": {
         "SlidingWindow(128, 0)": square(1000, window(128, 0)),
         "spattn.patterns.Causal() & spattn.patterns.KeyBlocks(chosen, 64, 64)": square(1024, best_blocks, heads=8),
@@ -365,6 +373,9 @@ ALLOWED = {
     "torch_training.rst": {
         "SlidingWindow(16, 0)": square(100, window(16, 0)),
         "SlidingWindow(4, 0)": square(100, window(4, 0)),
+    },
+    "trainer.rst": {
+        "Sinks(4) | SlidingWindow(31, 0)": square(256, either(keys_before(4), window(31, 0))),
     },
     "transformers.rst": {
         "Sinks(4) | SlidingWindow(31, 0)": square(200, either(keys_before(4), window(31, 0))),

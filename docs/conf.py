@@ -1,4 +1,4 @@
-"""Sphinx configuration. Builds from the installed package; needs neither a GPU nor PyTorch, nor the network."""
+"""Sphinx configuration. Builds from the installed package; needs neither a GPU nor the network."""
 
 import sys
 from importlib.metadata import version as installed_version
@@ -19,9 +19,14 @@ extensions = [
     "numpydoc",
     "myst_parser",
     "matplotlib.sphinxext.plot_directive",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_llm.txt",
     "gallery",
+    "notebooks",
     "public",
     "results",
+    "twins",
 ]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
 templates_path = ["_templates"]
@@ -59,17 +64,35 @@ plot_html_show_source_link = False
 plot_include_source = False
 plot_basedir = plot_working_directory = str(Path(__file__).parent / "figures")
 
+# Copies the code of an example without its prompts and its output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# llms.txt, and a Markdown twin of each page beside it: PAGE.html.md. A second builder reads the same doctrees.
+llms_txt_build_parallel = False
+llms_txt_suffix_mode = "append"
+llms_txt_nested_enabled = False
+llms_txt_description = (
+    "Exact sparse softmax attention on CPUs and NVIDIA GPUs: the allowed (query, key) pairs are a pattern."
+)
+
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_nav_level": 2,
     "navbar_align": "left",
-    "secondary_sidebar_items": ["page-toc"],
+    "header_links_before_dropdown": 8,
+    "secondary_sidebar_items": ["page-toc", "twins"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+html_context = {"default_mode": "auto"}
 html_title = f"spattn {release}"
-html_sidebars = {"*": [], "tutorials/*": []}  # nothing below them to navigate
+html_sidebars = dict.fromkeys(("index", "install", "quickstart", "benchmarks", "compare"), [])  # nothing below
+html_domain_indices = False  # of modules: docs/api/index.rst lists more
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["spattn.css"]
+html_js_files = ["pattern_view.js"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_show_sphinx = False
 html_copy_source = False

@@ -18,11 +18,13 @@ NEEDS = {
     "jax.rst": "jax",
     "long_text.rst": "torch",
     "many_gpus.rst": "torch",
+    "selected_blocks.rst": "torch",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
+    "trainer.rst": "transformers",
     "verify.rst": "torch",
 }
-SLOW = {"character_model.rst", "from_flex_attention.rst", "jax.rst", "torch_training.rst"}
+SLOW = {"character_model.rst", "from_flex_attention.rst", "jax.rst", "torch_training.rst", "trainer.rst"}
 
 
 @pytest.fixture(autouse=True)

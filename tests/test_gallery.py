@@ -1,8 +1,12 @@
 """The pages of the documentation's gallery, written from the registry."""
 
+import html
 import importlib
+import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spattn import patterns
@@ -43,8 +47,28 @@ def test_definition_is_what_decides(gallery, name, shown, hidden):
 
 
 def test_table_of_uses(gallery):
-    table = gallery._uses([gallery._registered("longformer")])
-    assert "longformer <generated/pattern-longformer>" in table and "For long documents with a few tokens" in table
+    table = gallery._overview([gallery._registered("longformer")])
+    assert "For long documents with a few tokens" in table and "pattern-longformer-small.png" in table
+
+
+@pytest.mark.parametrize("name", patterns.registry.names())
+def test_every_pattern_has_a_sentence(gallery, name):
+    assert len(gallery._registered(name).use) > 20
+
+
+@pytest.mark.parametrize("name", ["causal", "strided", "bigbird", "per_head", "csr"])
+def test_view_shows_the_allowed_keys(gallery, name):
+    """The ranges that the page's script draws."""
+    pattern, length = patterns.registry.example(name)[:2]
+    for head in range(max(1, pattern.sizes()[1])):
+        view = html.unescape(gallery._view(pattern, length, head, 2))
+        rows = json.loads(re.search(r'data-ranges="(.*)"', view)[1])
+        drawn = np.zeros((length, length), bool)
+        for row, ranges in zip(drawn, rows, strict=True):
+            for start, stop in ranges:
+                assert not row[max(0, start - 1) : stop].any()  # ranges are apart
+                row[start:stop] = True
+        assert np.array_equal(drawn, pattern.index_set(length, length, head=head).to_dense())
 
 
 def test_plans_are_of_a_usual_size(gallery):

@@ -16,7 +16,8 @@ from spattn.patterns.registry import names
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(page for page in DOCS.rglob("*") if page.suffix in (".rst", ".md") and "generated" not in page.parts)
+BUILT = {"generated", "_build"}
+PAGES = sorted(page for page in DOCS.rglob("*") if page.suffix in (".rst", ".md") and not BUILT & set(page.parts))
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CITED = re.compile(r"``([\w./-]+\.\w+)::(\w+)``")
 DOTTED = re.compile(r"(?<![\w./-])spattn(?:\.[A-Za-z_]\w*)+")
@@ -88,7 +89,7 @@ def documents():
     folders = ("src", "tests", "tools", "benchmarks", "docs", "examples")
     files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
     kinds = {".py", ".pyx", ".h", ".cpp", ".cu", ".cuh", ".toml", ".build", ".rst", ".md"}
-    return [file for file in files if file.suffix in kinds and not {"generated", "_build"} & set(file.parts)]
+    return [file for file in files if file.suffix in kinds and not BUILT & set(file.parts)]
 
 
 def documents_named(text):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import inspect
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -14,6 +16,7 @@ import matplotlib as mpl
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 import spattn
 from spattn import patterns
@@ -42,6 +45,8 @@ class Entry(NamedTuple):
 
 def write_gallery(app, config) -> None:
     """One page and one picture for each registered name and each known composition, and their overviews."""
+    if app.tags.has("sphinx_llm_markdown"):  # the second builder of a build: all is written
+        return
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     groups = {
@@ -49,14 +54,14 @@ def write_gallery(app, config) -> None:
         "registered": [_registered(name) for name in patterns.registry.names() if not name.startswith("deepspeed")],
         "compositions": [_composition(*entry) for entry in patterns.show.gallery().items()],
     }
-    wanted = {f"{group}.inc" for group in groups} | {"uses.inc"}
-    _write(folder / "uses.inc", _uses(groups["registered"]))
+    wanted = {f"{group}.inc" for group in groups}
     for group, entries in groups.items():
         _write(folder / f"{group}.inc", _overview(entries))
         for entry in entries:
-            wanted |= {f"{entry.file}.rst", f"{entry.file}.png"}
+            wanted |= {f"{entry.file}.rst", f"{entry.file}.png", f"{entry.file}-small.png"}
             _write(folder / f"{entry.file}.rst", _page(entry))
             _draw(folder / f"{entry.file}.png", *entry.example)
+            _draw_small(folder / f"{entry.file}-small.png", *entry.example)
     for file in folder.iterdir():
         if file.name not in wanted:
             file.unlink()
@@ -73,10 +78,10 @@ def _registered(name: str) -> Entry:
 
 
 def _use(cls: type) -> str:
-    """When to use a pattern: the paragraph after the first line of its docstring."""
+    """When to use a pattern: the paragraph after the first line of its docstring, or else that line."""
     paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
     told = len(paragraphs) > 1 and not paragraphs[1].startswith("Parameters\n")
-    return " ".join(paragraphs[1].split()) if told else ""
+    return " ".join(paragraphs[told].split())
 
 
 def _definition(cls: type) -> str:
@@ -114,7 +119,7 @@ def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     pattern, length = known
     text = ["This composition is defined as", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
     file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Entry(file, name, "", text, None, known, known)
+    return Entry(file, name, f"``{_shortened(pattern)}``", text, None, known, known)
 
 
 def public_path(cls: type) -> str:
@@ -148,7 +153,19 @@ def _picture(entry: Entry) -> list[str]:
     lengths = f"{length} × {length} tokens"
     lines = [f".. figure:: {entry.file}.png", f"   :alt: {entry.title} at {lengths}", f"   :width: {width}px", ""]
     counts = f"{index_set.nnz} pairs{' in head 0' if heads > 1 else ''}, density {index_set.density:.3g}"
-    return [*lines, f"   ``{_shortened(pattern)}`` at {lengths}: {counts}.", ""]
+    lines += [f"   ``{_shortened(pattern)}`` at {lengths}: {counts}.", "", ".. raw:: html", ""]
+    return [*lines, *(f"   {_view(pattern, length, head, heads)}" for head in range(heads)), ""]
+
+
+def _view(pattern, length: int, head: int, heads: int) -> str:
+    """The allowed keys of each query, as ranges, from which _static/pattern_view.js draws the picture anew."""
+    index_set = pattern.index_set(length, length, head=head)
+    keys = (index_set.row(query) for query in range(length))
+    gaps = ((row, np.flatnonzero(np.diff(row) > 1) + 1) for row in keys)
+    ranges = [[[int(run[0]), int(run[-1]) + 1] for run in np.split(row, gap) if len(run)] for row, gap in gaps]
+    title = f' data-title="head {head}"' if heads > 1 else ""
+    data = html.escape(json.dumps(ranges, separators=(",", ":")))
+    return f'<div class="pattern-view"{title} data-keys="{length}" data-ranges="{data}"></div>'
 
 
 def _planned(pattern, length: int) -> list[str]:
@@ -182,27 +199,18 @@ def _whole(pattern, length: int) -> bool:
 
 
 def _overview(entries: list[Entry]) -> str:
-    lines = [".. container:: pattern-grid", ""]
+    """A table: the picture, the name and the use of each pattern."""
+    lines = [".. list-table::", "   :widths: 14 26 60", "   :class: gallery", ""]
     for entry in entries:
         lines += [
-            f"   .. figure:: /{FOLDER.as_posix()}/{entry.file}.png",
-            f"      :target: generated/{entry.file}.html",
-            f"      :alt: {entry.title}",
-            "",
-            f"      :doc:`{entry.title} <generated/{entry.file}>`",
-            "",
+            f"   * - .. image:: /{FOLDER.as_posix()}/{entry.file}-small.png",
+            f"          :target: generated/{entry.file}.html",
+            f"          :alt: {entry.title}",
+            f"     - :doc:`{entry.title} <generated/{entry.file}>`",
+            f"     - {entry.use}",
         ]
-    toctree = [".. toctree::", "   :hidden:", "", *(f"   generated/{entry.file}" for entry in entries), ""]
+    toctree = ["", ".. toctree::", "   :hidden:", "", *(f"   generated/{entry.file}" for entry in entries), ""]
     return "\n".join(lines + toctree)
-
-
-def _uses(entries: list[Entry]) -> str:
-    """A table of what each pattern is for."""
-    lines = [".. list-table::", "   :widths: 25 75", ""]
-    for entry in entries:
-        if entry.use:
-            lines += [f"   * - :doc:`{entry.title} <generated/{entry.file}>`", f"     - {entry.use}"]
-    return "\n".join(lines) + "\n"
 
 
 def _heads_drawn(pattern) -> int:
@@ -216,6 +224,12 @@ def _draw(path: Path, pattern, length: int) -> None:
         patterns.show.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
     figure.savefig(path, dpi=100, facecolor="white")
     plt.close(figure)
+
+
+def _draw_small(path: Path, pattern, length: int) -> None:
+    """The cells alone, for the table."""
+    cells = pattern.index_set(length, length).to_dense()
+    plt.imsave(path, ~np.kron(cells, np.ones((4, 4), bool)), cmap="Blues_r", vmin=-0.5, vmax=1)
 
 
 def _write(path: Path, text: str) -> None:

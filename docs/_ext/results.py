@@ -9,6 +9,7 @@ from pathlib import Path
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from side_by_side import side_by_side
 from sphinx.util.docutils import SphinxDirective
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -78,6 +79,27 @@ class ResultsTable(SphinxDirective):
         return [*lines, ""]
 
 
+class ResultsBySide(ResultsTable):
+    """``.. results-by-side:: NAME``: a row for each problem, the contenders side by side.
+
+    ``:rows: field = heading`` is what rows are of, ``:cells: field`` what they hold, and ``:columns: contender =
+    heading; …`` the contenders; one with alternatives, ``a / b = heading``, shows the first that was measured.
+    """
+
+    option_spec = {
+        **ResultsTable.option_spec,
+        "rows": directives.unchanged_required,
+        "cells": directives.unchanged_required,
+    }
+
+    def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
+        ((of_rows, heading),) = _pairs(self.options["rows"])
+        contenders = _pairs(self.options["columns"])
+        table = side_by_side(rows, of_rows, self.options["cells"], contenders)
+        self.options["columns"] = "; ".join([f"row = {heading}", *(f"{title} = {title}" for _, title in contenders)])
+        return super()._table(titles, table)
+
+
 class ResultsIndex(SphinxDirective):
     """``.. results-index::``: one line for each committed file, whatever it holds."""
 
@@ -124,5 +146,6 @@ def _text(value) -> str:
 def setup(app):
     """Registers the directives."""
     app.add_directive("results-table", ResultsTable)
+    app.add_directive("results-by-side", ResultsBySide)
     app.add_directive("results-index", ResultsIndex)
     return {"version": "1", "parallel_read_safe": True}

@@ -16,10 +16,10 @@ COLOURS = {
 path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan-xeon-amx.json"
 results = json.loads(path.read_text())["results"]
 names = list(dict.fromkeys(row["name"] for row in results))
-figure, axes = plt.subplots(
-    1, len(names), figsize=(2.3 * len(names), 2.6), layout="constrained", sharey=True, squeeze=False
-)
-for axis, name in zip(axes[0], names, strict=True):
+figure, axes = plt.subplots(2, 3, figsize=(8, 5), layout="constrained", sharex=True, sharey=True)
+for axis in axes.flat[len(names) :]:
+    axis.remove()
+for axis, name in zip(axes.flat, names, strict=False):
     for contender, colour in COLOURS.items():
         rows = [row for row in results if row["name"] == name and row["contender"] == contender]
         axis.loglog(
@@ -34,5 +34,7 @@ for axis, name in zip(axes[0], names, strict=True):
     axis.set_title(name, fontsize=8)
     axis.set_xlabel("tokens", fontsize=8)
     axis.tick_params(labelsize=7)
-axes[0, 0].set_ylabel("processor time, ms", fontsize=8)
+    axis.tick_params(labelbottom=True)
+for axis in axes[:, 0]:
+    axis.set_ylabel("processor time, ms", fontsize=8)
 figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False)

@@ -24,9 +24,10 @@ __all__ = ["Simulation", "shard", "simulate"]
 class Simulation:
     """What :func:`simulate` predicts for a call.
 
-    Attributes
+    Parameters
     ----------
     sharding : Sharding
+        The rows of each rank.
     name : str
         Name of the sharding.
     sent, received : (world_size,) int64 array

@@ -34,7 +34,7 @@ _AT_ONCE = 1 << 12  # tiles with bitmasks that are expanded together
 class Sharding(NamedTuple):
     """The rows of each rank.
 
-    Attributes
+    Parameters
     ----------
     bounds : tuple of int
         Chunk c has the positions ``bounds[c]`` to ``bounds[c + 1] - 1``.
@@ -54,13 +54,28 @@ class Sharding(NamedTuple):
         return self.bounds[-1]
 
     def owners(self) -> np.ndarray:
-        """Return the rank of each position, (length,) int32."""
+        """Return the rank of each position.
+
+        Returns
+        -------
+        (length,) int32 array
+        """
         return np.repeat(np.array(self.ranks, np.int32), np.diff(self.bounds))
 
     def rows(self, rank: int) -> np.ndarray:
-        """Return the positions of a rank's rows, ascending, (n,) int64: local row i has position ``rows(rank)[i]``.
+        """Return the positions of a rank's rows: local row i has position ``rows(rank)[i]``.
 
         Index token embeddings, position ids and labels with it; it is the same for all layers.
+
+        Parameters
+        ----------
+        rank : int
+            A rank of the sharding.
+
+        Returns
+        -------
+        (n,) int64 array
+            Ascending.
         """
         own = [np.arange(*self.bounds[c : c + 2]) for c, of in enumerate(self.ranks) if of == rank]
         return np.concatenate([np.zeros(0, np.int64), *own])

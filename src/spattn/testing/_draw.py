@@ -24,7 +24,15 @@ _SMALL = 8  # the first values of an integer range are drawn as often as all oth
 
 
 class Sizes(NamedTuple):
-    """Batch size, query heads, key heads, and lengths in tokens."""
+    """Sizes of a call.
+
+    Parameters
+    ----------
+    batch, heads_q, heads_kv : int
+        Batch entries, query heads, and key and value heads.
+    q_len, kv_len : int
+        Numbers of queries and keys, in tokens.
+    """
 
     batch: int
     heads_q: int

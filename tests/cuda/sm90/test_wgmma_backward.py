@@ -186,3 +186,24 @@ def test_the_same_bits(torch, passes, pattern):
     for _ in range(250):
         again = spattn.attention_backward(dout, q, k, v, out, lse, pattern)
         assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tokens", [500, 3000])
+@pytest.mark.parametrize(
+    "pattern", [patterns.Causal(), patterns.longformer(100, global_tokens=5), patterns.strided(20)], ids=repr
+)
+def test_batch_and_heads_change_no_bit(torch, pattern, tokens, dtype):
+    """With one plan, an entry of the batch or a head alone has the bits of the whole call, in both passes."""
+    dout, q, k, v = (torch.randn(3, 4, tokens, 64, device="cuda", dtype=getattr(torch, dtype)) for _ in range(4))
+    made = spattn.plan_for(pattern, q, k, v, backend="cuda")
+
+    def both(*part):
+        dout, q, k, v = part
+        out, lse = spattn.attention(q, k, v, made, return_lse=True)
+        return out, lse, *spattn.attention_backward(dout, q, k, v, out, lse, made)
+
+    whole = both(dout, q, k, v)
+    for index in ((slice(1, 2),), (slice(None), slice(2, 3))):
+        alone = both(*(x[index] for x in (dout, q, k, v)))
+        assert all(torch.equal(x, y[index]) for x, y in zip(alone, whole, strict=True))
