@@ -56,10 +56,16 @@ def test_parts_have_the_bits_of_the_whole(problem, name, world_size):
 
         of_keys = key_transfers(plan, sharding, rank, sizes.batch, sizes.heads_q, sizes.heads_kv)
         keys, values = seen(k, of_keys, 0), seen(v, of_keys, 0)
-        own = shard.forward_part(plan, sharding, rank)
-        mine, of_mine = spattn.attention(seen(q, (), 0), keys, values, own, backend="cpu", return_lse=True)
-        assert mine[:, :, rows].tobytes() == out[:, :, rows].tobytes()
-        assert of_mine[:, :, rows].tobytes() == lse[:, :, rows].tobytes()
+        written = np.zeros((plan.variants, sizes.q_len), int)
+        for stage in shard.forward_stages(plan, sharding, rank, sides=problem.seed % 2 == 0):
+            local = stage.where == shard.LOCAL
+            now = (seen(k, (), 0), seen(v, (), 0)) if local else (keys, values)
+            mine, of_mine = spattn.attention(seen(q, (), 0), *now, stage.plan, backend="cpu", return_lse=True)
+            cells = np.broadcast_to(stage.rows[plan.variant], out.shape[:3])
+            assert mine[cells].tobytes() == out[cells].tobytes() and of_mine[cells].tobytes() == lse[cells].tobytes()
+            assert not local or np.isin(np.arange(*stage.keys), rows).all() or name != "contiguous"
+            written += stage.rows
+        assert (written == np.isin(np.arange(sizes.q_len), rows)).all()
         of_rows = row_transfers(of_gradients, sharding, rank, sizes.batch, sizes.heads_q)
         given = [seen(x, of_rows, 0) for x in (dout, q)], [seen(out, of_rows, 0), seen(lse, of_rows, -np.inf)]
         own = shard.backward_part(of_gradients, sharding, rank)
@@ -116,15 +122,15 @@ def test_each_row_is_on_one_rank(name, length, world_size):
 def test_a_part_without_a_row_is_refused(change):
     plan, owned = causal_plan(2500), np.arange(2500) >= 1250
     items, work = shard._items(plan, owned, False)
-    shard._part(plan, items, work.copy(), owned)
+    shard._part(plan, items, work.copy(), owned[None])
     if change == "work":
         with pytest.raises(RuntimeError, match="a part lacks a partial"):
-            shard._part(plan, items[:-1], work[:-1].copy(), owned)
+            shard._part(plan, items[:-1], work[:-1].copy(), owned[None])
     else:
         rows = plan.merge_rows
         part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
         with pytest.raises(RuntimeError, match="no writer or several"):
-            shard._prove(plan, part, np.zeros(0, np.int64), owned)
+            shard._prove(plan, part, np.zeros(0, np.int64), owned[None])
 
 
 def test_the_simulation_has_the_bytes_of_the_transfers():
@@ -145,10 +151,12 @@ def test_the_simulation_has_the_bytes_of_the_transfers():
                 rows = sum(len(x.heads) * len(x.rows) for transfer in transfers for x in getattr(transfer, blocks))
                 assert rows * width == total[rank]
             assert found.messages[rank] == sum(1 for transfer in transfers if transfer.receive)
-            part = (shard.backward_part if backward else shard.forward_part)(plan, found.sharding, rank)
-            length = np.bincount(
-                np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)), part.work["end"] - part.work["begin"]
-            )
+            parts = [shard.backward_part(plan, found.sharding, rank)]
+            if not backward:
+                parts = [stage.plan for stage in shard.forward_stages(plan, found.sharding, rank)]
+            variant = [np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)) for part in parts]
+            tiles = [part.work["end"] - part.work["begin"] for part in parts]
+            length = np.bincount(np.concatenate(variant), np.concatenate(tiles), plan.variants)
             assert length[np.broadcast_to(plan.variant, (2, 4))].sum() / (8 * plan.tiles / plan.variants) > 0
             assert np.array_equal(length, shard.tiles_of(plan, found.sharding.owners() == rank, backward=backward))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from ..patterns import Pattern
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule.shard import Sharding, backward_part, forward_part
+from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages
 from ._agreement import agree, digest, digest_of_plan
 from ._exchange import exchange, whole
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
@@ -229,11 +229,20 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         of, rows, length = job.shape, job.rows, job.shape.length
         transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
         keys, values = (whole(x, rows, length) for x in (k, v))
-        exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
-        own = forward_part(job.plan, job.sharding, job.rank)
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
-        out, lse = attention_of_one(whole(q, rows, length), keys, values, own, return_lse=True, **options)
-        out, lse = out[:, :, rows], lse[:, :, rows]
+        finish = exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
+        options = {**job.options, "scale": job.call.scale, "backend": "cpu", "return_lse": True}
+        queries = whole(q, rows, length)
+        found: tuple[torch.Tensor, ...] = ()
+        for stage in forward_stages(job.plan, job.sharding, job.rank, sides=False):
+            if stage.where != LOCAL:
+                finish()
+                finish = _nothing
+            own = attention_of_one(queries, keys, values, stage.plan, **options)
+            own = tuple(x[:, :, rows] for x in own)
+            mine = torch.from_numpy(stage.rows[job.plan.variant])[:, :, rows]
+            found = _select(mine, own, found) if found else own
+        finish()
+        out, lse = found
         ctx.save_for_backward(q, k, v, keys, values, out, lse)
         ctx.job = job
         return out
@@ -251,12 +260,23 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, transfers, job.header, local, rows, filled)
+        exchange(job.group, transfers, job.header, local, rows, filled)()
         own = backward_part(plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled
         found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
         return *(x[:, :, rows] for x in found[:3]), None
+
+
+def _nothing() -> None:
+    """All messages have come."""
+
+
+def _select(rows: torch.Tensor, chosen: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Return out and lse of one stage at its rows, and those of others elsewhere."""
+    return tuple(
+        torch.where(rows[..., None] if x.dim() == 4 else rows, x, y) for x, y in zip(chosen, others, strict=True)
+    )
 
 
 def _check_lse(job: _Job, lse: torch.Tensor) -> None:

@@ -3,10 +3,11 @@
 A part has the tiles of the whole plan, at the positions of the whole sequence, so that each sum has the same terms in
 the same order at every number of ranks.
 
-- The *forward part* of a rank has the whole tile lists of all query tiles with a row of the rank.
-- Its *backward part* also has, of all other lists, the tiles from the first to the last with a key of the rank. The
-  gradients of a key are thus summed on one rank, in the whole plan's order, and each rank needs the rows of all queries
-  that attend to its keys.
+- The *stages* of a rank have the whole tile lists of all query tiles with a row of the rank: first the lists whose keys
+  are all on the rank, which do not wait for others.
+- Its *backward part* has these lists and, of all others, the tiles from the first to the last with a key of the rank.
+  The gradients of a key are thus summed on one rank, in the whole plan's order, and each rank needs the rows of all
+  queries that attend to its keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,22 @@ from ..planning.contract.validated import Part, mark_part
 from .gradients import runs_of_items
 from .item_order import by_rows
 
-__all__ = ["Sharding", "backward_part", "forward_part", "keys_of_rows", "pairs_of_rows", "rows_of_keys", "tiles_of"]
+__all__ = [
+    "LOCAL",
+    "Sharding",
+    "Stage",
+    "backward_part",
+    "closed",
+    "forward_stages",
+    "foreign",
+    "hull",
+    "keys_of_rows",
+    "pairs_of_rows",
+    "rows_of_keys",
+    "tiles_of",
+]
+
+LOCAL, BEFORE, AFTER = 0, 1, 2  # bits of :func:`foreign`
 
 _AT_ONCE = 1 << 12  # tiles with bitmasks that are expanded together
 
@@ -198,18 +214,110 @@ def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndar
         yield run[first : first + _AT_ONCE], tile[first : first + _AT_ONCE]
 
 
+class Stage(NamedTuple):
+    """A part of a plan, for a part of a rank's rows.
+
+    Attributes
+    ----------
+    plan : Plan
+    rows : (variants, q_len) bool array
+        The rows of out that it writes; other rows may be written or undefined.
+    where : int
+        `LOCAL` if all keys of its tiles are the rank's, otherwise where the others are; see :func:`foreign`.
+    queries, keys : (int, int)
+        First position, and end, of the rows of its query tiles and key tiles.
+    """
+
+    plan: Plan
+    rows: np.ndarray
+    where: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+
+
 @kept_with_plan
-def forward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
-    """Return the part of a plan that writes a rank's rows of out; other rows may be written or undefined."""
-    owned = sharding.owners() == rank
-    return _part(plan, *_items(plan, owned, False), owned)
+def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True) -> tuple[Stage, ...]:
+    """Return the stages of a rank's forward, the local one first; without `sides`, all others are one stage.
+
+    All items that contribute to a row are in one stage.
+    """
+    spans, owned = _spans(plan), sharding.owners() == rank
+    mine = _held(spans.queries, owned).any(axis=1)
+    code = np.zeros(len(mine), np.uint8)
+    np.bitwise_or.at(code, spans.lists[spans.item], in_ranges(foreign(spans.keys, owned), spans.start, spans.stop))
+    code, of_row = closed(np.where(mine, code, 0), spans.of_list, spans.queries, owned, plan.variants)
+    if not sides:
+        code, of_row = np.minimum(code, 1), np.minimum(of_row, 1)
+    codes = np.unique(code[mine]) if mine.any() else np.array([LOCAL], np.uint8)
+    written = np.zeros((plan.variants, plan.q_len), bool)
+    _add(written, spans.of_list[mine], spans.queries[mine])
+    of_row[~written] = codes[0]  # rows without a pair
+    found = []
+    for where in codes:
+        own, rows = mine & (code == where), owned & (of_row == where)
+        items = np.nonzero(own[spans.lists])[0]
+        tiles = _covered(spans, own[spans.lists[spans.item]])
+        part = _part(plan, items, spans.work[items], rows)
+        found.append(Stage(part, frozen(rows), int(where), hull(spans.queries[own]), hull(spans.keys[tiles])))
+    return tuple(found)
+
+
+def foreign(rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
+    """Return, for tiles of (tiles, cells) rows, whether another rank's are before (bit 1) and after (bit 2) a rank's.
+
+    Rows between those of the rank count as both; -1 stands for padding.
+    """
+    (own,) = np.nonzero(owned)
+    if own.size == 0:
+        return np.where((rows >= 0).any(axis=1), BEFORE | AFTER, LOCAL).astype(np.uint8)
+    others = (rows >= 0) & ~owned[rows]
+    before, after = (others & (rows < own[-1])).any(axis=1), (others & (rows > own[0])).any(axis=1)
+    return (BEFORE * before | AFTER * after).astype(np.uint8)
+
+
+def in_ranges(code: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return the bitwise or of ``code[start:stop]`` for each range."""
+    found = np.zeros(len(start), np.uint8)
+    for bit in (BEFORE, AFTER):
+        count = offsets(code & bit)
+        found |= (bit * (count[stop] > count[start])).astype(np.uint8)
+    return found
+
+
+def closed(
+    code: np.ndarray, variant: np.ndarray, rows: np.ndarray, owned: np.ndarray, variants: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of items and of rows, (variants, length), after joining the codes of items with a common row.
+
+    Item i writes the rows ``rows[i]`` of its variant; only rows that are `owned` count.
+    """
+    item, cell = np.nonzero(_held(rows, owned))
+    at = variant[item], rows[item, cell]
+    while True:
+        of_row = np.zeros((variants, len(owned)), np.uint8)
+        np.bitwise_or.at(of_row, at, code[item])
+        joined = code.copy()
+        np.bitwise_or.at(joined, item, of_row[at])
+        if (joined == code).all():
+            return code, of_row
+        code = joined
+
+
+def hull(rows: np.ndarray) -> tuple[int, int]:
+    """Return the first row and the end; -1 stands for padding."""
+    real = rows[rows >= 0]
+    return (int(real.min()), int(real.max()) + 1) if len(real) else (0, 0)
+
+
+def _of_all(plan: Plan, owned: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(owned, (plan.variants, plan.q_len))
 
 
 @kept_with_plan
 def backward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
     """Return the part of a plan that writes a rank's rows of dq, dk and dv; others may be written or undefined."""
     owned = sharding.owners() == rank
-    return _part(plan, *_items(plan, owned, True), owned)
+    return _part(plan, *_items(plan, owned, True), _of_all(plan, owned))
 
 
 def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -234,9 +342,9 @@ def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, n
 
 
 def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) -> Plan:
-    """Return the part with some items, and the combines of the rows `owned`."""
-    number, merged = np.diff(plan.merge_indptr), owned[plan.merge_rows]
+    """Return the part with some items, and the combines of the rows `owned`, (variants, q_len) bool."""
     of_merge = np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants))
+    number, merged = np.diff(plan.merge_indptr), owned[of_merge, plan.merge_rows]
     sources = np.repeat(merged, number)
     slot, cell = np.divmod(plan.merge_sources[sources], plan.block_q)
     old = np.repeat(of_merge, number)[sources], slot
@@ -277,5 +385,5 @@ def _prove(plan: Plan, part: Plan, alone: np.ndarray, owned: np.ndarray) -> None
     np.add.at(writers, (np.repeat(spans.of_list[alone], (rows >= 0).sum(axis=1)), rows[rows >= 0]), 1)
     of_merge = np.repeat(np.arange(plan.variants), np.diff(part.merge_variants))
     np.add.at(writers, (of_merge, part.merge_rows), 1)
-    if (writers[:, owned] != 1).any():
+    if (writers[owned] != 1).any():
         raise RuntimeError("plan: a row of a rank has no writer or several; this is a bug in spattn, please report it")
