@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .. import attention as attention_of_one
 from .. import attention_backward
+from .._util.cached import BoundedCache
 from ..arrays import autocast, dtype_name
 from ..cpu import FAR_LSE
 from ..dispatch import scores
@@ -24,11 +26,15 @@ from ..request.call import Call
 from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages
 from ._agreement import agree, digest, digest_of_plan
 from ._exchange import exchange, whole
+from ._on_gpu import OnGpu, readable
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
 
 __all__ = ["attention"]
+
+_MOST_JOBS = 64  # per group
+_jobs: weakref.WeakKeyDictionary[Any, BoundedCache] = weakref.WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -52,7 +58,8 @@ def attention(
     Parameters
     ----------
     q : (batch, heads_q, n, head_dim) tensor
-        Local rows of the queries, in host memory; or a DTensor whose sequence axis is sharded.
+        Local rows of the queries; or a DTensor whose sequence axis is sharded. On GPUs, float16 or bfloat16, compute
+        capability 9.0 and a group with NCCL.
     k, v : (batch, heads_kv, n, …) tensor
         The same rows of keys and values.
     pattern : Pattern, Plan, array or str, optional
@@ -67,7 +74,7 @@ def attention(
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
         As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Their arrays
-        get no gradients.
+        get no gradients. Not supported on GPUs.
 
     Returns
     -------
@@ -108,6 +115,7 @@ def attention(
         hash(key)
     except (AttributeError, TypeError):
         key = object()  # compared in each call
+    jobs, here = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), (key, tuple(q.shape), q.device)
     made: list[_Job] = []
 
     def describe() -> dict[str, Any]:
@@ -115,7 +123,12 @@ def attention(
         return made[0].described
 
     agree(group, key, describe)
-    job = made[0] if made else make()
+    job = made[0] if made else jobs.get(here)
+    job = make() if job is None else job._replace(options=options)
+    if not any(isinstance(x, torch.Tensor) for x in options.values()):
+        jobs.keep(here, job)
+    if job.on_gpu is not None:
+        return _OfGpu.apply(q, k, v, job)
     return _Attention.apply(q, k, v, job)
 
 
@@ -130,6 +143,7 @@ class _Job(NamedTuple):
     pattern: Any
     plan: Plan
     options: dict[str, Any]
+    on_gpu: OnGpu | None
 
     @property
     def rows(self) -> torch.Tensor:
@@ -164,13 +178,14 @@ def _make(
     """Check the arguments of a rank and plan its call."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
-    if local.device != "cpu":
-        raise ValueError(f"q: expected a tensor in host memory, got one on {local.device}")
+    scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
+    if local.device != "cpu" and scored:
+        raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
     if local.q_len != local.kv_len:
         raise ValueError(f"k: expected the rows of q, {local.q_len}, got {local.kv_len}")
     length = local.q_len * world_size if length is None else integer("length", length, 1)
     shape = Shape(local.batch, local.heads_q, local.heads_kv, length, local.head_dim, local.head_dim_v)
-    call = call_of(shape, local.dtype, local.scale)
+    call = call_of(shape, local.dtype, local.scale, local.device)
     plan = whole_plan(pattern, call)
     if not isinstance(sharding, Sharding):
         if sharding == "auto":
@@ -186,7 +201,11 @@ def _make(
             f"q: expected {len(sharding.rows(rank))} of {length} rows on rank {rank}, got {local.q_len}; "
             "pass length= for shards of different lengths"
         )
-    return _Job(group, rank, sharding, shape, call, pattern, plan, options)
+    on_gpu = None
+    if local.device != "cpu":
+        of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
+        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, of_gradients)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, options, on_gpu)
 
 
 def _given(job: _Job) -> Any:
@@ -266,6 +285,28 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         queries, douts, outs, _ = filled
         found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
         return *(x[:, :, rows] for x in found[:3]), None
+
+
+class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
+    """``apply(q, k, v, job)``: the local rows of the output, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
+        assert job.on_gpu is not None
+        q, k, v = map(readable, (q, k, v))
+        out, lse, received = job.on_gpu.forward(q, k, v, job.call.scale)
+        ctx.blocks = [block for block, _ in received]
+        ctx.save_for_backward(q, k, v, out, lse, *(x for _, tensors in received for x in tensors))
+        ctx.job = job
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, *rows = ctx.saved_tensors
+        received = list(zip(ctx.blocks, zip(rows[::2], rows[1::2], strict=True), strict=True))
+        on_gpu = ctx.job.on_gpu
+        return *on_gpu.backward(readable(dout), q, k, v, readable(out), lse, received, ctx.job.call.scale), None
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ the same order at every number of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_cells
 from ..planning.contract.validated import Part, mark_part
 from .gradients import runs_of_items
-from .item_order import by_rows
+from .item_order import by_rows, row_order
 
 __all__ = [
     "LOCAL",
@@ -33,12 +33,15 @@ __all__ = [
     "Stage",
     "backward_part",
     "closed",
+    "covered",
     "forward_stages",
     "foreign",
     "hull",
+    "in_ranges",
     "keys_of_rows",
     "pairs_of_rows",
     "rows_of_keys",
+    "rows_of_tiles",
     "tiles_of",
 ]
 
@@ -129,9 +132,15 @@ def _spans(plan: Plan) -> Spans:
 
 def _rows(views: np.ndarray, tiles: np.ndarray, block: int, variant: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the rows of tiles, (tiles, block) int32."""
-    tile, cell, index = real_cells(views, tiles)
-    rows = np.full((len(tiles), block), -1, np.int32)
-    rows[tile, cell] = order[variant[tile], index] if order.size else index
+    rows = rows_of_tiles(views, tiles, block)
+    return np.where(rows >= 0, order[variant[:, None], rows], -1) if order.size else rows
+
+
+def rows_of_tiles(views: np.ndarray, tiles: np.ndarray, block: int) -> np.ndarray:
+    """Return the rows of tiles in a view's order, (tiles, block) int32; tiles after the last have only padding."""
+    rows, there = np.full((len(tiles), block), -1, np.int32), np.nonzero(tiles < views["tiles"])[0]
+    tile, cell, index = real_cells(views[there], tiles[there])
+    rows[there[tile], cell] = index
     return rows
 
 
@@ -199,8 +208,12 @@ def _add(found: np.ndarray, variant: np.ndarray, rows: np.ndarray) -> None:
 
 def _covered(spans: Spans, runs: np.ndarray) -> np.ndarray:
     """Return the indices of the key tiles of some runs."""
-    size = len(spans.keys) + 1
-    steps = np.bincount(spans.start[runs], minlength=size) - np.bincount(spans.stop[runs], minlength=size)
+    return covered(spans.start[runs], spans.stop[runs], len(spans.keys))
+
+
+def covered(start: np.ndarray, stop: np.ndarray, size: int) -> np.ndarray:
+    """Return the indices, below `size`, in any of the ranges."""
+    steps = np.bincount(start, minlength=size + 1) - np.bincount(stop, minlength=size + 1)
     return np.nonzero(np.cumsum(steps)[:-1])[0]
 
 
@@ -214,12 +227,16 @@ def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndar
         yield run[first : first + _AT_ONCE], tile[first : first + _AT_ONCE]
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Stage:
     """A part of a plan, for a part of a rank's rows.
 
     Attributes
     ----------
     plan : Plan
+        The part, whose items are the whole plan's.
+    items : (items,) bool array
+        Which of the whole plan's work items it has.
     rows : (variants, q_len) bool array
         The rows of out that it writes; other rows may be written or undefined.
     where : int
@@ -229,6 +246,7 @@ class Stage(NamedTuple):
     """
 
     plan: Plan
+    items: np.ndarray
     rows: np.ndarray
     where: int
     queries: tuple[int, int]
@@ -242,8 +260,8 @@ def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True
     All items that contribute to a row are in one stage.
     """
     spans, owned = _spans(plan), sharding.owners() == rank
-    mine = _held(spans.queries, owned).any(axis=1)
-    code = np.zeros(len(mine), np.uint8)
+    mine = np.any(_held(spans.queries, owned), axis=1)
+    code = np.zeros(len(spans.queries), np.uint8)
     np.bitwise_or.at(code, spans.lists[spans.item], in_ranges(foreign(spans.keys, owned), spans.start, spans.stop))
     code, of_row = closed(np.where(mine, code, 0), spans.of_list, spans.queries, owned, plan.variants)
     if not sides:
@@ -257,8 +275,10 @@ def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True
         own, rows = mine & (code == where), owned & (of_row == where)
         items = np.nonzero(own[spans.lists])[0]
         tiles = _covered(spans, own[spans.lists[spans.item]])
-        part = _part(plan, items, spans.work[items], rows)
-        found.append(Stage(part, frozen(rows), int(where), hull(spans.queries[own]), hull(spans.keys[tiles])))
+        part, chosen = _part(plan, items, spans.work[items], rows), np.zeros(len(plan.work), bool)
+        chosen[row_order(plan)[items]] = True
+        hulls = hull(spans.queries[own]), hull(spans.keys[tiles])
+        found.append(Stage(part, frozen(chosen), frozen(rows), int(where), *hulls))
     return tuple(found)
 
 

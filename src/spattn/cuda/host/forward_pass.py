@@ -10,6 +10,7 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
+from ...schedule.shard import Stage
 from ..driver.device import Device
 from .score import IDENTITY, BoundScore
 
@@ -34,6 +35,8 @@ class ForwardPass:
         Score function and sinks.
     packed : int
         Number of query heads packed into each head of `q` and `out`; 1 without packing.
+    stage : Stage or None
+        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
     """
 
     device: Device
@@ -50,6 +53,7 @@ class ForwardPass:
     precision: str | None = None
     score: BoundScore = IDENTITY
     packed: int = 1
+    stage: Stage | None = None
 
     @property
     def sinks(self) -> int:
