@@ -203,8 +203,13 @@ def _make(
         )
     on_gpu = None
     if local.device != "cpu":
+        from ..cuda import families
+        from ..cuda.driver import device
+
+        gpu = device.get(call.kind.ordinal(call.q))
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
-        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, of_gradients)
+        own = of_gradients, gpu, families.of_call(call, gpu)
+        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
     return _Job(group, rank, sharding, shape, call, pattern, plan, options, on_gpu)
 
 

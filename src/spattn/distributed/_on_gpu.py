@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from ..request.call import Call
 from ..schedule.shard import LOCAL, Sharding, Stage, forward_stages
 from ..schedule.shard_gradients import GradientStage
 from ._plans import Block, Shape, Transfer, key_transfers, row_transfers
+
+if TYPE_CHECKING:
+    from ..cuda.driver.device import Device
+    from ..cuda.host.family import Family
 
 __all__ = ["OnGpu", "Received", "exchange", "readable"]
 
@@ -62,7 +66,10 @@ def exchange(
 
 
 class OnGpu:
-    """What all calls of a rank with one plan share: stages, and indices on the device."""
+    """What all calls of a rank with one plan share: stages, and indices on the device.
+
+    `exchange` has the parameters and the result of the function of that name.
+    """
 
     def __init__(
         self,
@@ -73,19 +80,17 @@ class OnGpu:
         call: Call,
         plan: Plan,
         plan_backward: Callable[[], Plan],
+        gpu: Device,
+        family: Family,
         exchange: Callable[..., Callable[[], None]] = exchange,
     ):
-        from ..cuda import families
-        from ..cuda.driver import device
-
         self._group, self._rank, self._sharding, self._shape, self._call = group, rank, sharding, shape, call
-        self._gpu = device.get(call.kind.ordinal(call.q))
-        self._family = families.of_call(call, self._gpu)
+        self._gpu, self._family = gpu, family
         self._plan, self._plan_backward, self._exchange = plan, plan_backward, exchange
         if self._family.launcher is None or not self._family.accepts(plan):
             raise ValueError(
                 "q: distributed attention on GPUs needs float16 or bfloat16, a head_dim of at most 256 that 8 divides, "
-                f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {self._gpu.name}"
+                f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
             )
         self._rows = sharding.rows(rank)
         contiguous = len(self._rows) and self._rows[-1] - self._rows[0] == len(self._rows) - 1
