@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..arrays.operand import Operand, row_major
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule.shard import LOCAL, Sharding, Stage, forward_stages
+from ..schedule.shard import LOCAL, Sharding, Stage, TileRows, forward_stages
 from ..schedule.shard_gradients import GradientStage
 from ._plans import Block, Shape, Transfer, key_transfers, row_transfers
 
@@ -96,6 +96,8 @@ class OnGpu:
         contiguous = len(self._rows) and self._rows[-1] - self._rows[0] == len(self._rows) - 1
         self._range = (int(self._rows[0]), int(self._rows[-1]) + 1) if contiguous else None
         self._hull = (int(self._rows[0]), int(self._rows[-1]) + 1) if len(self._rows) else (0, 0)
+        self._own = Block(np.arange(shape.batch * shape.heads_q), self._rows)
+        self._everything = TileRows.of(np.ones(shape.length, bool))
         self._indices: dict[Any, Any] = {}
         self._stages = forward_stages(plan, sharding, rank)
         self._keys = key_transfers(plan, sharding, rank, shape.batch, shape.heads_q, shape.heads_kv)
@@ -123,7 +125,7 @@ class OnGpu:
             return q.new_empty((of.batch, of.heads_q, 0, of.head_dim_v)), q.new_empty(0), []
         lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
         received, finish = self._begin(self._keys, (k, v))
-        out = self._result(q, of.head_dim_v, [stage.queries for stage in self._stages])
+        out = self._result(q, of.head_dim_v, [stage.queries[1:] for stage in self._stages])
         for stage in self._stages:
             blocks: Received = []
             if stage.where != LOCAL:
@@ -152,8 +154,8 @@ class OnGpu:
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         local = q, dout, out, self._local(Held(lse[..., None], 0))
         remote, finish = self._begin(transfers, local)
-        dq = self._result(q, q.shape[3], [stage.queries for stage in stages if stage.items.any()])
-        of_keys = [stage.keys for stage in stages if stage.key_items.any()]
+        dq = self._result(q, q.shape[3], [stage.queries[1:] for stage in stages if stage.items.any()])
+        of_keys = [stage.keys[1:] for stage in stages if stage.key_items.any()]
         dk, dv = (self._result(x, x.shape[3], of_keys) for x in (k, v))
         for stage in sorted(stages, key=lambda stage: stage.where_queries != LOCAL):
             blocks: Received = []
@@ -163,8 +165,7 @@ class OnGpu:
             queries = [self._held(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
             lses = lse
             if blocks:
-                whole = 0, self._shape.length
-                lses = self._held(local[3], whole, blocks, 3, fill=-math.inf).rows[..., 0]
+                lses = self._held(local[3], self._everything, blocks, 3, fill=-math.inf).rows[..., 0]
             given = received if stage.where_keys != LOCAL else []
             keys = [self._held(x, stage.keys, given, number) for number, x in enumerate((k, v))]
             self._run_backward(plan, stage, (queries[1], queries[0], *keys, queries[2]), lses, (dq, dk, dv), scale)
@@ -256,16 +257,17 @@ class OnGpu:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self._call.q.device)
 
     def _held(
-        self, x: torch.Tensor, cover: _Range, received: Sequence[Any] = (), number: int = 0, fill: float = 0.0
+        self, x: torch.Tensor, read: TileRows, received: Received | None = None, number: int = 0, fill: float = 0.0
     ) -> Held:
-        """Return a range of rows: the rank's, `x`, those of array `number` of the `received`, and `fill` elsewhere."""
+        """Return rows of tiles: the rank's, `x`, those of array `number` of the `received`, and `fill` for others."""
+        received, cover = received or [], (read.first, read.stop)
         if not received and self._range and self._range[0] <= cover[0] and cover[1] <= self._range[1]:
             return Held(x, self._range[0])
         if cover[0] == cover[1]:
             return Held(x, cover[0])
-        found = x.new_full((*x.shape[:2], cover[1] - cover[0], x.shape[3]), fill)
-        own = self._own()
-        source, target, _ = self._copy(own, cover, x.shape[1])
+        found = x.new_empty((*x.shape[:2], cover[1] - cover[0], x.shape[3]))
+        found[:, :, self._others(read, received, x.shape[1])] = fill
+        source, target, _ = self._copy(self._own, cover, x.shape[1])
         found[:, :, target] = x[:, :, source]
         flat = found.view(-1, *found.shape[2:])
         for block, tensors in received:
@@ -279,11 +281,17 @@ class OnGpu:
                 flat[heads[:, None], target] = rows
         return Held(found, cover[0])
 
-    def _own(self) -> Block:
-        """Return the rank's rows of all heads, as a block."""
-        if "own" not in self._indices:
-            self._indices["own"] = Block(np.zeros(0, np.int64), self._rows)
-        return self._indices["own"]
+    def _others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
+        """Return the rows of tiles that are neither the rank's nor received for all heads."""
+        key = id(read.mask), tuple(id(block) for block, _ in received)
+        if key not in self._indices:
+            mask = read.mask.copy()
+            mask[self._rows] = False
+            for block, _ in received:
+                if len(block.heads) == self._shape.batch * heads:
+                    mask[block.rows] = False
+            self._indices[key] = self._index(np.nonzero(mask)[0] - read.first), read
+        return self._indices[key][0]
 
     def _result(self, like: torch.Tensor, width: int, ranges: Sequence[_Range]) -> Held:
         """Return memory for the rank's rows and for all rows of the tiles in `ranges`."""

@@ -31,17 +31,18 @@ __all__ = [
     "LOCAL",
     "Sharding",
     "Stage",
+    "TileRows",
     "backward_part",
     "closed",
     "covered",
     "forward_stages",
     "foreign",
-    "hull",
     "in_ranges",
     "keys_of_rows",
     "pairs_of_rows",
     "rows_of_keys",
     "rows_of_tiles",
+    "tile_rows",
     "tiles_of",
 ]
 
@@ -227,6 +228,20 @@ def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndar
         yield run[first : first + _AT_ONCE], tile[first : first + _AT_ONCE]
 
 
+class TileRows(NamedTuple):
+    """The rows of some tiles: (length,) bool, the first of them, and the end."""
+
+    mask: np.ndarray
+    first: int
+    stop: int
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> TileRows:
+        """Return the rows where `mask` is true."""
+        (at,) = np.nonzero(mask)
+        return cls(frozen(mask), *((int(at[0]), int(at[-1]) + 1) if at.size else (0, 0)))
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """A part of a plan, for a part of a rank's rows.
@@ -241,16 +256,16 @@ class Stage:
         The rows of out that it writes; other rows may be written or undefined.
     where : int
         `LOCAL` if all keys of its tiles are the rank's, otherwise where the others are; see :func:`foreign`.
-    queries, keys : (int, int)
-        First position, and end, of the rows of its query tiles and key tiles.
+    queries, keys : TileRows
+        Rows of its query tiles and of its key tiles.
     """
 
     plan: Plan
     items: np.ndarray
     rows: np.ndarray
     where: int
-    queries: tuple[int, int]
-    keys: tuple[int, int]
+    queries: TileRows
+    keys: TileRows
 
 
 @kept_with_plan
@@ -277,8 +292,8 @@ def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True
         tiles = _covered(spans, own[spans.lists[spans.item]])
         part, chosen = _part(plan, items, spans.work[items], rows), np.zeros(len(plan.work), bool)
         chosen[row_order(plan)[items]] = True
-        hulls = hull(spans.queries[own]), hull(spans.keys[tiles])
-        found.append(Stage(part, frozen(chosen), frozen(rows), int(where), *hulls))
+        read = tile_rows(spans.queries[own], plan.q_len), tile_rows(spans.keys[tiles], plan.kv_len)
+        found.append(Stage(part, frozen(chosen), frozen(rows), int(where), *read))
     return tuple(found)
 
 
@@ -323,10 +338,11 @@ def closed(
         code = joined
 
 
-def hull(rows: np.ndarray) -> tuple[int, int]:
-    """Return the first row and the end; -1 stands for padding."""
-    real = rows[rows >= 0]
-    return (int(real.min()), int(real.max()) + 1) if len(real) else (0, 0)
+def tile_rows(rows: np.ndarray, length: int) -> TileRows:
+    """Return the rows, of `length`, in an array; -1 stands for padding."""
+    mask = np.zeros(length, bool)
+    mask[rows[rows >= 0]] = True
+    return TileRows.of(mask)
 
 
 def _of_all(plan: Plan, owned: np.ndarray) -> np.ndarray:

@@ -13,7 +13,18 @@ import numpy as np
 
 from .._util.frozen import frozen
 from ..planning import Plan
-from .shard import LOCAL, Sharding, closed, covered, foreign, forward_stages, hull, in_ranges, rows_of_tiles
+from .shard import (
+    LOCAL,
+    Sharding,
+    TileRows,
+    closed,
+    covered,
+    foreign,
+    forward_stages,
+    in_ranges,
+    rows_of_tiles,
+    tile_rows,
+)
 from .subtiles import Pass
 
 __all__ = ["GradientStage", "gradient_stages"]
@@ -35,8 +46,8 @@ class GradientStage:
         The rows of dk and dv likewise.
     where_queries, where_keys : int
         `LOCAL` if all queries, or keys, of its tiles are the rank's; see :func:`~spattn.schedule.shard.foreign`.
-    queries, keys : (int, int)
-        First position, and end, of the rows of its query tiles and key tiles.
+    queries, keys : TileRows
+        Rows of its query tiles and of its key tiles.
     """
 
     items: np.ndarray
@@ -45,8 +56,8 @@ class GradientStage:
     key_rows: np.ndarray
     where_queries: int
     where_keys: int
-    queries: tuple[int, int]
-    keys: tuple[int, int]
+    queries: TileRows
+    keys: TileRows
 
 
 def gradient_stages(plan: Plan, made: Pass, together: int, sharding: Sharding, rank: int) -> tuple[GradientStage, ...]:
@@ -79,7 +90,8 @@ def gradient_stages(plan: Plan, made: Pass, together: int, sharding: Sharding, r
         own = mine & (code == where)
         read = queries[np.unique(entry[covered(made.work["begin"][own], made.work["end"][own], len(entry))])]
         key_rows = frozen(owned & (of_row == where))
-        stage = GradientStage(no_items, no_rows, frozen(own), key_rows, int(where), LOCAL, hull(read), hull(keys[own]))
+        reads = tile_rows(read, plan.q_len), tile_rows(keys[own], plan.kv_len)
+        stage = GradientStage(no_items, no_rows, frozen(own), key_rows, int(where), LOCAL, *reads)
         if where == LOCAL and found and found[0].where_keys == LOCAL:
             found[0] = _joined(found[0], stage)
         else:
@@ -89,10 +101,5 @@ def gradient_stages(plan: Plan, made: Pass, together: int, sharding: Sharding, r
 
 def _joined(queries: GradientStage, keys: GradientStage) -> GradientStage:
     """Return one stage that computes dQ as the first and dK and dV as the second."""
-    hulls = _both(queries.queries, keys.queries), _both(queries.keys, keys.keys)
-    return GradientStage(queries.items, queries.rows, keys.key_items, keys.key_rows, LOCAL, LOCAL, *hulls)
-
-
-def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    """Return the hull of two ranges."""
-    return hull(np.array([x for begin, end in (one, other) if begin < end for x in (begin, end - 1)], np.int64))
+    tiles = (TileRows.of(x.mask | y.mask) for x, y in ((queries.queries, keys.queries), (queries.keys, keys.keys)))
+    return GradientStage(queries.items, queries.rows, keys.key_items, keys.key_rows, LOCAL, LOCAL, *tiles)

@@ -16,11 +16,13 @@ from spattn.cuda import families  # noqa: E402
 from spattn.distributed._on_gpu import OnGpu, readable  # noqa: E402
 from spattn.distributed._plans import Shape, call_of, whole_plan  # noqa: E402
 from spattn.distributed._shardings import NAMES, named  # noqa: E402
+from spattn.schedule.shard import TileRows  # noqa: E402
 from spattn.testing.strategies import cases, compositions  # noqa: E402
 
 pytestmark = pytest.mark.family("sm90")
 
 HOPPER = families.FAMILIES[0]
+NOTHING = TileRows.of(np.zeros(1, bool))
 GPU = SimpleNamespace(sm_count=132, name="emulated", capability=(9, 0))
 
 
@@ -69,7 +71,7 @@ class Emulated(OnGpu):
     def spread(self, held, touched):
         """The whole array, NaN where nothing is held; the rows `touched` must be."""
         n = held.rows.shape[2]
-        assert touched[0] == touched[1] or (held.first <= touched[0] and touched[1] <= held.first + n)
+        assert touched.first == touched.stop or (held.first <= touched.first and touched.stop <= held.first + n)
         whole = torch.full(
             (*held.rows.shape[:2], self._shape.length, held.rows.shape[3]), math.nan, dtype=held.rows.dtype
         )
@@ -82,7 +84,7 @@ class Emulated(OnGpu):
     def write(self, held, touched, rows, values):
         """Write `values` at `rows`, (batch, heads, length) bool, and NaN at other rows of the tiles."""
         n = held.rows.shape[2]
-        assert touched[0] == touched[1] or (held.first <= touched[0] and touched[1] <= held.first + n)
+        assert touched.first == touched.stop or (held.first <= touched.first and touched.stop <= held.first + n)
         there = slice(held.first, held.first + n)
         held.rows[...] = torch.where(rows[:, :, there, None], values[:, :, there].to(held.rows.dtype), held.rows)
 
@@ -129,9 +131,9 @@ class Emulated(OnGpu):
         rows = np.broadcast_to(stage.rows[plan.variant], lse.shape).copy()
         index = self.kinds(plan)
         keys = torch.from_numpy(np.broadcast_to(stage.key_rows[index], dk.shape[:3]).copy())
-        self.write(results[0], stage.queries if stage.items.any() else (0, 0), torch.from_numpy(rows), dq)
+        self.write(results[0], stage.queries if stage.items.any() else NOTHING, torch.from_numpy(rows), dq)
         for held, x in zip(results[1:], (dk, dv), strict=True):
-            self.write(held, stage.keys if stage.key_items.any() else (0, 0), keys, x)
+            self.write(held, stage.keys if stage.key_items.any() else NOTHING, keys, x)
 
     def kinds(self, plan):
         """The variant of each key-value head in the dK/dV work; heads with the same patterns share one."""

@@ -318,7 +318,7 @@ class Ready:
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
         self._template = Template(plan.views, launches, call, room, self._subtiles)
         self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._subtiles * _HALVES
-        first, stop = (0, q_len) if call.stage is None else call.stage.queries
+        first, stop = (0, q_len) if call.stage is None else call.stage.queries[1:]
         self._read = batch * heads_q * (stop - first)
         self._rows_tail = self._read, heads_q, q_len, head_dim_v, self._added + 1, first, max(1, stop - first)
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
