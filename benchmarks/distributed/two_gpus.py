@@ -45,7 +45,7 @@ def cases(quick: bool) -> dict:
         "causal": (p.Causal(), 131072 // scale, "head_tail"),
         "documents": (p.Causal() & p.Documents(lengths), 262144 // scale, "balanced"),
         "strided 128": (p.strided(128), 262144 // scale, "contiguous"),
-        "longformer 256 + 64": (p.longformer(256, global_tokens=range(64)), (1 << 20) // scale, "contiguous"),
+        "longformer 256 + 64": (p.longformer(512, global_tokens=64), (1 << 20) // scale, "contiguous"),
     }
 
 
@@ -58,7 +58,7 @@ def compared() -> dict:
         "bits: causal": (p.Causal(), 6000, "head_tail"),
         "bits: causal, balanced": (p.Causal(), 4999, "balanced"),
         "bits: streaming": (p.Causal() & (p.Sinks(4) | p.SlidingWindow(255, 0)), 8192, "contiguous"),
-        "bits: longformer": (p.longformer(128, global_tokens=range(64)), 8192, "contiguous"),
+        "bits: longformer": (p.longformer(256, global_tokens=64), 8192, "contiguous"),
         "bits: documents": (p.Causal() & p.Documents((1700, 90, 3000, 1210)), 6000, "balanced"),
         "bits: strided": (p.strided(64), 8192, "contiguous"),
         "bits: dilated": (p.DilatedWindow(50, 50, 3), 4097, "striped"),

@@ -1,5 +1,6 @@
 """The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from spattn.distributed._plans import Shape, call_of, key_transfers, row_transfe
 from spattn.distributed._shardings import NAMES, named
 from spattn.request.call import Call
 from spattn.schedule import shard
+from spattn.schedule.shard_totals import totals
 from spattn.testing import inputs
 from spattn.testing.strategies import cases, compositions, problems
 
@@ -101,8 +103,7 @@ def test_causal_work_is_balanced(name):
     """Within 5 % of the mean at 64 ranks, in tiles."""
     plan = causal_plan(131072, 16)
     shape = Shape(1, 16, 16, 131072, 32, 32)
-    owners = named(name, shape, 64, plan).owners()
-    tiles = [shard.tiles_of(plan, owners == rank).sum() for rank in range(64)]
+    tiles = totals(plan, named(name, shape, 64, plan), [], np.ones(1, int), False).tiles
     assert max(tiles) <= 1.05 * np.mean(tiles)
     assert named("contiguous", shape, 64, None).bounds[1] == 2048
 
@@ -121,7 +122,9 @@ def test_each_row_is_on_one_rank(name, length, world_size):
 @pytest.mark.parametrize("change", ["work", "merge_rows"])
 def test_a_part_without_a_row_is_refused(change):
     plan, owned = causal_plan(2500), np.arange(2500) >= 1250
-    items, work = shard._items(plan, owned, False)
+    spans = shard.spans_of(plan)
+    items = np.nonzero(((spans.queries >= 0) & owned[spans.queries]).any(axis=1)[spans.lists])[0]
+    work = spans.work[items]
     shard._part(plan, items, work.copy(), owned[None])
     if change == "work":
         with pytest.raises(RuntimeError, match="a part lacks a partial"):
@@ -135,10 +138,11 @@ def test_a_part_without_a_row_is_refused(change):
 
 def test_the_simulation_has_the_bytes_of_the_transfers():
     """Sums over the transfers of each rank, forward and backward, with grouped heads of different patterns."""
-    pattern = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.SlidingWindow(3, 0)))
+    some = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.longformer(4, global_tokens=(0, 77))))
     shape, world_size = Shape(2, 4, 2, 500, 16, 16), 5
-    for backward in (False, True):
-        found = simulate(pattern, shape[:5], world_size, sharding="head_tail", dtype="float64", backward=backward)
+    cases = itertools.product((some, p.longformer(20, global_tokens=range(9))), (False, True), ("head_tail", "striped"))
+    for pattern, backward, name in cases:
+        found = simulate(pattern, shape[:5], world_size, sharding=name, dtype="float64", backward=backward)
         plan = cpu.plan_for(pattern, call_of(shape, "float64"), backward=backward)
         for rank in range(world_size):
             transfers = (
@@ -157,8 +161,8 @@ def test_the_simulation_has_the_bytes_of_the_transfers():
             variant = [np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)) for part in parts]
             tiles = [part.work["end"] - part.work["begin"] for part in parts]
             length = np.bincount(np.concatenate(variant), np.concatenate(tiles), plan.variants)
-            assert length[np.broadcast_to(plan.variant, (2, 4))].sum() / (8 * plan.tiles / plan.variants) > 0
-            assert np.array_equal(length, shard.tiles_of(plan, found.sharding.owners() == rank, backward=backward))
+            heads = np.bincount(np.broadcast_to(plan.variant, (2, 4)).ravel())
+            assert totals(plan, found.sharding, [], heads, backward).tiles[rank] == heads @ length
 
 
 def test_the_simulation_of_a_window():

@@ -43,7 +43,8 @@ __all__ = [
     "rows_of_keys",
     "rows_of_tiles",
     "tile_rows",
-    "tiles_of",
+    "spans_of",
+    "tiles_in_runs",
 ]
 
 LOCAL, BEFORE, AFTER = 0, 1, 2  # bits of :func:`foreign`
@@ -103,7 +104,8 @@ class Spans(NamedTuple):
 
 
 @kept_with_plan
-def _spans(plan: Plan) -> Spans:
+def spans_of(plan: Plan) -> Spans:
+    """Return the spans of a plan."""
     work, views, components = by_rows(plan), plan.views, plan.components
     code, lists = np.unique(work["component"].astype(np.int64) << 32 | work["query_tile"], return_inverse=True)
     component, query_tile = code >> 32, code & 0xFFFFFFFF
@@ -147,7 +149,7 @@ def rows_of_tiles(views: np.ndarray, tiles: np.ndarray, block: int) -> np.ndarra
 
 def pairs_of_rows(plan: Plan) -> np.ndarray:
     """Return the number of allowed pairs of each query row of each variant, (variants, q_len) int64."""
-    spans = _spans(plan)
+    spans = spans_of(plan)
     in_mask = np.bitwise_count(plan.masks).sum(axis=2, dtype=np.int64)
     of_run = np.where(spans.mask[:, None] < 0, plan.block_kv, in_mask[spans.mask] if len(in_mask) else 0)
     cells = np.zeros(spans.queries.shape, np.int64)
@@ -158,22 +160,15 @@ def pairs_of_rows(plan: Plan) -> np.ndarray:
     return pairs
 
 
-def tiles_of(plan: Plan, owned: np.ndarray, *, backward: bool = False) -> np.ndarray:
-    """Return the number of tiles that a rank with the rows `owned`, (length,) bool, computes for each variant."""
-    items, work = _items(plan, owned, backward)
-    spans = _spans(plan)
-    return np.bincount(spans.of_list[spans.lists[items]], work["end"] - work["begin"], plan.variants).astype(np.int64)
-
-
 def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
     """Return the keys that the rows `owned`, (q_len,) bool, attend to, for each variant: (variants, kv_len) bool."""
-    spans, found = _spans(plan), np.zeros((plan.variants, plan.kv_len), bool)
+    spans, found = spans_of(plan), np.zeros((plan.variants, plan.kv_len), bool)
     mine = _held(spans.queries, owned)
     of_list, full = np.any(mine, axis=1), spans.mask < 0
     of_run = of_list[spans.lists[spans.item]]
     reached = _covered(spans, of_run & full)
     _add(found, spans.of_tile[reached], spans.keys[reached])
-    for run, tile in _tiles(spans, of_run & ~full):
+    for run, tile in tiles_in_runs(spans, of_run & ~full):
         cells = mine[spans.lists[spans.item[run]]][:, :, None]
         words = np.bitwise_or.reduce(np.where(cells, plan.masks[spans.mask[run]], np.uint64(0)), axis=1)
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(bool)
@@ -183,14 +178,14 @@ def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
 
 def rows_of_keys(plan: Plan, owned: np.ndarray) -> np.ndarray:
     """Return the rows that attend to one of the keys `owned`, (kv_len,) bool: (variants, q_len) bool."""
-    spans, found = _spans(plan), np.zeros((plan.variants, plan.q_len), bool)
+    spans, found = spans_of(plan), np.zeros((plan.variants, plan.q_len), bool)
     mine = _held(spans.keys, owned)
     before = offsets(mine.any(axis=1))
     touched, full = before[spans.stop] > before[spans.start], spans.mask < 0
     lists = np.unique(spans.lists[spans.item[touched & full]])
     _add(found, spans.of_list[lists], spans.queries[lists])
     words = np.packbits(mine, axis=1, bitorder="little").view(np.uint64)
-    for run, tile in _tiles(spans, touched & ~full):
+    for run, tile in tiles_in_runs(spans, touched & ~full):
         of_list = spans.lists[spans.item[run]]
         cells = (plan.masks[spans.mask[run]] & words[tile][:, None]).any(axis=2)
         _add(found, spans.of_list[of_list], np.where(cells, spans.queries[of_list], -1))
@@ -218,7 +213,7 @@ def covered(start: np.ndarray, stop: np.ndarray, size: int) -> np.ndarray:
     return np.nonzero(np.cumsum(steps)[:-1])[0]
 
 
-def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def tiles_in_runs(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the run and the index of each key tile of some runs, in portions."""
     run = np.nonzero(runs)[0]
     count = spans.stop[run] - spans.start[run]
@@ -274,7 +269,7 @@ def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True
 
     All items that contribute to a row are in one stage.
     """
-    spans, owned = _spans(plan), sharding.owners() == rank
+    spans, owned = spans_of(plan), sharding.owners() == rank
     mine = np.any(_held(spans.queries, owned), axis=1)
     code = np.zeros(len(spans.queries), np.uint8)
     np.bitwise_or.at(code, spans.lists[spans.item], in_ranges(foreign(spans.keys, owned), spans.start, spans.stop))
@@ -345,24 +340,17 @@ def tile_rows(rows: np.ndarray, length: int) -> TileRows:
     return TileRows.of(mask)
 
 
-def _of_all(plan: Plan, owned: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(owned, (plan.variants, plan.q_len))
-
-
 @kept_with_plan
 def backward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
     """Return the part of a plan that writes a rank's rows of dq, dk and dv; others may be written or undefined."""
     owned = sharding.owners() == rank
-    return _part(plan, *_items(plan, owned, True), _of_all(plan, owned))
+    return _part(plan, *_backward_items(plan, owned), np.broadcast_to(owned, (plan.variants, plan.q_len)))
 
 
-def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a part's items among the plan's items in row order, and the items."""
-    spans = _spans(plan)
-    some = np.any(_held(spans.queries, owned), axis=1)
-    own = some[spans.lists]
-    if not backward:
-        return np.nonzero(own)[0], spans.work[own]
+def _backward_items(plan: Plan, owned: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of a backward part's items among the plan's items in row order, and the items."""
+    spans = spans_of(plan)
+    own = np.any(_held(spans.queries, owned), axis=1)[spans.lists]
     # The other items are cut to the tiles from the first to the last with a key of the rank.
     tile = np.nonzero(_held(spans.keys, owned).any(axis=1))[0]
     low, high = np.searchsorted(tile, spans.start), np.searchsorted(tile, spans.stop) - 1
@@ -408,14 +396,14 @@ def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) ->
         merge_sources=frozen((new[old] * plan.block_q + cell).astype(np.int32)),
         merge_variants=frozen(offsets(merged)[plan.merge_variants].astype(np.int32)),
     )
-    lists = _spans(plan).lists[items[work["slot"] < 0]]
+    lists = spans_of(plan).lists[items[work["slot"] < 0]]
     _prove(plan, part, lists, owned)
     return mark_part(part, Part(plan, frozen(items)))
 
 
 def _prove(plan: Plan, part: Plan, alone: np.ndarray, owned: np.ndarray) -> None:
     """Raise RuntimeError unless each row of the rank has one writer: a combine, or an item with a list of `alone`."""
-    spans = _spans(plan)
+    spans = spans_of(plan)
     writers = np.zeros((plan.variants, plan.q_len), np.int64)
     rows = spans.queries[alone]
     np.add.at(writers, (np.repeat(spans.of_list[alone], (rows >= 0).sum(axis=1)), rows[rows >= 0]), 1)
