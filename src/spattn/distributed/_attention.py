@@ -8,9 +8,11 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .. import attention as attention_of_one
 from .. import attention_backward
@@ -19,7 +21,7 @@ from ..arrays import autocast, dtype_name
 from ..cpu import FAR_LSE
 from ..dispatch import scores
 from ..dispatch.plans import resolve
-from ..patterns import Pattern
+from ..patterns import Pattern, PerHead
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..request.call import Call
@@ -58,8 +60,8 @@ def attention(
     Parameters
     ----------
     q : (batch, heads_q, n, head_dim) tensor
-        Local rows of the queries; or a DTensor whose sequence axis is sharded. On GPUs, float16 or bfloat16, compute
-        capability 9.0 and a group with NCCL.
+        Local rows of the queries; or a DTensor whose batch, heads or sequence are sharded. GPUs need float16 or
+        bfloat16, compute capability 9.0 and a group with NCCL.
     k, v : (batch, heads_kv, n, …) tensor
         The same rows of keys and values.
     pattern : Pattern, Plan, array or str, optional
@@ -339,6 +341,29 @@ def _check_lse(job: _Job, lse: torch.Tensor) -> None:
         )
 
 
+def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the pattern and the options of the batch entries and heads of a rank."""
+    mesh, batch, heads = q.device_mesh, q.shape[0], q.shape[1]
+    at = compute_local_shape_and_global_offset(q.shape, mesh, q.placements)
+    (entries, count, *_), (first_entry, first, *_) = at
+    sinks = options["sinks"]
+    options = options | {"sinks": None if sinks is None else sinks[first : first + count]}
+    own = resolve(pattern, (batch, heads, q.shape[2], q.shape[2]))
+    alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
+    if alike:
+        return own, options
+    if not isinstance(own, Pattern):
+        raise ValueError("pattern: a plan of several heads cannot be divided among ranks; pass its pattern")
+    found, index = own.variants(batch, heads)
+    index = np.broadcast_to(index, (batch, heads))[first_entry : first_entry + entries, first : first + count]
+    if (index != index[:1]).any():
+        raise ValueError(
+            "pattern: with sharded batch entries or heads, expected the same pattern for all batch entries; use "
+            "Replicate()"
+        )
+    return PerHead(tuple(found[number] for number in index[0])), options
+
+
 def _on_dtensors(
     q: DTensor, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
 ) -> DTensor:
@@ -349,27 +374,25 @@ def _on_dtensors(
             raise TypeError(f"{name}: expected a DTensor of q's mesh and placements, {placements}")
     of = [number for number, x in enumerate(placements) if x == Shard(2)]
     others = [x for x in placements if x not in (Shard(2), Replicate())]
-    if len(of) != 1 or any(x not in (Shard(0), Shard(1)) for x in others):
+    if len(of) > 1 or any(x not in (Shard(0), Shard(1)) for x in others):
         raise ValueError(
             f"q: expected Shard(2) on one dimension of the mesh, and Shard(0), Shard(1) or Replicate() on others; "
             f"got {placements}"
         )
     if others:  # ranks do not know which batch entries and heads they have
-        own = resolve(pattern)
-        alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
-        if not alike or options["score"] is not None or options["sinks"] is not None or options["dropout_p"]:
-            raise ValueError(
-                "pattern: with sharded batch entries or heads, expected one pattern for all, without score, sinks and "
-                "dropout; use Replicate()"
-            )
+        if options["score"] is not None or options["dropout_p"]:
+            raise ValueError("score, dropout_p: not supported with sharded batch entries or heads; use Replicate()")
         for number, x in enumerate(placements):
             if x == Shard(1) and k.shape[1] % mesh.size(number):
                 raise ValueError(f"k: expected a number of heads that {mesh.size(number)} divides, got {k.shape[1]}")
+        pattern, options = _of_heads(q, pattern, options)
     if sharding != "contiguous" or length not in (None, q.shape[2]):
         raise ValueError("sharding, length: a DTensor is 'contiguous' and has its own length")
-    group = mesh.get_group(of[0])
-    local = (x.to_local() for x in (q, k, v))
-    out = attention(*local, pattern, group, length=q.shape[2], **options)
+    own_q, own_k, own_v = (x.to_local() for x in (q, k, v))
+    if of:
+        out = attention(own_q, own_k, own_v, pattern, mesh.get_group(of[0]), length=q.shape[2], **options)
+    else:
+        out = attention_of_one(own_q, own_k, own_v, pattern, **options)
     shape = (*q.shape[:3], v.shape[3])
     stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(4))
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
