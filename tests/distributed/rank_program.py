@@ -22,6 +22,7 @@ from spattn.torch import SparseAttention
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import hybrid_block  # noqa: E402
+import long_context  # noqa: E402
 
 WORLD_SIZE = 4
 SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
@@ -321,8 +322,9 @@ def graphs(rank):
 
 
 def example(rank):
-    """examples/hybrid_block.py compares layouts with one process."""
+    """The examples compare several processes with one."""
     hybrid_block.compare(hybrid_block.arguments("--width 48 --heads 4 --length 70 --repeats 1".split()))
+    long_context.compare(long_context.arguments("--length 200 --width 32 --steps 2".split()))
 
 
 def faults(rank):
