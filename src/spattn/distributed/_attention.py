@@ -94,13 +94,12 @@ def attention(
 
     Notes
     -----
-    Output and gradients have the same bits as those of :func:`spattn.attention` in one process on the same kind of
-    processor, for any sharding and number of ranks. Only rows are exchanged, no sums. The forward pass receives the
-    keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and key. The
-    backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
-    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two
-    ranks are computed twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed
-    pair.
+    Output and gradients have the same bits for any sharding and number of ranks: those of :func:`spattn.attention` in
+    one process on the same kind of processor, except for dq on GPUs. Only rows are exchanged, no sums. The forward pass
+    receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
+    key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
+    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks
+    are visited twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed pair.
     """
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
     if isinstance(q, DTensor):
