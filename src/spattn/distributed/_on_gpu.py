@@ -118,11 +118,11 @@ class OnGpu:
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, Received]:
-        """Return the local rows of out, lse of the whole length (undefined where the rank has no row), and the received
-        rows of k and v."""
+        """Return the local rows of out and of lse, (batch, heads_q, n, 1), and the received rows of k and v."""
         of = self._shape
         if not len(self._rows):
-            return q.new_empty((of.batch, of.heads_q, 0, of.head_dim_v)), q.new_empty(0), []
+            nothing = q.new_empty((of.batch, of.heads_q, 0, of.head_dim_v))
+            return nothing, nothing[..., :1].float(), []
         lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
         received, finish = self._begin(self._keys, (k, v))
         out = self._result(q, of.head_dim_v, [stage.queries[1:] for stage in self._stages])
@@ -135,7 +135,7 @@ class OnGpu:
             keys, values = (self._held(x, stage.keys, blocks, number) for number, x in enumerate((k, v)))
             self._run_forward(stage, (queries, keys, values, out), lse, scale)
         finish()
-        return self._local(out), lse, received
+        return self._local(out), self._local(Held(lse[..., None], 0)).contiguous(), received
 
     def backward(
         self,
@@ -152,7 +152,7 @@ class OnGpu:
         plan, stages, transfers = self.backward_plan()
         if not len(self._rows):
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        local = q, dout, out, self._local(Held(lse[..., None], 0))
+        local = q, dout, out, lse
         remote, finish = self._begin(transfers, local)
         dq = self._result(q, q.shape[3], [stage.queries[1:] for stage in stages if stage.items.any()])
         of_keys = [stage.keys[1:] for stage in stages if stage.key_items.any()]
@@ -163,9 +163,8 @@ class OnGpu:
                 finish()
                 finish, blocks = _nothing, remote
             queries = [self._held(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
-            lses = lse
-            if blocks:
-                lses = self._held(local[3], self._everything, blocks, 3, fill=-math.inf).rows[..., 0]
+            # Rows of tiles that are not here take no part.
+            lses = self._held(lse, self._everything, blocks, 3, fill=-math.inf).rows[..., 0]
             given = received if stage.where_keys != LOCAL else []
             keys = [self._held(x, stage.keys, given, number) for number, x in enumerate((k, v))]
             self._run_backward(plan, stage, (queries[1], queries[0], *keys, queries[2]), lses, (dq, dk, dv), scale)
