@@ -11,9 +11,11 @@ it for causal. Writes ``two_gpus`` after each case, so that it has the others if
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -25,6 +27,7 @@ import numpy as np
 import record
 
 HEADS, HEAD_DIM, ROUNDS = 16, 128, 5
+CASE_SECONDS = 40
 NOTES = (
     "Median of rounds of forward and backward, of the slowest rank, between CUDA events. received_bytes: of each rank, "
     "forward and backward. same_bits: out, dq, dk and dv of all ranks equal those of spattn.distributed on one rank; "
@@ -75,7 +78,8 @@ class Ranks:
         import torch.distributed as dist
 
         self.rank, self.world_size, self.options = rank, world_size, options
-        self.torch, self.dist, self.rows, self.begin = torch, dist, [], time.monotonic()
+        self.torch, self.dist, self.begin = torch, dist, time.monotonic()
+        self.rows = json.loads(options.progress.read_text())
         self.alone = [dist.new_group([of]) for of in range(world_size)][rank]
 
     def write(self) -> None:
@@ -84,20 +88,28 @@ class Ranks:
             record.write("two_gpus", self.rows, notes=NOTES, gpu=name, gpus=self.world_size)
 
     def run(self, name: str, measure, *arguments) -> None:
-        """Measure a case; an error of a rank is part of the result, and of a collective ends the program."""
+        """Measure a case. An error is part of the result; after one on the GPU, or too long a time, the process ends."""
         found, failed = {}, ""
+        late = threading.Timer(CASE_SECONDS, lambda: os._exit(4))
+        late.start()
+        if self.rank == 0:  # in case that the process ends
+            self.options.progress.write_text(json.dumps([*self.rows, {"name": name, "error": "the process ended"}]))
         try:
             found = measure(name, *arguments)
         except Exception as error:
             failed = f"rank {self.rank}: {type(error).__name__}: {error}"[:400]
             traceback.print_exc()
+        if "CUDA" in failed:  # no later call on this GPU works
+            os._exit(5)
         errors = [text for text in self.gathered(failed) if text]
         row = {"name": name, **found, **({"error": "; ".join(errors)} if errors else {})}
         row["at_s"] = round(time.monotonic() - self.begin, 1)
         if self.rank == 0:
             print(row, flush=True)
             self.rows.append(row)
+            self.options.progress.write_text(json.dumps(self.rows))
             self.write()
+        late.cancel()
         self.torch.cuda.empty_cache()
 
     def arrays(self, length: int) -> list:
@@ -240,24 +252,22 @@ class Ranks:
         return {"tokens": length, "all_gpus_ms": times}
 
 
-def worker(rank: int, world_size: int, options: argparse.Namespace) -> None:
+def worker(rank: int, world_size: int, options: argparse.Namespace, names: list[str]) -> None:
+    """Measure the cases of some names."""
     import torch
     import torch.distributed as dist
 
-    threading.Timer(options.limit, lambda: os._exit(3)).start()
+    threading.Timer(options.until - time.time(), lambda: os._exit(3)).start()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port), "NCCL_NVLS_ENABLE": "0"}
     torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", rank=rank, world_size=world_size, device_id=device)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size, device_id=torch.device("cuda", rank))
     ranks = Ranks(rank, world_size, options)
-    chosen = [name for name in options.only.split(",") if name]
-    for name, arguments in (compared() | cases(options.quick)).items():
-        if not chosen or any(part in name for part in chosen):
-            ranks.run(name, ranks.attention, *arguments)
-    if not chosen or "torch" in chosen:
-        for rotate in ("alltoall", "allgather"):
-            ranks.run(f"torch context parallel, {rotate}", ranks.torchs, 131072 // (16 if options.quick else 1), rotate)
-    print("done", round(time.monotonic() - ranks.begin), flush=True)
+    of = cases(options.quick) | compared()
+    for name in names:
+        if name in of:
+            ranks.run(name, ranks.attention, *of[name])
+        else:
+            ranks.run(name, ranks.torchs, 131072 // (16 if options.quick else 1), name.split()[-1])
     os._exit(0)
 
 
@@ -267,11 +277,26 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of the names of cases, with commas")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--limit", type=float, default=145, help="seconds until the program ends")
-    parser.add_argument("--port", type=int, default=29517)
     options = parser.parse_args()
+    options.until = time.time() + options.limit
     import torch.multiprocessing as mp
 
-    mp.spawn(worker, (options.gpus, options), nprocs=options.gpus)
+    torchs = [f"torch context parallel, {rotate}" for rotate in ("alltoall", "allgather")]
+    names = [*cases(options.quick), *torchs, *compared()]
+    names = [name for name in names if any(part in name for part in options.only.split(","))]
+    with tempfile.TemporaryDirectory() as folder:
+        options.progress = Path(folder) / "progress.json"
+        options.progress.write_text("[]")
+        for attempt in range(len(names)):
+            options.port = 29517 + attempt
+            done = {row["name"] for row in json.loads(options.progress.read_text())}
+            left = [name for name in names if name not in done]
+            if not left or time.time() > options.until:
+                break
+            try:
+                mp.spawn(worker, (options.gpus, options, left), nprocs=options.gpus)
+            except Exception as error:  # a process ended: the next attempt has the cases that are left
+                print(f"{type(error).__name__}: {error}"[:300], flush=True)
 
 
 if __name__ == "__main__":
