@@ -88,7 +88,7 @@ class Ranks:
             record.write("two_gpus", self.rows, notes=NOTES, gpu=name, gpus=self.world_size)
 
     def run(self, name: str, measure, *arguments) -> None:
-        """Measure a case. An error is part of the result; after one on the GPU, or too long a time, the process ends."""
+        """Measure a case. An error is part of the result; after one on the GPU, or a timeout, the process ends."""
         found, failed = {}, ""
         late = threading.Timer(CASE_SECONDS, lambda: os._exit(4))
         late.start()
