@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["OnGpu", "Received", "exchange", "readable"]
 
 Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
+_CYCLES = 20_000  # about 10 µs
 _Range = tuple[int, int]
 _Copy = tuple[torch.Tensor | slice, torch.Tensor | slice, torch.Tensor | None]  # source rows, target rows, heads
 
@@ -221,6 +222,9 @@ class OnGpu:
             for transfer in transfers
         ]
         finish = self._exchange(self._group, transfers, send, received)
+        if transfers and local[0].is_cuda:
+            # Persistent CTAs of the local stage would occupy all SMs until they end: let NCCL's start first.
+            torch.cuda._sleep(_CYCLES)
         return [block for blocks in received for block in blocks], finish
 
     def _packed(self, block: Block, x: torch.Tensor) -> torch.Tensor:
