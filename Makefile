@@ -46,12 +46,13 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help build demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs docs-test bench bench-compare same-bits clean
+.PHONY: help build demo demo-distributed test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs docs-test bench bench-compare same-bits clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make build      install spattn in $(VENV), compiled for this machine alone, in half the time"
 	@echo "make demo       build, then run a sentence encoder on spattn (DEMO_ARGS=--help); pictures and demo.json in $(OUT)/"
+	@echo "make demo-distributed   build, then train a small model whose sequence is on two processes"
 	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
 	@echo "make mutants    mutation tests, ten minutes of them (MUTANTS_ARGS='--files GLOB --count 100 --seed 1', --native, --gpu)"
@@ -72,6 +73,9 @@ build: $(addprefix $(STAMPS)/,native runtime-requires)
 
 demo: $(addprefix $(STAMPS)/,package model demo-requires)
 	$(BIN)/python $(DEMO) --out $(OUT) $(DEMO_ARGS)
+
+demo-distributed: $(addprefix $(STAMPS)/,package torch)
+	$(BIN)/python examples/long_context.py
 
 TESTED := $(addprefix $(STAMPS)/,package torch test-requires model demo-requires)
 

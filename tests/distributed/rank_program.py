@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import spattn
 import spattn.distributed as sd
 from spattn import patterns as p
 from spattn import score
+from spattn.torch import SparseAttention
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import hybrid_block  # noqa: E402
+import long_context  # noqa: E402
 
 WORLD_SIZE = 4
 SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
@@ -249,7 +252,7 @@ def dtensors(rank):
     assert same_bits([local], [got[0].to_local()])
     raises(TypeError, ["k: expected a DTensor"], lambda: sd.attention(own[0], k, v))
     raises(
-        ValueError, ["q: expected Shard(2)"], lambda: sd.attention(*(x.redistribute(mesh, [Shard(1)]) for x in own[:3]))
+        ValueError, ["q: expected Shard(2)"], lambda: sd.attention(*(x.redistribute(mesh, [Shard(3)]) for x in own[:3]))
     )
     # A mesh of heads and rows: bits of one process with these heads.
     mesh = dist.init_device_mesh("cpu", (2, 2))
@@ -258,7 +261,47 @@ def dtensors(rank):
     halves = [[x.chunk(2, 1)[half] for x in (q, k, v, dout)] for half in range(2)]
     want = [gradients(lambda *x: spattn.attention(*x, p.SlidingWindow(9)), x[:3], x[3]) for x in halves]
     assert same_bits([x.full_tensor() for x in got], [torch.cat(x, 1) for x in zip(*want, strict=True)])
-    raises(ValueError, ["pattern: with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
+    raises(ValueError, ["not supported with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
+    # Patterns and sinks of heads go where the heads are, on this mesh and if heads alone are sharded.
+    each, sinks = [p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full()], torch.arange(4.0)
+    own = [x.detach() for x in own]
+    halves = [[x.chunk(2, 1)[half] for x in (q, k, v)] for half in range(2)]
+    parts = [
+        spattn.attention(*x, p.PerHead(each[2 * half : 2 * half + 2]), sinks=sinks[2 * half : 2 * half + 2])
+        for half, x in enumerate(halves)
+    ]
+    for placements in ([Shard(1), Shard(2)], [Shard(1), Replicate()]):
+        got = sd.attention(*(x.redistribute(mesh, placements) for x in own[:3]), p.PerHead(each), sinks=sinks)
+        assert same_bits([got.full_tensor()], [torch.cat(parts, 1)]) and got.placements == tuple(placements)
+
+
+def modules(rank):
+    """``ContextParallel`` on a layer and on a module of q, k and v, with a pattern and sharding of its own."""
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    torch.manual_seed(5)
+    layer = SparseAttention(32, 4, p.Causal() & p.SlidingWindow(30, 0), num_kv_heads=2, sinks=True)
+    layer.sinks.requires_grad_(False)
+    x = torch.randn(2, 90, 32)
+    want = layer(x, x, x)[0]
+    sharding = sd.shard("causal", (2, 4, 2, 90, 8), WORLD_SIZE, "head_tail")
+    rows = torch.from_numpy(sharding.rows(rank))
+    sharded = parallelize_module(layer, mesh, sd.ContextParallel(length=90, sharding=sharding))
+    own = x[:, rows].requires_grad_()
+    torch.testing.assert_close(sharded(own, own, own)[0], want[:, rows])
+    assert sharded(own, own, own)[0].sum().backward() is None and own.grad.abs().sum() > 0
+    mask = torch.zeros(len(rows), len(rows), dtype=torch.bool)
+    raises(ValueError, ["not supported over several ranks"], lambda: sharded(own, own, own, attn_mask=mask))
+
+    class Inner(torch.nn.Module):
+        def forward(self, q, k, v):
+            return spattn.attention(q, k, v, "causal")
+
+    model = torch.nn.ModuleDict({"attn": Inner()})
+    q, k, v, _ = tensors((1, 4, 2, 80, 16, 16), "float32")
+    want = model["attn"](q, k, v)
+    parallelize_module(model, mesh, {"attn": sd.ContextParallel("causal")})
+    own = [torch.distributed.tensor.distribute_tensor(x, mesh, [Shard(2)]) for x in (q, k, v)]
+    assert same_bits([model["attn"](*own).full_tensor()], [want])
 
 
 def graphs(rank):
@@ -279,8 +322,9 @@ def graphs(rank):
 
 
 def example(rank):
-    """examples/hybrid_block.py compares layouts with one process."""
+    """The examples compare several processes with one."""
     hybrid_block.compare(hybrid_block.arguments("--width 48 --heads 4 --length 70 --repeats 1".split()))
+    long_context.compare(long_context.arguments("--length 200 --width 32 --steps 2".split()))
 
 
 def faults(rank):
@@ -306,7 +350,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, memberships, dtensors, graphs, example, faults):
+    for part in (bits, mismatches, memberships, dtensors, modules, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

@@ -33,7 +33,9 @@ def finished(tmp_path_factory):
     return [([line for line in out.splitlines() if "[Gloo]" not in line], err) for out, err in said]
 
 
-@pytest.mark.parametrize("part", ["bits", "mismatches", "memberships", "dtensors", "graphs", "example", "faults"])
+@pytest.mark.parametrize(
+    "part", ["bits", "mismatches", "memberships", "dtensors", "modules", "graphs", "example", "faults"]
+)
 def test_parts_of_the_program(finished, part):
     """The functions of this name in rank_program.py; in the last, rank 2 dies and rank 3 stops."""
     for parts, errors in finished[:2] if part == "faults" else finished:

@@ -1,5 +1,6 @@
 """The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from spattn.distributed._plans import Shape, call_of, key_transfers, row_transfe
 from spattn.distributed._shardings import NAMES, named
 from spattn.request.call import Call
 from spattn.schedule import shard
+from spattn.schedule.shard_totals import totals
 from spattn.testing import inputs
 from spattn.testing.strategies import cases, compositions, problems
 
@@ -56,10 +58,16 @@ def test_parts_have_the_bits_of_the_whole(problem, name, world_size):
 
         of_keys = key_transfers(plan, sharding, rank, sizes.batch, sizes.heads_q, sizes.heads_kv)
         keys, values = seen(k, of_keys, 0), seen(v, of_keys, 0)
-        own = shard.forward_part(plan, sharding, rank)
-        mine, of_mine = spattn.attention(seen(q, (), 0), keys, values, own, backend="cpu", return_lse=True)
-        assert mine[:, :, rows].tobytes() == out[:, :, rows].tobytes()
-        assert of_mine[:, :, rows].tobytes() == lse[:, :, rows].tobytes()
+        written = np.zeros((plan.variants, sizes.q_len), int)
+        for stage in shard.forward_stages(plan, sharding, rank, sides=problem.seed % 2 == 0):
+            local = stage.where == shard.LOCAL
+            now = (seen(k, (), 0), seen(v, (), 0)) if local else (keys, values)
+            mine, of_mine = spattn.attention(seen(q, (), 0), *now, stage.plan, backend="cpu", return_lse=True)
+            cells = np.broadcast_to(stage.rows[plan.variant], out.shape[:3])
+            assert mine[cells].tobytes() == out[cells].tobytes() and of_mine[cells].tobytes() == lse[cells].tobytes()
+            assert not local or np.isin(np.nonzero(stage.keys.mask)[0], rows).all()
+            written += stage.rows
+        assert (written == np.isin(np.arange(sizes.q_len), rows)).all()
         of_rows = row_transfers(of_gradients, sharding, rank, sizes.batch, sizes.heads_q)
         given = [seen(x, of_rows, 0) for x in (dout, q)], [seen(out, of_rows, 0), seen(lse, of_rows, -np.inf)]
         own = shard.backward_part(of_gradients, sharding, rank)
@@ -95,8 +103,7 @@ def test_causal_work_is_balanced(name):
     """Within 5 % of the mean at 64 ranks, in tiles."""
     plan = causal_plan(131072, 16)
     shape = Shape(1, 16, 16, 131072, 32, 32)
-    owners = named(name, shape, 64, plan).owners()
-    tiles = [shard.tiles_of(plan, owners == rank).sum() for rank in range(64)]
+    tiles = totals(plan, named(name, shape, 64, plan), [], np.ones(1, int), False).tiles
     assert max(tiles) <= 1.05 * np.mean(tiles)
     assert named("contiguous", shape, 64, None).bounds[1] == 2048
 
@@ -115,24 +122,27 @@ def test_each_row_is_on_one_rank(name, length, world_size):
 @pytest.mark.parametrize("change", ["work", "merge_rows"])
 def test_a_part_without_a_row_is_refused(change):
     plan, owned = causal_plan(2500), np.arange(2500) >= 1250
-    items, work = shard._items(plan, owned, False)
-    shard._part(plan, items, work.copy(), owned)
+    spans = shard.spans_of(plan)
+    items = np.nonzero(((spans.queries >= 0) & owned[spans.queries]).any(axis=1)[spans.lists])[0]
+    work = spans.work[items]
+    shard._part(plan, items, work.copy(), owned[None])
     if change == "work":
         with pytest.raises(RuntimeError, match="a part lacks a partial"):
-            shard._part(plan, items[:-1], work[:-1].copy(), owned)
+            shard._part(plan, items[:-1], work[:-1].copy(), owned[None])
     else:
         rows = plan.merge_rows
         part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
         with pytest.raises(RuntimeError, match="no writer or several"):
-            shard._prove(plan, part, np.zeros(0, np.int64), owned)
+            shard._prove(plan, part, np.zeros(0, np.int64), owned[None])
 
 
 def test_the_simulation_has_the_bytes_of_the_transfers():
     """Sums over the transfers of each rank, forward and backward, with grouped heads of different patterns."""
-    pattern = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.SlidingWindow(3, 0)))
+    some = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.longformer(4, global_tokens=(0, 77))))
     shape, world_size = Shape(2, 4, 2, 500, 16, 16), 5
-    for backward in (False, True):
-        found = simulate(pattern, shape[:5], world_size, sharding="head_tail", dtype="float64", backward=backward)
+    cases = itertools.product((some, p.longformer(20, global_tokens=range(9))), (False, True), ("head_tail", "striped"))
+    for pattern, backward, name in cases:
+        found = simulate(pattern, shape[:5], world_size, sharding=name, dtype="float64", backward=backward)
         plan = cpu.plan_for(pattern, call_of(shape, "float64"), backward=backward)
         for rank in range(world_size):
             transfers = (
@@ -145,12 +155,14 @@ def test_the_simulation_has_the_bytes_of_the_transfers():
                 rows = sum(len(x.heads) * len(x.rows) for transfer in transfers for x in getattr(transfer, blocks))
                 assert rows * width == total[rank]
             assert found.messages[rank] == sum(1 for transfer in transfers if transfer.receive)
-            part = (shard.backward_part if backward else shard.forward_part)(plan, found.sharding, rank)
-            length = np.bincount(
-                np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)), part.work["end"] - part.work["begin"]
-            )
-            assert length[np.broadcast_to(plan.variant, (2, 4))].sum() / (8 * plan.tiles / plan.variants) > 0
-            assert np.array_equal(length, shard.tiles_of(plan, found.sharding.owners() == rank, backward=backward))
+            parts = [shard.backward_part(plan, found.sharding, rank)]
+            if not backward:
+                parts = [stage.plan for stage in shard.forward_stages(plan, found.sharding, rank)]
+            variant = [np.repeat(np.arange(plan.variants), np.diff(part.work_indptr)) for part in parts]
+            tiles = [part.work["end"] - part.work["begin"] for part in parts]
+            length = np.bincount(np.concatenate(variant), np.concatenate(tiles), plan.variants)
+            heads = np.bincount(np.broadcast_to(plan.variant, (2, 4)).ravel())
+            assert totals(plan, found.sharding, [], heads, backward).tiles[rank] == heads @ length
 
 
 def test_the_simulation_of_a_window():

@@ -2,6 +2,7 @@
 
 from ..schedule.shard import Sharding
 from ._attention import attention
+from ._parallel_style import ContextParallel
 from ._simulation import Simulation, shard, simulate
 
-__all__ = ["Sharding", "Simulation", "attention", "shard", "simulate"]
+__all__ = ["ContextParallel", "Sharding", "Simulation", "attention", "shard", "simulate"]

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+import weakref
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .. import attention as attention_of_one
 from .. import attention_backward
+from .._util.cached import BoundedCache
 from ..arrays import autocast, dtype_name
 from ..cpu import FAR_LSE
 from ..dispatch import scores
 from ..dispatch.plans import resolve
-from ..patterns import Pattern
+from ..patterns import Pattern, PerHead
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule.shard import Sharding, backward_part, forward_part
+from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages
 from ._agreement import agree, digest, digest_of_plan
 from ._exchange import exchange, whole
+from ._on_gpu import OnGpu, readable
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
 
 __all__ = ["attention"]
+
+_MOST_JOBS = 64  # per group
+_jobs: weakref.WeakKeyDictionary[Any, BoundedCache] = weakref.WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -52,7 +60,8 @@ def attention(
     Parameters
     ----------
     q : (batch, heads_q, n, head_dim) tensor
-        Local rows of the queries, in host memory; or a DTensor whose sequence axis is sharded.
+        Local rows of the queries; or a DTensor whose batch, heads or sequence are sharded. GPUs need float16 or
+        bfloat16, compute capability 9.0 and a group with NCCL.
     k, v : (batch, heads_kv, n, …) tensor
         The same rows of keys and values.
     pattern : Pattern, Plan, array or str, optional
@@ -67,7 +76,7 @@ def attention(
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
         As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Their arrays
-        get no gradients.
+        get no gradients. Not supported on GPUs.
 
     Returns
     -------
@@ -85,13 +94,12 @@ def attention(
 
     Notes
     -----
-    Output and gradients have the same bits as those of :func:`spattn.attention` in one process on the same kind of
-    processor, for any sharding and number of ranks. Only rows are exchanged, no sums. The forward pass receives the
-    keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and key. The
-    backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
-    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two
-    ranks are computed twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed
-    pair.
+    Output and gradients have the same bits for any sharding and number of ranks: those of :func:`spattn.attention` in
+    one process on the same kind of processor, except for dq on GPUs. Only rows are exchanged, no sums. The forward pass
+    receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
+    key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
+    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks
+    are visited twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed pair.
     """
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
     if isinstance(q, DTensor):
@@ -108,6 +116,7 @@ def attention(
         hash(key)
     except (AttributeError, TypeError):
         key = object()  # compared in each call
+    jobs, here = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), (key, tuple(q.shape), q.device)
     made: list[_Job] = []
 
     def describe() -> dict[str, Any]:
@@ -115,7 +124,12 @@ def attention(
         return made[0].described
 
     agree(group, key, describe)
-    job = made[0] if made else make()
+    job = made[0] if made else jobs.get(here)
+    job = make() if job is None else job._replace(options=options)
+    if not any(isinstance(x, torch.Tensor) for x in options.values()):
+        jobs.keep(here, job)
+    if job.on_gpu is not None:
+        return _OfGpu.apply(q, k, v, job)
     return _Attention.apply(q, k, v, job)
 
 
@@ -130,6 +144,7 @@ class _Job(NamedTuple):
     pattern: Any
     plan: Plan
     options: dict[str, Any]
+    on_gpu: OnGpu | None
 
     @property
     def rows(self) -> torch.Tensor:
@@ -164,13 +179,14 @@ def _make(
     """Check the arguments of a rank and plan its call."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
-    if local.device != "cpu":
-        raise ValueError(f"q: expected a tensor in host memory, got one on {local.device}")
+    scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
+    if local.device != "cpu" and scored:
+        raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
     if local.q_len != local.kv_len:
         raise ValueError(f"k: expected the rows of q, {local.q_len}, got {local.kv_len}")
     length = local.q_len * world_size if length is None else integer("length", length, 1)
     shape = Shape(local.batch, local.heads_q, local.heads_kv, length, local.head_dim, local.head_dim_v)
-    call = call_of(shape, local.dtype, local.scale)
+    call = call_of(shape, local.dtype, local.scale, local.device)
     plan = whole_plan(pattern, call)
     if not isinstance(sharding, Sharding):
         if sharding == "auto":
@@ -186,7 +202,16 @@ def _make(
             f"q: expected {len(sharding.rows(rank))} of {length} rows on rank {rank}, got {local.q_len}; "
             "pass length= for shards of different lengths"
         )
-    return _Job(group, rank, sharding, shape, call, pattern, plan, options)
+    on_gpu = None
+    if local.device != "cpu":
+        from ..cuda import families
+        from ..cuda.driver import device
+
+        gpu = device.get(call.kind.ordinal(call.q))
+        of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
+        own = of_gradients, gpu, families.of_call(call, gpu)
+        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, options, on_gpu)
 
 
 def _given(job: _Job) -> Any:
@@ -229,11 +254,20 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         of, rows, length = job.shape, job.rows, job.shape.length
         transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
         keys, values = (whole(x, rows, length) for x in (k, v))
-        exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
-        own = forward_part(job.plan, job.sharding, job.rank)
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
-        out, lse = attention_of_one(whole(q, rows, length), keys, values, own, return_lse=True, **options)
-        out, lse = out[:, :, rows], lse[:, :, rows]
+        finish = exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
+        options = {**job.options, "scale": job.call.scale, "backend": "cpu", "return_lse": True}
+        queries = whole(q, rows, length)
+        found: tuple[torch.Tensor, ...] = ()
+        for stage in forward_stages(job.plan, job.sharding, job.rank, sides=False):
+            if stage.where != LOCAL:
+                finish()
+                finish = _nothing
+            own = attention_of_one(queries, keys, values, stage.plan, **options)
+            own = tuple(x[:, :, rows] for x in own)
+            mine = torch.from_numpy(stage.rows[job.plan.variant])[:, :, rows]
+            found = _select(mine, own, found) if found else own
+        finish()
+        out, lse = found
         ctx.save_for_backward(q, k, v, keys, values, out, lse)
         ctx.job = job
         return out
@@ -251,12 +285,45 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, transfers, job.header, local, rows, filled)
+        exchange(job.group, transfers, job.header, local, rows, filled)()
         own = backward_part(plan, job.sharding, job.rank)
         options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled
         found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
         return *(x[:, :, rows] for x in found[:3]), None
+
+
+class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
+    """``apply(q, k, v, job)``: the local rows of the output, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
+        assert job.on_gpu is not None
+        q, k, v = map(readable, (q, k, v))
+        out, lse, received = job.on_gpu.forward(q, k, v, job.call.scale)
+        ctx.blocks = [block for block, _ in received]
+        ctx.save_for_backward(q, k, v, out, lse, *(x for _, tensors in received for x in tensors))
+        ctx.job = job
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, *rows = ctx.saved_tensors
+        received = list(zip(ctx.blocks, zip(rows[::2], rows[1::2], strict=True), strict=True))
+        on_gpu = ctx.job.on_gpu
+        return *on_gpu.backward(readable(dout), q, k, v, readable(out), lse, received, ctx.job.call.scale), None
+
+
+def _nothing() -> None:
+    """All messages have come."""
+
+
+def _select(rows: torch.Tensor, chosen: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Return out and lse of one stage at its rows, and those of others elsewhere."""
+    return tuple(
+        torch.where(rows[..., None] if x.dim() == 4 else rows, x, y) for x, y in zip(chosen, others, strict=True)
+    )
 
 
 def _check_lse(job: _Job, lse: torch.Tensor) -> None:
@@ -273,6 +340,29 @@ def _check_lse(job: _Job, lse: torch.Tensor) -> None:
         )
 
 
+def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the pattern and the options of the batch entries and heads of a rank."""
+    mesh, batch, heads = q.device_mesh, q.shape[0], q.shape[1]
+    at = compute_local_shape_and_global_offset(q.shape, mesh, q.placements)
+    (entries, count, *_), (first_entry, first, *_) = at
+    sinks = options["sinks"]
+    options = options | {"sinks": None if sinks is None else sinks[first : first + count]}
+    own = resolve(pattern, (batch, heads, q.shape[2], q.shape[2]))
+    alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
+    if alike:
+        return own, options
+    if not isinstance(own, Pattern):
+        raise ValueError("pattern: a plan of several heads cannot be divided among ranks; pass its pattern")
+    found, index = own.variants(batch, heads)
+    index = np.broadcast_to(index, (batch, heads))[first_entry : first_entry + entries, first : first + count]
+    if (index != index[:1]).any():
+        raise ValueError(
+            "pattern: with sharded batch entries or heads, expected the same pattern for all batch entries; use "
+            "Replicate()"
+        )
+    return PerHead(tuple(found[number] for number in index[0])), options
+
+
 def _on_dtensors(
     q: DTensor, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
 ) -> DTensor:
@@ -283,27 +373,25 @@ def _on_dtensors(
             raise TypeError(f"{name}: expected a DTensor of q's mesh and placements, {placements}")
     of = [number for number, x in enumerate(placements) if x == Shard(2)]
     others = [x for x in placements if x not in (Shard(2), Replicate())]
-    if len(of) != 1 or any(x not in (Shard(0), Shard(1)) for x in others):
+    if len(of) > 1 or any(x not in (Shard(0), Shard(1)) for x in others):
         raise ValueError(
             f"q: expected Shard(2) on one dimension of the mesh, and Shard(0), Shard(1) or Replicate() on others; "
             f"got {placements}"
         )
     if others:  # ranks do not know which batch entries and heads they have
-        own = resolve(pattern)
-        alike = own.sizes() == (1, 1) if isinstance(own, Pattern) else own.variant.shape == (1, 1)
-        if not alike or options["score"] is not None or options["sinks"] is not None or options["dropout_p"]:
-            raise ValueError(
-                "pattern: with sharded batch entries or heads, expected one pattern for all, without score, sinks and "
-                "dropout; use Replicate()"
-            )
+        if options["score"] is not None or options["dropout_p"]:
+            raise ValueError("score, dropout_p: not supported with sharded batch entries or heads; use Replicate()")
         for number, x in enumerate(placements):
             if x == Shard(1) and k.shape[1] % mesh.size(number):
                 raise ValueError(f"k: expected a number of heads that {mesh.size(number)} divides, got {k.shape[1]}")
+        pattern, options = _of_heads(q, pattern, options)
     if sharding != "contiguous" or length not in (None, q.shape[2]):
         raise ValueError("sharding, length: a DTensor is 'contiguous' and has its own length")
-    group = mesh.get_group(of[0])
-    local = (x.to_local() for x in (q, k, v))
-    out = attention(*local, pattern, group, length=q.shape[2], **options)
+    own_q, own_k, own_v = (x.to_local() for x in (q, k, v))
+    if of:
+        out = attention(own_q, own_k, own_v, pattern, mesh.get_group(of[0]), length=q.shape[2], **options)
+    else:
+        out = attention_of_one(own_q, own_k, own_v, pattern, **options)
     shape = (*q.shape[:3], v.shape[3])
     stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(4))
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,15 @@ def exchange(
     local: Sequence[torch.Tensor],
     rows: torch.Tensor,
     to: Sequence[torch.Tensor],
-) -> None:
-    """Send rows of local shards, (batch, heads, n, width), along the transfers, and write what is received to `to`.
+) -> Callable[[], None]:
+    """Begin to send rows of local shards, (batch, heads, n, width), along the transfers.
 
     Each message starts with the sender's digest of the call, `header`.
+
+    Returns
+    -------
+    callable
+        Waits for the messages and writes the received rows to `to`.
 
     Raises
     ------
@@ -44,7 +49,7 @@ def exchange(
         If a received header differs.
     """
     if not transfers:
-        return
+        return lambda: None
     number = torch.full((to[0].shape[2],), -1)
     number[rows] = torch.arange(len(rows))
     receives = {
@@ -56,26 +61,38 @@ def exchange(
     }
     first = torch.tensor(list(header), dtype=torch.uint8)
     sends = {transfer.peer: _packed(first, transfer.send, local, number) for transfer in transfers if transfer.send}
+    operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
+    operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
     try:
-        operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
-        operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        works = dist.batch_isend_irecv(operations)
     except RuntimeError as error:
-        peers = sorted(transfer.peer for transfer in transfers)
-        raise RuntimeError(
-            f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
-            "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
-        ) from error
-    others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
-    if others:
-        raise ValueError(
-            f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
-            "SPATTN_CHECK_RANKS=1 says which"
-        )
-    for transfer in transfers:
-        if transfer.receive:
-            _unpack(transfer.receive, receives[transfer.peer][len(header) :], to)
+        raise _no_exchange(transfers) from error
+
+    def finish() -> None:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise _no_exchange(transfers) from error
+        others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
+        if others:
+            raise ValueError(
+                f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
+                "SPATTN_CHECK_RANKS=1 says which"
+            )
+        for transfer in transfers:
+            if transfer.receive:
+                _unpack(transfer.receive, receives[transfer.peer][len(header) :], to)
+
+    return finish
+
+
+def _no_exchange(transfers: Sequence[Transfer]) -> RuntimeError:
+    peers = sorted(transfer.peer for transfer in transfers)
+    return RuntimeError(
+        f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
+        "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
+    )
 
 
 def _operation(what: Any, x: torch.Tensor, group: Any, peer: int) -> Any:

@@ -45,20 +45,25 @@ class Transfer(NamedTuple):
     receive: tuple[Block, ...]
 
 
-def call_of(shape: Shape, dtype: str, scale: float | None = None) -> Call:
-    """Return the call of one process, on arrays without memory."""
-    kind = numpy_dtype(dtype)
+def call_of(shape: Shape, dtype: str, scale: float | None = None, device: str = "cpu") -> Call:
+    """Return the call of one process, on arrays without memory; torch tensors on a GPU."""
+    one: Any = np.zeros(1, numpy_dtype(dtype))
+    if device != "cpu":
+        import torch
 
-    def empty(heads: int, width: int) -> np.ndarray:
-        return np.broadcast_to(np.zeros(1, kind), (shape.batch, heads, shape.length, width))
+        one = torch.zeros(1, dtype=getattr(torch, dtype), device=device)
+
+    def empty(heads: int, width: int) -> Any:
+        sizes = shape.batch, heads, shape.length, width
+        return np.broadcast_to(one, sizes) if device == "cpu" else one.expand(sizes)
 
     q, k = empty(shape.heads_q, shape.head_dim), empty(shape.heads_kv, shape.head_dim)
     return Call.of(q, k, empty(shape.heads_kv, shape.head_dim_v), scale=scale)
 
 
 def whole_plan(pattern: Any, call: Call, *, backward: bool = False) -> Plan:
-    """Return the plan that one process would execute on the CPU."""
-    module, own = load("cpu"), resolve(pattern, call.sizes)
+    """Return the plan that one process would execute on the call's device."""
+    module, own = load("cpu" if call.device == "cpu" else "cuda"), resolve(pattern, call.sizes)
     if isinstance(own, Pattern):
         return module.plan_for(own, call, backward=backward)
     return find_plan(module, own, call, backward=backward)

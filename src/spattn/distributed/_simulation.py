@@ -13,7 +13,8 @@ from .. import cpu
 from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..planning import Plan
-from ..schedule.shard import Sharding, keys_of_rows, rows_of_keys, tiles_of
+from ..schedule.shard import Sharding
+from ..schedule.shard_totals import totals
 from ._plans import Shape, call_of, whole_plan
 from ._shardings import NAMES, named, shape_of
 
@@ -165,8 +166,7 @@ def _simulated(
     dtype: str,
     backward: bool,
 ) -> Simulation:
-    sharding = named(name, shape, world_size, plan)
-    owners, itemsize = sharding.owners(), numpy_dtype(dtype).itemsize
+    sharding, itemsize = named(name, shape, world_size, plan), numpy_dtype(dtype).itemsize
     variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
     heads = np.bincount(variant.ravel(), minlength=plan.variants)
     # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
@@ -175,20 +175,11 @@ def _simulated(
     of_keys = width = (shape.head_dim + shape.head_dim_v) * itemsize
     if backward:
         width += shape.head_dim_v * itemsize + max(itemsize, 4)
-    sent, received, messages = (np.zeros(world_size, np.int64) for _ in range(3))
-    work, once = np.zeros(world_size), np.zeros(world_size)
-    for rank in range(world_size):
-        owned = owners == rank
-        needed = (rows_of_keys if backward else keys_of_rows)(plan, owned) & ~owned
-        rows = np.zeros(world_size, np.int64)
-        for variants, number in of_group:
-            rows += number * np.bincount(owners[needed[variants].any(axis=0)], minlength=world_size)
-        sent += rows * width
-        received[rank], messages[rank] = rows.sum() * width, (rows > 0).sum()
-        once[rank] = heads @ tiles_of(plan, owned)
-        work[rank] = heads @ tiles_of(plan, owned, backward=True) if backward else once[rank]
-    total = max(1, heads @ tiles_of(plan, np.ones(shape.length, bool)))
-    work, once = work / total, once / total
+    found = totals(plan, sharding, of_group, heads, backward)
+    sent, received, messages = found.sent * width, found.received * width, found.messages
+    of_item = np.repeat(heads, np.diff(plan.work_indptr))
+    total = max(1, of_item @ (plan.work["end"] - plan.work["begin"]))
+    work, once = found.tiles / total, found.own_tiles / total
     times = seconds * work + latency * messages + np.maximum(sent, received) / bandwidth
 
     # Backward, the others send keys and values again, and their gradients.

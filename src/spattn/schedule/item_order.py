@@ -8,7 +8,7 @@ from .._util.frozen import frozen
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 
-__all__ = ["by_rows", "neighbours_together"]
+__all__ = ["by_rows", "neighbours_together", "row_order"]
 
 _STRIP = 8  # width of a strip in query tiles; the keys of a row of tiles stay in the L2 cache for the next row
 
@@ -16,8 +16,13 @@ _STRIP = 8  # width of a strip in query tiles; the keys of a row of tiles stay i
 @kept_with_plan
 def by_rows(plan: Plan) -> np.ndarray:
     """Return each variant's items in row order."""
+    return frozen(plan.work[row_order(plan)])
+
+
+def row_order(plan: Plan) -> np.ndarray:
+    """Return the index of each item of :func:`by_rows`."""
     work = plan.work
-    return frozen(work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))])
+    return np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))
 
 
 @kept_with_plan

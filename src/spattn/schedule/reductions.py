@@ -14,7 +14,15 @@ from .._util.checks import show
 from .._util.ragged import offsets, ramp
 from ..planning.contract.types import Plan
 
-__all__ = ["Reductions", "Merges", "SumReductions", "find_reductions", "find_sum_reductions", "no_sum_reductions"]
+__all__ = [
+    "Merges",
+    "Reductions",
+    "SumReductions",
+    "find_reductions",
+    "find_sum_reductions",
+    "merges_of_rows",
+    "no_sum_reductions",
+]
 
 _WORTH = 4  # fix-up items need a launch of some microseconds, so they must write at least 1/_WORTH of all rows
 _SHARED = -2  # marks a partial's row that its item cannot fix up: more than two sources, or it is the earlier one
@@ -68,9 +76,15 @@ def find_reductions(plan: Plan) -> Reductions:
         priors.append(prior[slots[own]].astype(np.int32))
         slots[own] = new
     whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
-    found = Reductions(slots, np.concatenate(priors), _without(whole, kept, counts))
+    found = Reductions(slots, np.concatenate(priors), select_merges(whole, kept))
     show("reductions", plan=plan, found=found)
     return found
+
+
+def merges_of_rows(merges: Merges, rows: np.ndarray) -> Merges:
+    """Return the combines of `rows`, (variants, length) bool."""
+    variant = np.repeat(np.arange(len(rows)), np.diff(merges.variants))
+    return select_merges(merges, rows[variant, merges.rows])
 
 
 class SumReductions(NamedTuple):
@@ -102,7 +116,7 @@ def find_sum_reductions(
     others = np.where(merge >= 0, counts[merge] - 1, 0)
     place = np.repeat(merges.indptr[merge] + 1, others) + ramp(others)
     rest = offsets(others).astype(np.int32), merges.sources[place]
-    made = SumReductions(slots, *rest, _without(merges, kept, counts))
+    made = SumReductions(slots, *rest, select_merges(merges, kept))
     show("sum reductions", slots=given, work_indptr=work_indptr, merges=merges, rows=rows, found=made)
     return made
 
@@ -130,8 +144,9 @@ def _first_sources(
     return item, of_row[slots[item]].ravel()
 
 
-def _without(merges: Merges, kept: np.ndarray, counts: np.ndarray) -> Merges:
-    """Select the combines where `kept` is true."""
+def select_merges(merges: Merges, kept: np.ndarray) -> Merges:
+    """Return the combines where `kept` is true."""
+    counts = np.diff(merges.indptr)
     return Merges(
         merges.rows[kept],
         np.r_[0, np.cumsum(counts[kept])].astype(np.int32),

@@ -3,16 +3,17 @@
 A part has the tiles of the whole plan, at the positions of the whole sequence, so that each sum has the same terms in
 the same order at every number of ranks.
 
-- The *forward part* of a rank has the whole tile lists of all query tiles with a row of the rank.
-- Its *backward part* also has, of all other lists, the tiles from the first to the last with a key of the rank. The
-  gradients of a key are thus summed on one rank, in the whole plan's order, and each rank needs the rows of all queries
-  that attend to its keys.
+- The *stages* of a rank have the whole tile lists of all query tiles with a row of the rank: first the lists whose keys
+  are all on the rank, which do not wait for others.
+- Its *backward part* has these lists and, of all others, the tiles from the first to the last with a key of the rank.
+  The gradients of a key are thus summed on one rank, in the whole plan's order, and each rank needs the rows of all
+  queries that attend to its keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +25,29 @@ from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_cells
 from ..planning.contract.validated import Part, mark_part
 from .gradients import runs_of_items
-from .item_order import by_rows
+from .item_order import by_rows, row_order
 
-__all__ = ["Sharding", "backward_part", "forward_part", "keys_of_rows", "pairs_of_rows", "rows_of_keys", "tiles_of"]
+__all__ = [
+    "LOCAL",
+    "Sharding",
+    "Stage",
+    "TileRows",
+    "backward_part",
+    "closed",
+    "covered",
+    "forward_stages",
+    "foreign",
+    "in_ranges",
+    "keys_of_rows",
+    "pairs_of_rows",
+    "rows_of_keys",
+    "rows_of_tiles",
+    "tile_rows",
+    "spans_of",
+    "tiles_in_runs",
+]
+
+LOCAL, BEFORE, AFTER = 0, 1, 2  # bits of :func:`foreign`
 
 _AT_ONCE = 1 << 12  # tiles with bitmasks that are expanded together
 
@@ -98,7 +119,8 @@ class Spans(NamedTuple):
 
 
 @kept_with_plan
-def _spans(plan: Plan) -> Spans:
+def spans_of(plan: Plan) -> Spans:
+    """Return the spans of a plan."""
     work, views, components = by_rows(plan), plan.views, plan.components
     code, lists = np.unique(work["component"].astype(np.int64) << 32 | work["query_tile"], return_inverse=True)
     component, query_tile = code >> 32, code & 0xFFFFFFFF
@@ -128,15 +150,21 @@ def _spans(plan: Plan) -> Spans:
 
 def _rows(views: np.ndarray, tiles: np.ndarray, block: int, variant: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the rows of tiles, (tiles, block) int32."""
-    tile, cell, index = real_cells(views, tiles)
-    rows = np.full((len(tiles), block), -1, np.int32)
-    rows[tile, cell] = order[variant[tile], index] if order.size else index
+    rows = rows_of_tiles(views, tiles, block)
+    return np.where(rows >= 0, order[variant[:, None], rows], -1) if order.size else rows
+
+
+def rows_of_tiles(views: np.ndarray, tiles: np.ndarray, block: int) -> np.ndarray:
+    """Return the rows of tiles in a view's order, (tiles, block) int32; tiles after the last have only padding."""
+    rows, there = np.full((len(tiles), block), -1, np.int32), np.nonzero(tiles < views["tiles"])[0]
+    tile, cell, index = real_cells(views[there], tiles[there])
+    rows[there[tile], cell] = index
     return rows
 
 
 def pairs_of_rows(plan: Plan) -> np.ndarray:
     """Return the number of allowed pairs of each query row of each variant, (variants, q_len) int64."""
-    spans = _spans(plan)
+    spans = spans_of(plan)
     in_mask = np.bitwise_count(plan.masks).sum(axis=2, dtype=np.int64)
     of_run = np.where(spans.mask[:, None] < 0, plan.block_kv, in_mask[spans.mask] if len(in_mask) else 0)
     cells = np.zeros(spans.queries.shape, np.int64)
@@ -147,22 +175,15 @@ def pairs_of_rows(plan: Plan) -> np.ndarray:
     return pairs
 
 
-def tiles_of(plan: Plan, owned: np.ndarray, *, backward: bool = False) -> np.ndarray:
-    """Return the number of tiles that a rank with the rows `owned`, (length,) bool, computes for each variant."""
-    items, work = _items(plan, owned, backward)
-    spans = _spans(plan)
-    return np.bincount(spans.of_list[spans.lists[items]], work["end"] - work["begin"], plan.variants).astype(np.int64)
-
-
 def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
     """Return the keys that the rows `owned`, (q_len,) bool, attend to, for each variant: (variants, kv_len) bool."""
-    spans, found = _spans(plan), np.zeros((plan.variants, plan.kv_len), bool)
+    spans, found = spans_of(plan), np.zeros((plan.variants, plan.kv_len), bool)
     mine = _held(spans.queries, owned)
     of_list, full = np.any(mine, axis=1), spans.mask < 0
     of_run = of_list[spans.lists[spans.item]]
     reached = _covered(spans, of_run & full)
     _add(found, spans.of_tile[reached], spans.keys[reached])
-    for run, tile in _tiles(spans, of_run & ~full):
+    for run, tile in tiles_in_runs(spans, of_run & ~full):
         cells = mine[spans.lists[spans.item[run]]][:, :, None]
         words = np.bitwise_or.reduce(np.where(cells, plan.masks[spans.mask[run]], np.uint64(0)), axis=1)
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(bool)
@@ -172,14 +193,14 @@ def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
 
 def rows_of_keys(plan: Plan, owned: np.ndarray) -> np.ndarray:
     """Return the rows that attend to one of the keys `owned`, (kv_len,) bool: (variants, q_len) bool."""
-    spans, found = _spans(plan), np.zeros((plan.variants, plan.q_len), bool)
+    spans, found = spans_of(plan), np.zeros((plan.variants, plan.q_len), bool)
     mine = _held(spans.keys, owned)
     before = offsets(mine.any(axis=1))
     touched, full = before[spans.stop] > before[spans.start], spans.mask < 0
     lists = np.unique(spans.lists[spans.item[touched & full]])
     _add(found, spans.of_list[lists], spans.queries[lists])
     words = np.packbits(mine, axis=1, bitorder="little").view(np.uint64)
-    for run, tile in _tiles(spans, touched & ~full):
+    for run, tile in tiles_in_runs(spans, touched & ~full):
         of_list = spans.lists[spans.item[run]]
         cells = (plan.masks[spans.mask[run]] & words[tile][:, None]).any(axis=2)
         _add(found, spans.of_list[of_list], np.where(cells, spans.queries[of_list], -1))
@@ -198,12 +219,16 @@ def _add(found: np.ndarray, variant: np.ndarray, rows: np.ndarray) -> None:
 
 def _covered(spans: Spans, runs: np.ndarray) -> np.ndarray:
     """Return the indices of the key tiles of some runs."""
-    size = len(spans.keys) + 1
-    steps = np.bincount(spans.start[runs], minlength=size) - np.bincount(spans.stop[runs], minlength=size)
+    return covered(spans.start[runs], spans.stop[runs], len(spans.keys))
+
+
+def covered(start: np.ndarray, stop: np.ndarray, size: int) -> np.ndarray:
+    """Return the indices, below `size`, in any of the ranges."""
+    steps = np.bincount(start, minlength=size + 1) - np.bincount(stop, minlength=size + 1)
     return np.nonzero(np.cumsum(steps)[:-1])[0]
 
 
-def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def tiles_in_runs(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the run and the index of each key tile of some runs, in portions."""
     run = np.nonzero(runs)[0]
     count = spans.stop[run] - spans.start[run]
@@ -213,27 +238,134 @@ def _tiles(spans: Spans, runs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndar
         yield run[first : first + _AT_ONCE], tile[first : first + _AT_ONCE]
 
 
+class TileRows(NamedTuple):
+    """The rows of some tiles: (length,) bool, the first of them, and the end."""
+
+    mask: np.ndarray
+    first: int
+    stop: int
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> TileRows:
+        """Return the rows where `mask` is true."""
+        (at,) = np.nonzero(mask)
+        return cls(frozen(mask), *((int(at[0]), int(at[-1]) + 1) if at.size else (0, 0)))
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A part of a plan, for a part of a rank's rows.
+
+    Attributes
+    ----------
+    plan : Plan
+        The part, whose items are the whole plan's.
+    items : (items,) bool array
+        Which of the whole plan's work items it has.
+    rows : (variants, q_len) bool array
+        The rows of out that it writes; other rows may be written or undefined.
+    where : int
+        `LOCAL` if all keys of its tiles are the rank's, otherwise where the others are; see :func:`foreign`.
+    queries, keys : TileRows
+        Rows of its query tiles and of its key tiles.
+    """
+
+    plan: Plan
+    items: np.ndarray
+    rows: np.ndarray
+    where: int
+    queries: TileRows
+    keys: TileRows
+
+
 @kept_with_plan
-def forward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
-    """Return the part of a plan that writes a rank's rows of out; other rows may be written or undefined."""
-    owned = sharding.owners() == rank
-    return _part(plan, *_items(plan, owned, False), owned)
+def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True) -> tuple[Stage, ...]:
+    """Return the stages of a rank's forward, the local one first; without `sides`, all others are one stage.
+
+    All items that contribute to a row are in one stage.
+    """
+    spans, owned = spans_of(plan), sharding.owners() == rank
+    mine = np.any(_held(spans.queries, owned), axis=1)
+    code = np.zeros(len(spans.queries), np.uint8)
+    np.bitwise_or.at(code, spans.lists[spans.item], in_ranges(foreign(spans.keys, owned), spans.start, spans.stop))
+    code, of_row = closed(np.where(mine, code, 0), spans.of_list, spans.queries, owned, plan.variants)
+    if not sides:
+        code, of_row = np.minimum(code, 1), np.minimum(of_row, 1)
+    codes = np.unique(code[mine]) if mine.any() else np.array([LOCAL], np.uint8)
+    written = np.zeros((plan.variants, plan.q_len), bool)
+    _add(written, spans.of_list[mine], spans.queries[mine])
+    of_row[~written] = codes[0]  # rows without a pair
+    found = []
+    for where in codes:
+        own, rows = mine & (code == where), owned & (of_row == where)
+        items = np.nonzero(own[spans.lists])[0]
+        tiles = _covered(spans, own[spans.lists[spans.item]])
+        part, chosen = _part(plan, items, spans.work[items], rows), np.zeros(len(plan.work), bool)
+        chosen[row_order(plan)[items]] = True
+        read = tile_rows(spans.queries[own], plan.q_len), tile_rows(spans.keys[tiles], plan.kv_len)
+        found.append(Stage(part, frozen(chosen), frozen(rows), int(where), *read))
+    return tuple(found)
+
+
+def foreign(rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
+    """Return, for tiles of (tiles, cells) rows, whether another rank's are before (bit 1) and after (bit 2) a rank's.
+
+    Rows between those of the rank count as both; -1 stands for padding.
+    """
+    (own,) = np.nonzero(owned)
+    if own.size == 0:
+        return np.where((rows >= 0).any(axis=1), BEFORE | AFTER, LOCAL).astype(np.uint8)
+    others = (rows >= 0) & ~owned[rows]
+    before, after = (others & (rows < own[-1])).any(axis=1), (others & (rows > own[0])).any(axis=1)
+    return (BEFORE * before | AFTER * after).astype(np.uint8)
+
+
+def in_ranges(code: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return the bitwise or of ``code[start:stop]`` for each range."""
+    found = np.zeros(len(start), np.uint8)
+    for bit in (BEFORE, AFTER):
+        count = offsets(code & bit)
+        found |= (bit * (count[stop] > count[start])).astype(np.uint8)
+    return found
+
+
+def closed(
+    code: np.ndarray, variant: np.ndarray, rows: np.ndarray, owned: np.ndarray, variants: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of items and of rows, (variants, length), after joining the codes of items with a common row.
+
+    Item i writes the rows ``rows[i]`` of its variant; only rows that are `owned` count.
+    """
+    item, cell = np.nonzero(_held(rows, owned))
+    at = variant[item], rows[item, cell]
+    while True:
+        of_row = np.zeros((variants, len(owned)), np.uint8)
+        np.bitwise_or.at(of_row, at, code[item])
+        joined = code.copy()
+        np.bitwise_or.at(joined, item, of_row[at])
+        if (joined == code).all():
+            return code, of_row
+        code = joined
+
+
+def tile_rows(rows: np.ndarray, length: int) -> TileRows:
+    """Return the rows, of `length`, in an array; -1 stands for padding."""
+    mask = np.zeros(length, bool)
+    mask[rows[rows >= 0]] = True
+    return TileRows.of(mask)
 
 
 @kept_with_plan
 def backward_part(plan: Plan, sharding: Sharding, rank: int) -> Plan:
     """Return the part of a plan that writes a rank's rows of dq, dk and dv; others may be written or undefined."""
     owned = sharding.owners() == rank
-    return _part(plan, *_items(plan, owned, True), owned)
+    return _part(plan, *_backward_items(plan, owned), np.broadcast_to(owned, (plan.variants, plan.q_len)))
 
 
-def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a part's items among the plan's items in row order, and the items."""
-    spans = _spans(plan)
-    some = np.any(_held(spans.queries, owned), axis=1)
-    own = some[spans.lists]
-    if not backward:
-        return np.nonzero(own)[0], spans.work[own]
+def _backward_items(plan: Plan, owned: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of a backward part's items among the plan's items in row order, and the items."""
+    spans = spans_of(plan)
+    own = np.any(_held(spans.queries, owned), axis=1)[spans.lists]
     # The other items are cut to the tiles from the first to the last with a key of the rank.
     tile = np.nonzero(_held(spans.keys, owned).any(axis=1))[0]
     low, high = np.searchsorted(tile, spans.start), np.searchsorted(tile, spans.stop) - 1
@@ -249,9 +381,9 @@ def _items(plan: Plan, owned: np.ndarray, backward: bool) -> tuple[np.ndarray, n
 
 
 def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) -> Plan:
-    """Return the part with some items, and the combines of the rows `owned`."""
-    number, merged = np.diff(plan.merge_indptr), owned[plan.merge_rows]
+    """Return the part with some items, and the combines of the rows `owned`, (variants, q_len) bool."""
     of_merge = np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants))
+    number, merged = np.diff(plan.merge_indptr), owned[of_merge, plan.merge_rows]
     sources = np.repeat(merged, number)
     slot, cell = np.divmod(plan.merge_sources[sources], plan.block_q)
     old = np.repeat(of_merge, number)[sources], slot
@@ -279,18 +411,18 @@ def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) ->
         merge_sources=frozen((new[old] * plan.block_q + cell).astype(np.int32)),
         merge_variants=frozen(offsets(merged)[plan.merge_variants].astype(np.int32)),
     )
-    lists = _spans(plan).lists[items[work["slot"] < 0]]
+    lists = spans_of(plan).lists[items[work["slot"] < 0]]
     _prove(plan, part, lists, owned)
     return mark_part(part, Part(plan, frozen(items)))
 
 
 def _prove(plan: Plan, part: Plan, alone: np.ndarray, owned: np.ndarray) -> None:
     """Raise RuntimeError unless each row of the rank has one writer: a combine, or an item with a list of `alone`."""
-    spans = _spans(plan)
+    spans = spans_of(plan)
     writers = np.zeros((plan.variants, plan.q_len), np.int64)
     rows = spans.queries[alone]
     np.add.at(writers, (np.repeat(spans.of_list[alone], (rows >= 0).sum(axis=1)), rows[rows >= 0]), 1)
     of_merge = np.repeat(np.arange(plan.variants), np.diff(part.merge_variants))
     np.add.at(writers, (of_merge, part.merge_rows), 1)
-    if (writers[:, owned] != 1).any():
+    if (writers[owned] != 1).any():
         raise RuntimeError("plan: a row of a rank has no writer or several; this is a bug in spattn, please report it")

@@ -135,6 +135,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
             Dropout.of(dropout, 0)  # raises an error if it is no share
         self.score = score
         self.dropout = dropout
+        self._over_ranks: Callable[..., torch.Tensor] | None = None
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
         packed = self.kdim == self.vdim == self.embed_dim
@@ -250,10 +251,23 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
             modified["sinks"] = sinks
         if self.training and self.dropout != 0.0:
             modified |= {"dropout_p": self.dropout, "seed": draw_seed()}
-        out = self.out_proj(attend(q, k, v, allowed, self._text, self._pattern, **modified).transpose(1, 2).flatten(2))
+        if self._over_ranks is None:
+            out = attend(q, k, v, allowed, self._text, self._pattern, **modified)
+        elif allowed is not None:
+            raise ValueError("attn_mask, key_padding_mask: not supported over several ranks; make them part of pattern")
+        else:
+            out = self._over_ranks(q, k, v, self._pattern, **modified)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not batched:
             return out[0], None
         return out if self.batch_first else out.transpose(0, 1), None
+
+    def attend_over_ranks(self, attention: Callable[..., torch.Tensor]) -> None:
+        """Let ``attention(q, k, v, pattern, score=, sinks=, dropout_p=, seed=)`` compute later calls.
+
+        :class:`spattn.distributed.ContextParallel` calls this.
+        """
+        self._over_ranks = attention
 
     def _batch_first(self, name: str, x: torch.Tensor, features: int, batched: bool) -> torch.Tensor:
         """Return an input as (batch, length, features)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...arrays.namespace import numpy_dtype
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
+from ...schedule.shard_gradients import GradientStage
 from ..driver.device import Device
 from .forward_pass import is_aligned
 from .score import IDENTITY, NO_SUMS, BoundScore, TableSums
@@ -37,6 +38,8 @@ class BackwardPass:
         Address of the gradients of the sinks, (heads_q,) in the dtype of lse; 0 without sinks.
     table_sums : TableSums
         Accumulators of the gradients of captured arrays, which a fused backward may use.
+    stage : GradientStage or None
+        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
     """
 
     device: Device
@@ -59,6 +62,7 @@ class BackwardPass:
     score: BoundScore = IDENTITY
     dsinks: int = 0
     table_sums: TableSums = NO_SUMS
+    stage: GradientStage | None = None
 
     @property
     def sinks(self) -> int:

@@ -13,6 +13,8 @@ from ...patterns import Pattern
 from ...patterns.dynamic import Form
 from ...planning import Plan
 from ...request.call import Call
+from ...schedule.shard import Sharding
+from ...schedule.shard_gradients import GradientStage
 from ..driver.device import Device
 from ..driver.launch import Launch, Request
 from .backward_pass import BackwardPass
@@ -89,6 +91,11 @@ class Launcher(Protocol):
 
     def prepare_backward(self, call: BackwardPass) -> GradientLaunches | None:
         """Return launches for backwards of these shapes and strides; None if the kernels cannot address such arrays."""
+
+    def stages(
+        self, plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int, sharding: Sharding, rank: int, /
+    ) -> tuple[GradientStage, ...]:
+        """Return the stages of a rank's backward, the local one first."""
 
     def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
         """Return the key of calls that may share a launch."""

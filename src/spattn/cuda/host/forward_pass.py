@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ...planning.contract.types import Plan
+from ...schedule.shard import Stage
 from ..driver.device import Device
 from .score import IDENTITY, BoundScore
 
@@ -37,6 +38,8 @@ class ForwardPass:
         Number of query heads packed into each head of `q` and `out`; 1 without packing.
     staging : module or None
         PyTorch, if the plan's tables are copied in stream order: see :func:`.driver.buffer.upload`.
+    stage : Stage or None
+        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
     """
 
     device: Device
@@ -54,6 +57,7 @@ class ForwardPass:
     score: BoundScore = IDENTITY
     packed: int = 1
     staging: Any = None
+    stage: Stage | None = None
 
     @property
     def sinks(self) -> int:

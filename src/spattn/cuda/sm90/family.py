@@ -82,6 +82,8 @@ class Hopper:
         if launches is not None and addresses % ADDRESS_ALIGNMENT == 0:
             launches.run(call)
             return
+        if call.stage is not None:
+            raise ValueError(f"plan: the portable kernels compute no stages, and {why_not(call)}")
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("fall back to the portable kernels: %s", why_not(call))
         self._fallback.forward(self._for_fallback(call))
@@ -104,6 +106,11 @@ class Hopper:
         ready = backwards.prepare(call)
         if ready is not None:
             return ready.run(call)
+        if call.stage is not None:
+            raise ValueError(
+                "plan: the portable kernels compute no stages, and TMA cannot address the arrays, or the plan needs "
+                "too many tensor maps"
+            )
         _log.debug(
             "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
         )
@@ -121,6 +128,7 @@ class Hopper:
     group = staticmethod(groups.group)
     of_rows = staticmethod(steps.of_rows)
     forward_masked = staticmethod(dynamic_masks.forward)
+    stages = staticmethod(backwards.stages)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
         return shared(members, device.sm_count)

@@ -79,8 +79,9 @@ struct Rows {
   Statistic* statistics;
   int32_t* added;  // set to zero
   Strides dout_stride, out_stride, lse_stride, dlse_stride;
-  int64_t rows;  // batch * heads_q * q_len
+  int64_t rows;  // batch * heads_q * count
   int32_t heads_q, q_len, head_dim_v, added_count;
+  int32_t first, count;  // the queries whose statistics are computed
 };
 
 // Parameters of sum.cu.

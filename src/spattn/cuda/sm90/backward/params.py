@@ -73,7 +73,7 @@ ROWS = np.dtype(
         *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics", "added")),
         *((f"{name}_stride", STRIDES) for name in ("dout", "out", "lse", "dlse")),
         ("rows", "i8"),
-        *((name, "i4") for name in ("heads_q", "q_len", "head_dim_v", "added_count")),
+        *((name, "i4") for name in ("heads_q", "q_len", "head_dim_v", "added_count", "first", "count")),
     ]
 )
 SUM = np.dtype(

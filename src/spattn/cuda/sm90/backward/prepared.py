@@ -13,7 +13,9 @@ from ....arrays.operand import Operand
 from ....choose.specializations import ARCH, KEYS_TOGETHER
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
-from ....schedule.reductions import find_sum_reductions, no_sum_reductions
+from ....schedule.reductions import find_sum_reductions, merges_of_rows, no_sum_reductions
+from ....schedule.shard import Sharding
+from ....schedule.shard_gradients import GradientStage, gradient_stages
 from ....schedule.subtiles import EMPTY, Pass, by_keys, by_queries
 from ....schedule.tasks import merge_heads, order_tasks
 from ....schedule.tensor_maps import MAPS, VIEW
@@ -40,7 +42,7 @@ from .params import (
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, Views, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
-__all__ = ["Ready", "prepare", "requests"]
+__all__ = ["Ready", "prepare", "requests", "stages"]
 
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
@@ -56,6 +58,7 @@ _HEADS_TOGETHER = 16  # heads that run concurrently; more exceed the L2 cache
 _ROWS_PER_BLOCK = 32  # rows per CTA of sum.cu and statistics.cu
 _ROWS = 2 * SUBTILE  # per work item
 _PHASES = "tasks", "tasks_of_reductions"
+_TOGETHER = 2  # key tiles per dK/dV item
 _HALVES = 2  # halves of the dQ sums, each with a counter
 _MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
 _STATISTIC_BYTES = 16
@@ -81,7 +84,7 @@ def _arrays(call: BackwardPass) -> tuple[Operand, ...]:
 
 def _plan_of(call: BackwardPass) -> BackwardPlan:
     (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
-    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv)
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv, call.stage)
 
 
 class DevicePlan(NamedTuple):
@@ -126,13 +129,28 @@ class OnePass(NamedTuple):
 
 
 class BackwardPlan:
-    """The dK/dV and dQ work of a plan on one device, for a fixed batch size and number of heads."""
+    """The dK/dV and dQ work of a plan, or of one stage of it, on one device, for fixed batch size and heads.
 
-    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
+    The kernels of a stage are not fused, so that the dQ of a row depends on its keys alone.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        batch: int,
+        heads_q: int,
+        heads_kv: int,
+        stage: GradientStage | None = None,
+    ):
         self.views = lay_out_views(plan)
         self.regular = _regular(self.views)
         queries = by_queries(plan, self.views.cut)
-        keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
+        if stage is None:
+            keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
+        else:
+            keys, self.one_pass = separate_keys(plan, device.sm_count, batch, heads_q, heads_kv), None
+        self._stage = stage
         together = min(batch * heads_kv, _HEADS_TOGETHER)
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
@@ -156,10 +174,8 @@ class BackwardPlan:
     ) -> tuple[Pass, OnePass | None]:
         """Return the dK/dV work and, if dQ is fused into it, the state of the sums. Fused work is balanced over SMs, as
         no other kernel overlaps it."""
-        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
         side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
-        sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
-        keys = by_keys(*sizes)
+        keys = separate_keys(plan, device.sm_count, batch, heads_q, heads_kv)
         subtiles = query_subtiles(plan, self.views, keys)
         if subtiles is None or batch * heads_q * len(subtiles.coordinates) > _MOST_SUMS:
             return keys, None
@@ -167,7 +183,8 @@ class BackwardPlan:
         turns = take_turns(keys, subtiles.of_entry, side_by_side)
         if _SLOWER * one > two or not _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
             return keys, None
-        even = by_keys(*sizes, rounds=device.sm_count)
+        workers = _workers(device.sm_count, batch, heads_kv)
+        even = by_keys(plan, batch, heads_q, heads_kv, self.views.cut, _TOGETHER, workers, rounds=device.sm_count)
         return even, OnePass(subtiles, take_turns(even, subtiles.of_entry, side_by_side).rank)
 
     def _upload(
@@ -182,7 +199,13 @@ class BackwardPlan:
         else:  # fused dK/dV tasks wait for earlier ones, so all are in one launch; the dQ kernel rarely runs
             found = no_sum_reductions(slot, made.merges)
         reduces, merges = found.slots < -1, found.merges
-        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~reduces, reduces)]
+        items = np.ones(len(slot), bool)
+        if self._stage is not None:
+            items, rows = (
+                (self._stage.key_items, self._stage.key_rows) if keyed else (self._stage.items, self._stage.rows)
+            )
+            merges = merges_of_rows(merges, rows)
+        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (items & ~reduces, items & reduces)]
         arrays = lay_out(plan, self.views, made, found.slots, keyed) | {
             "masks": lay_out_masks(plan, self.views.cut, keyed),
             "rest_indptr": found.rest_indptr,
@@ -295,7 +318,9 @@ class Ready:
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
         self._template = Template(plan.views, launches, call, room, self._subtiles)
         self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._subtiles * _HALVES
-        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
+        first, stop = (0, q_len) if call.stage is None else call.stage.queries[1:]
+        self._read = batch * heads_q * (stop - first)
+        self._rows_tail = self._read, heads_q, q_len, head_dim_v, self._added + 1, first, max(1, stop - first)
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
         self._sums = [
             Sum(
@@ -366,7 +391,9 @@ class Ready:
         def write(kernel: Kernel, blocks: int, params: bytes, counter_at: int | None = None) -> None:
             written.append(Launch(kernel, blocks, params, call.stream, counter_at, early=bool(written)))
 
-        write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
+        write(
+            self._statistics, max(1, -(-self._read // _ROWS_PER_BLOCK)), pack_rows(*arrays, *strides, *self._rows_tail)
+        )
         # In fused mode the dQ kernel recomputes dQ if a sum is not finite; otherwise it only reads the flag.
         nonfinite = self._nonfinite(workspace)
         gate = 0 if self._convert is None else nonfinite
@@ -430,7 +457,29 @@ def _entries(made: Pass, chosen: np.ndarray) -> int:
     return int(((before[made.work["end"]] - before[made.work["begin"]]) * made.work["heads"]).sum())
 
 
+def _workers(sm_count: int, batch: int, heads_kv: int) -> int:
+    """Return the number of workers that share a key-value head."""
+    return -(-_BLOCKS_PER_SM * sm_count // (batch * heads_kv))
+
+
 @kept_with_plan
-def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> BackwardPlan:
+def separate_keys(plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int) -> Pass:
+    """Return the work of a dK/dV kernel that computes no dQ."""
+    cut, workers = lay_out_views(plan).cut, _workers(sm_count, batch, heads_kv)
+    return by_keys(plan, batch, heads_q, heads_kv, cut, _TOGETHER, workers)
+
+
+@kept_with_plan
+def stages(
+    plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int, sharding: Sharding, rank: int
+) -> tuple[GradientStage, ...]:
+    """Return the stages of a rank's backward; each is the same object in all calls."""
+    return gradient_stages(plan, separate_keys(plan, sm_count, batch, heads_q, heads_kv), _TOGETHER, sharding, rank)
+
+
+@kept_with_plan
+def plan_on_device(
+    plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, stage: GradientStage | None
+) -> BackwardPlan:
     """Return the device copy of a plan's backward work, cached with the plan; the context must be current."""
-    return BackwardPlan(plan, device, batch, heads_q, heads_kv)
+    return BackwardPlan(plan, device, batch, heads_q, heads_kv, stage)

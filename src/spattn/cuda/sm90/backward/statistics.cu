@@ -1,5 +1,5 @@
 // Formula    lse2 = lse log2(e), or +inf for empty rows; delta = rowsum(dout o out) - dlse.
-// Grid       eight lanes per query row, flat.
+// Grid       eight lanes per query row from `first` on, flat.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      bfloat16 or float16 dout and out, float32 lse, dlse and statistics.
 // Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads dout and out once, 16 bytes per lane.
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   const int lane = threadIdx.x % kLanes;
   const bool real = row < p.rows;  // lanes without a row still take part in the shuffles
   float sum = 0.0f;
-  const int64_t query = row % p.q_len, head = row / p.q_len % p.heads_q, batch = row / p.q_len / p.heads_q;
+  const int64_t query = p.first + row % p.count, head = row / p.count % p.heads_q, batch = row / p.count / p.heads_q;
   const auto place = [&](const Strides& stride) {
     return batch * stride.batch + head * stride.head + query * stride.token;
   };
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   const float lse = p.lse[place(p.lse_stride)];
   const bool nothing = lse == -infinity<float>();
   const float delta = sum - (p.dlse == nullptr || nothing ? 0.0f : p.dlse[place(p.dlse_stride)]);
-  p.statistics[row] = {nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
+  p.statistics[(batch * p.heads_q + head) * p.q_len + query] = {nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
 }
 
 }  // namespace spattn::sm90_backward

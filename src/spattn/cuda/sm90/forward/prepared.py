@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
+from ....schedule.reductions import Merges, merges_of_rows
+from ....schedule.shard import Stage
 from ....schedule.tasks import merge_heads, order_tasks
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer, upload
@@ -32,13 +35,14 @@ def prepare(call: ForwardPass) -> Launches | None:
     (see :class:`~spattn.cuda.sm90.family.Hopper`)."""
     # The arrays of terms have strides that depend on kv_len.
     moves = validated(call.plan).slides and terms_of(call.dtype, call.precision) == 1
-    call = with_packed_heads(call)
+    if call.stage is None:
+        call = with_packed_heads(call)
     sizes = call.q.shape[0], call.q.shape[1], call.k.shape[1]
-    return plan_on_device(call.plan, call.device, *sizes, moves, call.staging).launches(call)
+    return plan_on_device(call.plan, call.device, *sizes, moves, call.staging, call.stage).launches(call)
 
 
 class HopperPlan:
-    """A plan on one device, for fixed batch and heads; `new` replaces its work items for a dynamic mask.
+    """A plan on one device, for fixed batch and heads: one stage of it, or with items `new` for a dynamic mask.
 
     With `staging`, all tables are copied at once: see :func:`~spattn.cuda.driver.buffer.upload`.
     """
@@ -53,21 +57,30 @@ class HopperPlan:
         moves: bool,
         new: Items | None = None,
         staging: Any = None,
+        stage: Stage | None = None,
     ):
         buffers: tuple[Any, ...]
         if staging is None:
             self.layout, plan_buffer, plan_at = _lay_out(plan, device, moves)
         else:
             self.layout = make_layout(plan, moves)
+        if stage is not None:
+            self.layout = replace(self.layout, merges=merges_of_rows(self.layout.merges, stage.rows))
         reduces = self.layout.reduces if new is None else self.layout.reduces[new.items]
+        items = np.ones(len(reduces), bool) if stage is None else stage.items
         together = KEYS_COPIED_TOGETHER if plan.ordered else KEYS_TOGETHER
         listed = plan if new is None else new
-        phases = [order_tasks(listed, chosen, batch, heads_q, heads_kv, together) for chosen in (~reduces, reduces)]
+        phases = [
+            order_tasks(listed, chosen, batch, heads_q, heads_kv, together)
+            for chosen in (~reduces & items, reduces & items)
+        ]
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),
             "counters": np.zeros(COUNTERS, np.int32),
         }
+        if stage is not None:
+            own |= _of_merges(self.layout.merges)
         if new is not None:
             own |= {"items": new.items, "selections": new.selections, "starts": new.starts}
         if staging is None:
@@ -106,10 +119,17 @@ class HopperPlan:
 
 @kept_with_plan
 def plan_on_device(
-    plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool, staging: Any
+    plan: Plan,
+    device: Device,
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    moves: bool,
+    staging: Any = None,
+    stage: Stage | None = None,
 ) -> HopperPlan:
     """Return the device copy of a plan, made at first use and cached with it; the device's context must be current."""
-    return HopperPlan(plan, device, batch, heads_q, heads_kv, moves, staging=staging)
+    return HopperPlan(plan, device, batch, heads_q, heads_kv, moves, staging=staging, stage=stage)
 
 
 @kept_with_plan
@@ -124,4 +144,8 @@ def _arrays_of(layout: PlanLayout) -> dict[str, np.ndarray]:
     views = "query_views", "key_views"
     names = "work", "entries", "entry_masks", "masks", *views, "priors", "query_rows", "key_rows"
     arrays = {name: getattr(layout, name) for name in names}
-    return arrays | {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
+    return arrays | _of_merges(layout.merges)
+
+
+def _of_merges(merges: Merges) -> dict[str, np.ndarray]:
+    return {f"merge_{name}": getattr(merges, name) for name in ("rows", "indptr", "sources")}

@@ -1,0 +1,326 @@
+"""Attention over local shards on GPUs: rows travel on NCCL's stream while tiles of local rows are computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..arrays.operand import Operand, row_major
+from ..planning import Plan
+from ..request.call import Call
+from ..schedule.shard import LOCAL, Sharding, Stage, TileRows, forward_stages
+from ..schedule.shard_gradients import GradientStage
+from ._plans import Block, Shape, Transfer, key_transfers, row_transfers
+
+if TYPE_CHECKING:
+    from ..cuda.driver.device import Device
+    from ..cuda.host.family import Family
+
+__all__ = ["OnGpu", "Received", "exchange", "readable"]
+
+Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
+_CYCLES = 20_000  # about 10 µs
+_Range = tuple[int, int]
+_Copy = tuple[torch.Tensor | slice, torch.Tensor | slice, torch.Tensor | None]  # source rows, target rows, heads
+
+
+class Held(NamedTuple):
+    """Rows [first, first + n) of an array of the whole length, (batch, heads, n, width)."""
+
+    rows: torch.Tensor
+    first: int
+
+    def operand(self, length: int) -> Operand:
+        """Return the operand of the whole length; kernels use the rows that are held, and no others."""
+        x, strides = self.rows, self.rows.stride()
+        address = x.data_ptr() - self.first * strides[2] * x.element_size()
+        return Operand(address, (*x.shape[:2], length, x.shape[3]), strides)
+
+
+def exchange(
+    group: Any, transfers: Sequence[Transfer], send: Sequence[Sequence[torch.Tensor]], received: Sequence[Received]
+) -> Callable[[], None]:
+    """Begin one send and one receive for each tensor; the current stream waits for them in the returned function."""
+    operations = [
+        dist.P2POp(dist.irecv, x, dist.get_global_rank(group, transfer.peer), group)
+        for transfer, blocks in zip(transfers, received, strict=True)
+        for _, tensors in blocks
+        for x in tensors
+    ]
+    operations += [
+        dist.P2POp(dist.isend, x, dist.get_global_rank(group, transfer.peer), group)
+        for transfer, tensors in zip(transfers, send, strict=True)
+        for x in tensors
+    ]
+    works = dist.batch_isend_irecv(operations) if operations else []
+
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    return finish
+
+
+class OnGpu:
+    """What all calls of a rank with one plan share: stages, and indices on the device.
+
+    `exchange` has the parameters and the result of the function of that name.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        rank: int,
+        sharding: Sharding,
+        shape: Shape,
+        call: Call,
+        plan: Plan,
+        plan_backward: Callable[[], Plan],
+        gpu: Device,
+        family: Family,
+        exchange: Callable[..., Callable[[], None]] = exchange,
+    ):
+        self._group, self._rank, self._sharding, self._shape, self._call = group, rank, sharding, shape, call
+        self._gpu, self._family = gpu, family
+        self._plan, self._plan_backward, self._exchange = plan, plan_backward, exchange
+        if self._family.launcher is None or not self._family.accepts(plan):
+            raise ValueError(
+                "q: distributed attention on GPUs needs float16 or bfloat16, a head_dim of at most 256 that 8 divides, "
+                f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
+            )
+        self._rows = sharding.rows(rank)
+        contiguous = len(self._rows) and self._rows[-1] - self._rows[0] == len(self._rows) - 1
+        self._range = (int(self._rows[0]), int(self._rows[-1]) + 1) if contiguous else None
+        self._hull = (int(self._rows[0]), int(self._rows[-1]) + 1) if len(self._rows) else (0, 0)
+        self._own = Block(np.arange(shape.batch * shape.heads_q), self._rows)
+        self._everything = TileRows.of(np.ones(shape.length, bool))
+        self._indices: dict[Any, Any] = {}
+        self._stages = forward_stages(plan, sharding, rank)
+        self._keys = key_transfers(plan, sharding, rank, shape.batch, shape.heads_q, shape.heads_kv)
+        self._of_backward: tuple[Plan, tuple[GradientStage, ...], tuple[Transfer, ...]] | None = None
+
+    def backward_plan(self) -> tuple[Plan, tuple[GradientStage, ...], tuple[Transfer, ...]]:
+        """Return plan, stages and transfers of the backward pass."""
+        if self._of_backward is None:
+            of, plan = self._shape, self._plan_backward()
+            launcher = self._family.launcher
+            if launcher is None or not self._family.accepts(plan, backward=True):
+                raise ValueError("pattern: the plan has no gradients on GPUs; pass its pattern")
+            sizes = self._gpu.sm_count, of.batch, of.heads_q, of.heads_kv
+            stages = launcher.stages(plan, *sizes, self._sharding, self._rank)
+            self._of_backward = plan, stages, row_transfers(plan, self._sharding, self._rank, of.batch, of.heads_q)
+        return self._of_backward
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, Received]:
+        """Return the local rows of out and of lse, (batch, heads_q, n, 1), and the received rows of k and v."""
+        of = self._shape
+        if not len(self._rows):
+            nothing = q.new_empty((of.batch, of.heads_q, 0, of.head_dim_v))
+            return nothing, nothing[..., :1].float(), []
+        lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
+        received, finish = self._begin(self._keys, (k, v))
+        out = self._result(q, of.head_dim_v, [stage.queries[1:] for stage in self._stages])
+        for stage in self._stages:
+            blocks: Received = []
+            if stage.where != LOCAL:
+                finish()
+                finish, blocks = _nothing, received
+            queries = self._held(q, stage.queries)
+            keys, values = (self._held(x, stage.keys, blocks, number) for number, x in enumerate((k, v)))
+            self._run_forward(stage, (queries, keys, values, out), lse, scale)
+        finish()
+        return self._local(out), self._local(Held(lse[..., None], 0)).contiguous(), received
+
+    def backward(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        received: Received,
+        scale: float,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the local rows of dq, dk and dv."""
+        plan, stages, transfers = self.backward_plan()
+        if not len(self._rows):
+            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        local = q, dout, out, lse
+        remote, finish = self._begin(transfers, local)
+        dq = self._result(q, q.shape[3], [stage.queries[1:] for stage in stages if stage.items.any()])
+        of_keys = [stage.keys[1:] for stage in stages if stage.key_items.any()]
+        dk, dv = (self._result(x, x.shape[3], of_keys) for x in (k, v))
+        for stage in sorted(stages, key=lambda stage: stage.where_queries != LOCAL):
+            blocks: Received = []
+            if stage.where_queries != LOCAL:
+                finish()
+                finish, blocks = _nothing, remote
+            queries = [self._held(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
+            # Rows of tiles that are not here take no part.
+            lses = self._held(lse, self._everything, blocks, 3, fill=-math.inf).rows[..., 0]
+            given = received if stage.where_keys != LOCAL else []
+            keys = [self._held(x, stage.keys, given, number) for number, x in enumerate((k, v))]
+            self._run_backward(plan, stage, (queries[1], queries[0], *keys, queries[2]), lses, (dq, dk, dv), scale)
+        finish()
+        return self._local(dq), self._local(dk), self._local(dv)
+
+    def _run_forward(self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float) -> None:
+        from ..cuda.host.forward_pass import ForwardPass
+
+        q, k, v, out = (x.operand(self._shape.length) for x in arrays)
+        stream, workspace = self._stream_and_workspace(arrays[0].rows)
+        sizes = self._call.dtype, scale, workspace
+        with self._gpu:
+            own = ForwardPass(self._gpu, stream, self._plan, q, k, v, out, lse.data_ptr(), *sizes, stage=stage)
+            self._family.forward(own)
+
+    def _run_backward(
+        self,
+        plan: Plan,
+        stage: GradientStage,
+        arrays: Sequence[Held],
+        lse: torch.Tensor,
+        results: Sequence[Held],
+        scale: float,
+    ) -> None:
+        from ..cuda.host.backward_pass import BackwardPass
+
+        dout, q, k, v, out = (x.operand(self._shape.length) for x in arrays)
+        dq, dk, dv = (x.operand(self._shape.length) for x in results)
+        lses = Operand(lse.data_ptr(), tuple(lse.shape), row_major(tuple(lse.shape)))
+        stream, workspace = self._stream_and_workspace(arrays[0].rows)
+        rest = lses, None, dq, dk, dv, self._call.dtype, scale, workspace
+        with self._gpu:
+            own = BackwardPass(self._gpu, stream, plan, dout, q, k, v, out, *rest, stage=stage)
+            self._family.backward(own)
+
+    def _stream_and_workspace(self, like: torch.Tensor) -> tuple[int, Callable[[int], int]]:
+        """Return the current stream, and an allocator of memory that lives as long as it."""
+        from ..cuda.host.execute import Workspace
+
+        kind, stream = self._call.kind, torch.cuda.current_stream(like.device).cuda_stream
+        return stream, Workspace(self._gpu, lambda nbytes: kind.allocate(like, nbytes))
+
+    def _begin(
+        self, transfers: Sequence[Transfer], local: Sequence[torch.Tensor]
+    ) -> tuple[Received, Callable[[], None]]:
+        """Begin to send rows of local shards; return where rows are received, and what waits for them."""
+        send = [[self._packed(block, x) for block in transfer.send for x in local] for transfer in transfers]
+        received: list[Received] = [
+            [
+                (block, tuple(x.new_empty((len(block.heads), len(block.rows), x.shape[3])) for x in local))
+                for block in transfer.receive
+            ]
+            for transfer in transfers
+        ]
+        finish = self._exchange(self._group, transfers, send, received)
+        if transfers and local[0].is_cuda:
+            # Persistent CTAs of the local stage would occupy all SMs until they end: let NCCL's start first.
+            torch.cuda._sleep(_CYCLES)
+        return [block for blocks in received for block in blocks], finish
+
+    def _packed(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a block, (heads, rows, width)."""
+        source, _, heads = self._copy(block, (0, self._shape.length), x.shape[1], local=True)
+        if heads is None:
+            found = x[:, :, source] if isinstance(source, slice) else x.index_select(2, source)
+            return found.reshape(-1, *found.shape[2:]).contiguous()
+        return x[heads // x.shape[1], heads % x.shape[1]][:, source].contiguous()
+
+    def _copy(self, block: Block, cover: _Range, heads: int, local: bool = False) -> _Copy:
+        """Return which rows of a block are in a range, where they are there, and the block's heads, None for all.
+
+        With `local`, the first are indices into the rank's rows instead.
+        """
+        key = id(block), cover, local
+        if key not in self._indices:
+            begin, end = np.searchsorted(block.rows, cover)
+            rows = block.rows[begin:end]
+            source = np.searchsorted(self._rows, rows) if local else np.arange(begin, end)
+            every = len(block.heads) == self._shape.batch * heads
+            own = None if every else torch.from_numpy(block.heads).to(self._call.q.device)
+            # The block is kept, so that no other has its id.
+            self._indices[key] = (self._index(source), self._index(rows - cover[0]), own), block
+        return self._indices[key][0]
+
+    def _index(self, rows: np.ndarray) -> torch.Tensor | slice:
+        """Return ascending rows as a slice if they are contiguous, else as an index on the device."""
+        if len(rows) == 0:
+            return slice(0, 0)
+        if rows[-1] - rows[0] == len(rows) - 1:
+            return slice(int(rows[0]), int(rows[-1]) + 1)
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self._call.q.device)
+
+    def _held(
+        self, x: torch.Tensor, read: TileRows, received: Received | None = None, number: int = 0, fill: float = 0.0
+    ) -> Held:
+        """Return rows of tiles: the rank's, `x`, those of array `number` of the `received`, and `fill` for others."""
+        received, cover = received or [], (read.first, read.stop)
+        if not received and self._range and self._range[0] <= cover[0] and cover[1] <= self._range[1]:
+            return Held(x, self._range[0])
+        if cover[0] == cover[1]:
+            return Held(x, cover[0])
+        found = x.new_empty((*x.shape[:2], cover[1] - cover[0], x.shape[3]))
+        found[:, :, self._others(read, received, x.shape[1])] = fill
+        source, target, _ = self._copy(self._own, cover, x.shape[1])
+        found[:, :, target] = x[:, :, source]
+        flat = found.view(-1, *found.shape[2:])
+        for block, tensors in received:
+            source, target, heads = self._copy(block, cover, x.shape[1])
+            rows = tensors[number][:, source]
+            if heads is None:
+                flat[:, target] = rows
+            elif isinstance(target, slice):
+                flat[heads, target] = rows
+            else:
+                flat[heads[:, None], target] = rows
+        return Held(found, cover[0])
+
+    def _others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
+        """Return the rows of tiles that are neither the rank's nor received for all heads."""
+        key = id(read.mask), tuple(id(block) for block, _ in received)
+        if key not in self._indices:
+            mask = read.mask.copy()
+            mask[self._rows] = False
+            for block, _ in received:
+                if len(block.heads) == self._shape.batch * heads:
+                    mask[block.rows] = False
+            self._indices[key] = self._index(np.nonzero(mask)[0] - read.first), read
+        return self._indices[key][0]
+
+    def _result(self, like: torch.Tensor, width: int, ranges: Sequence[_Range]) -> Held:
+        """Return memory for the rank's rows and for all rows of the tiles in `ranges`."""
+        ranges = [self._hull, *(own for own in ranges if own[0] < own[1])]
+        first, stop = min(own[0] for own in ranges), max(own[1] for own in ranges)
+        return Held(like.new_empty((*like.shape[:2], stop - first, width)), first)
+
+    def _local(self, held: Held) -> torch.Tensor:
+        """Return the rank's rows."""
+        if self._range is None:
+            return held.rows.index_select(2, self._index_of(held.first))
+        return held.rows[:, :, self._range[0] - held.first : self._range[1] - held.first]
+
+    def _index_of(self, first: int) -> torch.Tensor:
+        key = "rows", first
+        if key not in self._indices:
+            self._indices[key] = torch.from_numpy(self._rows - first).to(self._call.q.device)
+        return self._indices[key]
+
+
+def _nothing() -> None:
+    """All rows have come."""
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that TMA can address: aligned, with contiguous rows and positive strides."""
+    steps = [step * x.element_size() for step, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
