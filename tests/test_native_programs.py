@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.index_set import AffineRows
+from spattn.planning.tiles import undecided
 from spattn.testing import check_plan
 from spattn.trace import program as programs
 from spattn.trace._cells import LANES, OPERATIONS
@@ -24,6 +25,11 @@ OF_TRUTH = [np.bitwise_and, np.bitwise_or, np.logical_and, np.logical_or, np.log
 WITH_NUMBER = [np.remainder, np.floor_divide, np.left_shift, np.right_shift]
 SHAPES = [(3, 5, 1), (2, 3, 64), (7, 48, 64), (1, 2, LANES + 77), (700,), (5, 130)]
 FLOAT_DTYPES = (np.float32, np.float64)
+
+
+def counted(function, calls):
+    """Append each call's arguments to `calls`."""
+    return lambda *args: calls.append(args) or function(*args)
 
 
 def arrays(rng, dtype, shape):
@@ -162,10 +168,14 @@ def test_large_programs_report_an_index_out_of_range():
             program.run([at])
 
 
-def test_masks_without_rules(monkeypatch):
+@pytest.mark.parametrize("listed", [False, True])
+def test_masks_without_rules(monkeypatch, listed):
     """Plans of unions of a mask that no rule decides, at odd lengths, against the dense mask."""
     torch = pytest.importorskip("torch")
+    spattn.clear_plan_cache()
     monkeypatch.setattr(programs, "_COMPILED_FROM", 1)
+    monkeypatch.setattr(undecided, "_FEWEST_CELLS", 1 if listed else 1 << 62)
+    monkeypatch.setattr(undecided.EveryPair, "_pairs", counted(undecided.EveryPair._pairs, calls := []))
     table = torch.from_numpy(np.random.default_rng(0).integers(-50, 50, 331))
     weight = table.double() / 7
 
@@ -182,3 +192,5 @@ def test_masks_without_rules(monkeypatch):
     for tile in ((48, 64), (1, 64), (24, 64)):
         plan = spattn.plan(pattern, 203, 331, tiling=spattn.Tiling(tile=tile))
         check_plan(plan, [AffineRows.from_dense(mask)])
+        assert bool(calls) == listed
+        calls.clear()

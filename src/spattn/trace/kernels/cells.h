@@ -169,8 +169,8 @@ template <class T> SPATTN_CELL_INLINE T* cells_of(char* registers, int64_t numbe
                   cells_of<T>(registers, step.out), n);                                                    \
     break;
 
-// Runs the steps on `n` lanes; returns false if an index is out of range.
-SPATTN_CELL_CLONES bool run_cells(const CellProgram& program, char* registers, int64_t n) {
+// Runs the steps on `n` lanes and writes the result; returns false if an index is out of range.
+SPATTN_CELL_CLONES bool run_cells(const CellProgram& program, char* registers, int64_t n, uint8_t* result) {
   for (const CellStep* at = program.steps; at < program.steps + program.count; ++at) {
     const CellStep& step = *at;
     switch (step.operation) {
@@ -226,16 +226,20 @@ SPATTN_CELL_CLONES bool run_cells(const CellProgram& program, char* registers, i
       }
     }
   }
+  const int64_t* const found = cells_of<int64_t>(registers, program.result);
+  for (int64_t i = 0; i < n; ++i) result[i] = uint8_t(found[i]);
   return true;
 }
 
-template <class Stored, class T>
-void read_cells(const char* from, int64_t stride, T* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    Stored value;
-    memcpy(&value, from + i * stride, sizeof value);
-    out[i] = T(value);
-  }
+template <class Stored, class T> void read_cells(const char* from, int64_t stride, T* out, int64_t n) {
+  const auto read = [&](int64_t step) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      Stored value;
+      memcpy(&value, from + i * step, sizeof value);
+      out[i] = T(value);
+    }
+  };
+  stride == 0 ? read(0) : stride == sizeof(Stored) ? read(sizeof(Stored)) : read(stride);  // constants vectorize
 }
 
 // Evaluates a program on an array of cells of this shape; `registers` hold its constants. Returns false if an index is
@@ -269,10 +273,7 @@ inline bool evaluate_cells(const CellProgram& program, const int64_t (&shape)[3]
           }
         }
       }
-      if (!run_cells(program, registers, some * count)) return false;
-      const int64_t* const found = cells_of<int64_t>(registers, program.result);
-      uint8_t* const to = out + first * columns + column;
-      for (int64_t i = 0; i < some * count; ++i) to[i] = uint8_t(found[i]);
+      if (!run_cells(program, registers, some * count, out + first * columns + column)) return false;
     }
   }
   return true;
