@@ -149,29 +149,19 @@ class Bounded(Predicate, Protocol):
 
 def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
     """Build the index set from the predicate, in strips of rows; evaluate only candidate pairs if they are few."""
-    counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
-    for strip in _strips(q, kv_len):
-        row, column = _allowed_pairs(pattern, strip, kv_len)
-        counts.append(np.bincount(row, minlength=len(strip)))
-        columns.append(column)
-    return AffineRows.from_csr(np.cumsum(np.concatenate(counts)), np.concatenate(columns), kv_len)
+    return AffineRows.from_csr(*listed(pattern, q, kv_len), kv_len)
 
 
 def listed(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (index into `q`, key) of the pairs that :func:`evaluate` finds, sorted."""
-    rows, columns, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for strip in _strips(q, kv_len):
-        row, column = _allowed_pairs(pattern, strip, kv_len)
-        rows.append(row + first)
-        columns.append(column)
-        first += len(strip)
-    return np.concatenate(rows), np.concatenate(columns)
-
-
-def _strips(q: np.ndarray, kv_len: int) -> list[np.ndarray]:
-    """Split query positions into strips of about _PAIRS_AT_ONCE pairs."""
+    """Return (indptr, keys) of the pairs that :func:`evaluate` finds."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
-    return [q[first : first + rows] for first in range(0, len(q), rows)]
+    counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
+    for first in range(0, len(q), rows):
+        strip = q[first : first + rows]
+        row, column = _allowed_pairs(pattern, strip, kv_len)
+        counts.append(np.bincount(row, minlength=len(strip)))
+        columns.append(column)
+    return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
 
 
 def pair_count(candidates: list[Runs]) -> int:
