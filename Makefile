@@ -50,7 +50,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make build      install spattn in $(VENV), compiled for this machine alone, in half the time"
+	@echo "make build      install spattn in $(VENV), compiled for this machine alone, in a third of the time"
 	@echo "make demo       build, then run a sentence encoder on spattn (DEMO_ARGS=--help); pictures and demo.json in $(OUT)/"
 	@echo "make demo-distributed   build, then train a small model whose sequence is on two processes"
 	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"

@@ -236,7 +236,7 @@ def processor(isa: str, dtype: str, backward: bool = False) -> Processor:
 
 
 def few_of(isa: str, dtype: str) -> int:
-    """Return the largest query tile that the forward pass computes a few rows at once, as in ``kernels/table.cpp``."""
+    """Return the largest query tile that the forward computes a few rows at once, as in ``kernels/forward.cpp``."""
     lanes, _, panel = kernels_of(isa, dtype)
     return lanes // 2 if panel else lanes
 

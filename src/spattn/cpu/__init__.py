@@ -78,7 +78,7 @@ def instruction_sets() -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which is always present.
+        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which only builds with ``-Disa=native`` leave out.
 
     Examples
     --------

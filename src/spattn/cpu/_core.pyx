@@ -135,17 +135,23 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
 
     ctypedef void (*HeadFunction)(const Call&, int64_t, int64_t, char*) noexcept nogil
 
+    cdef struct ForwardKernels:
+        ScratchFunction scratch_bytes
+        ItemsFunction run
+        MergeFunction merge
+
+    cdef struct BackwardKernels:
+        ScratchFunction scratch_bytes
+        ItemFunction normalise
+        BackwardFunction run
+        MergeFunction merge_dq
+        AddFunction add_units
+        HeadFunction sink_gradient
+
     cdef struct KernelTable:
         const char* name
-        ScratchFunction scratch_bytes[4]
-        ItemsFunction forward[4]
-        MergeFunction merge[4]
-        ScratchFunction backward_scratch_bytes[4]
-        ItemFunction normalise[4]
-        BackwardFunction backward[4]
-        MergeFunction merge_dq[4]
-        AddFunction add_units[4]
-        HeadFunction sink_gradient[4]
+        const ForwardKernels* forward[4]
+        const BackwardKernels* backward[4]
 
     int usable_tables(const KernelTable** tables) noexcept
     double exact_sum(const int64_t* words) noexcept
@@ -180,6 +186,10 @@ def table_names():
     """Return the instruction sets that this build includes and this machine supports, best first."""
     cdef const KernelTable* tables[kMaxTables]
     return tuple([tables[i].name.decode() for i in range(usable_tables(tables))])
+
+
+if not table_names():
+    raise ImportError("spattn: this build has only the kernels of another machine (-Disa=native); build it on this one")
 
 
 def openmp_threads():
@@ -581,9 +591,12 @@ cdef class Run(Prepared):
 cdef class Forward(Run):
     """The forward of a call in two passes: run the work items, then combine their partials."""
 
+    cdef const ForwardKernels* kernels
+
     cdef make_room(self, instead, int threads):
+        self.kernels = self.table.forward[self.dtype]
         self.replace(&self.call.v, "v", self.of_v, instead)
-        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
+        self.allocate(threads, self.kernels.scratch_bytes(self.call),
                       self.call.head_dim_v + sizeof(double) // self.value_bytes)  # lse is a double: results.h
 
     cdef int64_t start(self, int step) noexcept nogil:
@@ -597,15 +610,14 @@ cdef class Forward(Run):
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t number, variant, item, end
         if step == 1:
-            self.merge_with(self.table.merge[self.dtype], task, thread)
+            self.merge_with(self.kernels.merge, task, thread)
             return
         number = self.head_of(task)
         variant = self.variant[number]
         item = self.work_indptr[variant] + (task - self.first_task[number]) * self.items_at_once()
         end = min(item + self.items_at_once(), <int64_t>self.work_indptr[variant + 1])
-        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,
-                                       self.call.plan.work + item, end - item,
-                                       self.scratch + thread * self.scratch_bytes)
+        self.kernels.run(self.call, number // self.heads, number % self.heads, self.call.plan.work + item, end - item,
+                         self.scratch + thread * self.scratch_bytes)
 
 
 @cython.final
@@ -615,6 +627,7 @@ cdef class Backward(Run):
     and dV over the units.
     """
 
+    cdef const BackwardKernels* kernels
     cdef const Unit* units
     cdef Sums* sums  # (unit_count)
     cdef int64_t unit_count, per_head  # units in total, and per (batch, key-value head)
@@ -627,6 +640,7 @@ cdef class Backward(Run):
     cdef make_room(self, gradients, split, instead, cnp.ndarray dsinks, int threads):
         cdef Call* call = &self.call
         cdef Prepared of = self.prepared
+        self.kernels = self.table.backward[self.dtype]
         self.replace(&call.k, "k", of.of_k, instead)
         dout, dlse, dq, dk, dv = gradients
         call.dout, call.dq = of.describe("dout", dout, of.of_out), of.describe("dq", dq, of.of_q)
@@ -636,7 +650,7 @@ cdef class Backward(Run):
         if dsinks is not None:
             call.dsinks = <double*>cnp.PyArray_DATA(dsinks)
         self.owners += [gradients, split, dsinks]
-        self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
+        self.allocate(threads, self.kernels.scratch_bytes(call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
         self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
         self.sums = <Sums*>self.workspace(self.unit_count * sizeof(Sums))
@@ -721,10 +735,10 @@ cdef class Backward(Run):
                 for piece in range(self.tasks_per_head()):
                     self.add_units(task, piece * kKeysAtOnce, thread)
         elif step == 1:
-            self.merge_with(self.table.merge_dq[self.dtype], task, thread)
+            self.merge_with(self.kernels.merge_dq, task, thread)
         elif step == 2:
-            self.table.sink_gradient[self.dtype](self.call, task // self.heads, task % self.heads,
-                                                 self.scratch + thread * self.scratch_bytes)
+            self.kernels.sink_gradient(self.call, task // self.heads, task % self.heads,
+                                       self.scratch + thread * self.scratch_bytes)
         else:
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
@@ -734,8 +748,8 @@ cdef class Backward(Run):
         for item in range(self.work_indptr[self.variant[number]], self.work_indptr[self.variant[number] + 1]):
             if not self.proceed(thread):
                 return
-            self.table.normalise[self.dtype](self.call, number // self.heads, number % self.heads,
-                                             self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
+            self.kernels.normalise(self.call, number // self.heads, number % self.heads,
+                                   self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
 
     cdef void run_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
         cdef int64_t key, head, variant, item, before = 0
@@ -750,14 +764,13 @@ cdef class Backward(Run):
             for item in range(item, self.work_indptr[variant + 1] - max(before - unit.last, <int64_t>0)):
                 if not self.proceed(thread):
                     return
-                self.table.backward[self.dtype](self.call, unit.batch, head, self.call.plan.work[item], sums,
-                                                self.scratch + thread * self.scratch_bytes)
+                self.kernels.run(self.call, unit.batch, head, self.call.plan.work[item], sums,
+                                 self.scratch + thread * self.scratch_bytes)
 
     cdef void add_units(self, int64_t number, int64_t begin, int thread) noexcept nogil:
-        self.table.add_units[self.dtype](self.call, number // self.heads_kv, number % self.heads_kv,
-                                         self.sums + number * self.per_head, self.per_head, begin,
-                                         min(begin + kKeysAtOnce, self.kv_len),
-                                         self.scratch + thread * self.scratch_bytes)
+        self.kernels.add_units(self.call, number // self.heads_kv, number % self.heads_kv,
+                               self.sums + number * self.per_head, self.per_head, begin,
+                               min(begin + kKeysAtOnce, self.kv_len), self.scratch + thread * self.scratch_bytes)
 
 
 def exact_sums(int64_t[:, ::1] words, double[::1] out):

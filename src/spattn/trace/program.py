@@ -1,4 +1,4 @@
-"""Programs of NumPy functions, which evaluate rules on many cells, block by block."""
+"""Programs of NumPy functions, which evaluate rules on many cells, block by block, or in native code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from .._util.cached import cached_property
+from .native import Converted, NativeProgram, compiled
+
 __all__ = ["Program", "Recorded"]
 
+_COMPILED_FROM = 1 << 14  # fewer cells take less time than compiling a program
 _CELLS_AT_ONCE = 1 << 16  # the temporary arrays of a block fit into a core's cache
 
 
@@ -33,11 +37,11 @@ class Recorded(NDArrayOperatorsMixin):
         samples = (x.sample if isinstance(x, Recorded) else x for x in operands)
         with np.errstate(all="ignore"):
             sample = function(*samples) if dtype is None else np.zeros(1, dtype)
-        return Recorded(self.program, self.program.add(function, operands), sample)
+        return self.program.add(function, operands, sample)
 
     def astype(self, dtype: Any) -> Recorded:
         """See ``numpy.ndarray.astype``."""
-        return self.record(lambda x: x.astype(dtype), self)
+        return self.record(Converted(dtype), self)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         return NotImplemented if method != "__call__" or options else self.record(ufunc, *inputs)
@@ -51,27 +55,39 @@ class Program:
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[..., Any] | None, tuple[Any, ...], list[int]]] = []  # None: an input
+        self._dtypes: list[np.dtype] = []  # of the values
         self._result = -1
 
     def input(self, dtype: Any) -> Recorded:
         """Append an input."""
-        return Recorded(self, self.add(None, ()), np.zeros(1, dtype))
+        return self.add(None, (), np.zeros(1, dtype))
 
-    def add(self, function: Callable[..., Any] | None, operands: tuple[Any, ...]) -> int:
-        """Append a step and return the number of its value."""
+    def add(self, function: Callable[..., Any] | None, operands: tuple[Any, ...], sample: Any) -> Recorded:
+        """Append a step and return its value."""
         self._steps.append((function, operands, []))
-        return len(self._steps) - 1
+        self._dtypes.append(np.dtype(sample.dtype))
+        return Recorded(self, len(self._steps) - 1, sample)
 
     def finish(self, result: Recorded) -> None:
-        """Set the result, and note after which step each other value is no longer needed."""
+        """Set the boolean result, and note after which step each other value is no longer needed."""
         self._result, seen = result.number, {result.number}
         for _, operands, last in reversed(self._steps):
             numbers = {x.number for x in operands if isinstance(x, Recorded)}
             last.extend(numbers - seen)
             seen |= numbers
 
+    @cached_property
+    def _native(self) -> NativeProgram | None:
+        return compiled([(function, operands) for function, operands, _ in self._steps], self._dtypes, self._result)
+
     def run(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Evaluate the program on arrays that broadcast, in blocks along their first axis."""
+        """Evaluate the program on arrays that broadcast."""
+        large = math.prod(np.broadcast_shapes(*(x.shape for x in inputs))) >= _COMPILED_FROM
+        found = self._native.run(inputs) if large and self._native is not None else None
+        return self.run_by_numpy(inputs) if found is None else found
+
+    def run_by_numpy(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Evaluate the program by its functions, in blocks along the first axis of the inputs."""
         shape = np.broadcast_shapes(*(x.shape for x in inputs))
         rows = max(1, _CELLS_AT_ONCE * shape[0] // max(math.prod(shape), 1)) if shape else 1
         if not shape or rows >= shape[0]:

@@ -32,7 +32,9 @@ int find_tables(const KernelTable** tables) noexcept {
 #if defined(SPATTN_HAVE_AVX2)
   if (has_avx2()) tables[count++] = &avx2::table;
 #endif
+#if defined(SPATTN_HAVE_BASELINE)
   tables[count++] = &baseline::table;
+#endif
   return count;
 }
 

@@ -182,17 +182,26 @@ using HeadFunction = void (*)(const Call&, int64_t batch, int64_t head, char* sc
 
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
+// Kernels of a dtype.
+struct ForwardKernels {
+  ScratchFunction scratch_bytes;
+  ItemsFunction run;
+  MergeFunction merge;
+};
+
+struct BackwardKernels {
+  ScratchFunction scratch_bytes;
+  ItemFunction normalise;  // adds an item's keys to the softmax statistics of its rows
+  BackwardFunction run;
+  MergeFunction merge_dq;
+  AddFunction add_units;
+  HeadFunction sink_gradient;
+};
+
 struct KernelTable {
   const char* name;
-  ScratchFunction scratch_bytes[kDtypes];
-  ItemsFunction forward[kDtypes];
-  MergeFunction merge[kDtypes];
-  ScratchFunction backward_scratch_bytes[kDtypes];
-  ItemFunction normalise[kDtypes];  // adds an item's keys to the softmax statistics of its rows
-  BackwardFunction backward[kDtypes];
-  MergeFunction merge_dq[kDtypes];
-  AddFunction add_units[kDtypes];
-  HeadFunction sink_gradient[kDtypes];
+  const ForwardKernels* forward[kDtypes];
+  const BackwardKernels* backward[kDtypes];
 };
 
 namespace baseline { extern const KernelTable table; }

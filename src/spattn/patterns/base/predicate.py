@@ -17,6 +17,7 @@ __all__ = [
     "allowed",
     "apply",
     "evaluate",
+    "listed",
     "member",
     "pair_count",
     "rank",
@@ -148,6 +149,11 @@ class Bounded(Predicate, Protocol):
 
 def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
     """Build the index set from the predicate, in strips of rows; evaluate only candidate pairs if they are few."""
+    return AffineRows.from_csr(*listed(pattern, q, kv_len), kv_len)
+
+
+def listed(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indptr, keys) of the pairs that :func:`evaluate` finds."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
     for first in range(0, len(q), rows):
@@ -155,7 +161,7 @@ def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
         row, column = _allowed_pairs(pattern, strip, kv_len)
         counts.append(np.bincount(row, minlength=len(strip)))
         columns.append(column)
-    return AffineRows.from_csr(np.cumsum(np.concatenate(counts)), np.concatenate(columns), kv_len)
+    return np.cumsum(np.concatenate(counts)), np.concatenate(columns)
 
 
 def pair_count(candidates: list[Runs]) -> int:
@@ -168,7 +174,8 @@ def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.nda
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)
     if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
-        row, column = np.nonzero(np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape))
+        found = np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape)
+        row, column = np.divmod(np.flatnonzero(found), max(kv_len, 1))  # NumPy's nonzero takes longer with two axes
         return row, column
     selected = np.zeros(shape, dtype=bool)
     for runs in candidates:

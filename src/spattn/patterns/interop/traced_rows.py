@@ -86,6 +86,7 @@ class Rows(Pattern):
     def _program(self) -> tuple[Program, list[tuple[Ref, int, tuple[int, ...]]]] | None:
         """The program that evaluates the trace on cells, and its inputs; None if a step has no rule."""
         with whole_imports:
+            from ...trace.native import LookUp
             from ...trace.program import Program
             from ...trace.rules import by_rule
 
@@ -101,7 +102,7 @@ class Rows(Pattern):
         def read(constant: Constant, indices: Sequence[Any]) -> Recorded:
             recorded = next(x for x in indices if hasattr(x, "record"))
             dtype = np.int64 if constant.array.dtype.kind in "iu" else constant.array.dtype
-            found: Recorded = recorded.record(lambda *own: _element(constant, own), *indices, dtype=dtype)
+            found: Recorded = recorded.record(LookUp(constant.array), *indices, dtype=dtype)
             return found
 
         value = _Values(self.trace, leaf)
@@ -231,21 +232,6 @@ def _dtype(x: Ref) -> np.dtype | None:
     if x.dtype in ("int8", "int16", "int32", "int64", "uint8"):
         return np.dtype(np.int64)
     return np.dtype(x.dtype) if x.dtype in ("bool", "float16", "float32", "float64") else None
-
-
-def _element(constant: Constant, indices: Sequence[Any]) -> np.ndarray:
-    """Look elements of a captured tensor up; indices may be negative."""
-    array, code = constant.array, np.int64(0)
-    for axis, (index, length) in enumerate(zip(indices, array.shape, strict=True)):
-        least, most = np.min(index, initial=0), np.max(index, initial=-1)
-        if least < -length or most >= length:
-            wrong = least if least < -length else most
-            raise ValueError(
-                f"mask_mod: index out of range: index {wrong} is out of bounds for dimension {axis} with size {length}"
-            )
-        code = code * length + (np.where(index < 0, index + length, index) if least < 0 else index)
-    values = array.reshape(-1).take(code)
-    return values.astype(np.int64) if values.dtype.kind in "iu" else values
 
 
 def _split(x: np.ndarray, shape: tuple[int, ...], count: int) -> list[np.ndarray]:

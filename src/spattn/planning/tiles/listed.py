@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from ._lists import RunLists
 from ._pairs import Gathered, Pairs, bitmasks
 from .masks import Masks
 from .run_lists import add_runs, join_runs
+
+if TYPE_CHECKING:
+    from .undecided import EveryPair
 
 __all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
 
@@ -50,7 +53,13 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, in
 
 
 def tiles_of_pairs(
-    pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
+    pattern: Pattern | EveryPair,
+    query: np.void,
+    key: np.void,
+    shift: int,
+    masks: Masks,
+    lists: RunLists,
+    budget: Budget,
 ) -> int:
     """Append the tiles of the pairs that `pattern` lists; return the number of pairs.
 
@@ -117,7 +126,7 @@ def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, list
 
 
 def _listed(
-    pattern: Pattern, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
+    pattern: Pattern | EveryPair, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the listed pairs of some query tiles, with rows relative to the first of them."""
     block_q, rows = masks.tile[0], int(query["extent"][-1])

@@ -20,7 +20,7 @@ from ..contract.types import AXES, LARGEST, VIEW, grid_of
 from ..symbolic import combine, tile_pairs
 from ..symbolic.cells import Cells, distinct
 
-__all__ = ["Found", "alike", "cut_view", "search"]
+__all__ = ["Found", "alike", "cut_view", "decide", "search"]
 
 _PAIRS_AT_ONCE = 1 << 15  # largest number of tile pairs on the coarsest level
 _DECIDED_AT_ONCE = 3 << 16  # tile pairs in one symbolic evaluation
@@ -53,7 +53,7 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
         levels.append(coarser)
     top_q, top_k = levels[-1]
     pairs = np.indices((int(top_q["tiles"]), int(top_k["tiles"]))).reshape(2, -1)
-    always, undecided = _decide(pattern, top_q, top_k, shift, pairs)
+    always, undecided = decide(pattern, top_q, top_k, shift, pairs)
     runs = _settle([np.zeros((3, 0), np.int64)] * (AXES - 1) + [_singles(pairs[:, always])], top_k)
     open_ = _Open.each(pairs[:, undecided])
     for coarse, fine in itertools.pairwise(reversed(levels)):
@@ -62,7 +62,7 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
         open_ = _shared(pattern, *coarse, shift, open_)
         budget.need(_PAIR_BYTES * _inside(in_query, in_key, open_.pairs))
         children = _cross(in_query[open_.samples[0]], in_key[open_.samples[1]])
-        always, undecided = _decide(pattern, *fine, shift, children.pairs)
+        always, undecided = decide(pattern, *fine, shift, children.pairs)
         more = open_.refined(children.some(always), in_query, in_key)
         open_ = open_.refined(children.some(undecided), in_query, in_key)
         runs = _settle([*runs[:-1], np.concatenate([runs[-1], _singles(more.pairs)], axis=1)], fine[1])
@@ -160,7 +160,7 @@ def _coarse(view: np.void) -> np.void:
     return cut_view(view["offset"], view["stride"], view["extent"], box)
 
 
-def _decide(
+def decide(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (indices of full pairs, indices of undecided pairs); evaluate in chunks to limit memory."""

@@ -102,8 +102,18 @@ def find_tiles(
     spanned = tiles_of_spans(piece, query, key, kv_len, masks, lists, budget)
     if spanned is not None:
         return spanned
-    # Evaluating all of a few tiles is faster than a search.
+    # Evaluating all of a few tiles is faster than a search; so is evaluating all pairs if it would decide none.
     few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
+    if not few and _plain(piece.query) and _plain(piece.key):
+        with whole_imports:  # imported late: few patterns need it
+            from .undecided import listed_pairs
+
+        listed = listed_pairs(pattern, query, key, shift)
+        if listed is not None:
+            with whole_imports:
+                from .listed import tiles_of_pairs
+
+            return tiles_of_pairs(listed, query, key, shift, masks, lists, budget)
     every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
     pairs = np.stack([np.zeros_like(every), every])
     found = Found(np.zeros((3, 0), np.int64), pairs, pairs, every)

@@ -2,6 +2,7 @@
 // most kFew cells, and Many for others.
 #pragma once
 #include "decode/decode.h"
+#include "finish/results.h"
 #include "kernels.h"
 #include "pairwise/forward.h"
 #include "tile/arena.h"
@@ -54,6 +55,10 @@ template <class E, class Many, int64_t kFew> struct ByRows {
  private:
   static bool always_few(const Call& call) { return call.plan.block_q <= kFew; }
 };
+
+template <class E, class Rows> constexpr ForwardKernels forward_kernels() {
+  return {Rows::bytes, Rows::forward, merge<E>};
+}
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn

@@ -1,6 +1,5 @@
 // Path for every element type: fused multiply-adds in the compute type.
 #pragma once
-#include "forward/scratch.h"
 #include "kernels.h"
 #include "simd/element.h"
 #include "simd/exp2.h"
@@ -9,6 +8,11 @@
 
 namespace spattn {
 namespace SPATTN_ISA {
+
+// Only the forward pass needs their definitions: the backward pass uses this path without them.
+template <class T> struct ForwardScratch;
+template <class T> struct RowStatistics;
+template <class T> struct CachedTile;
 
 // A path defines the operand format of both products and how to multiply elements. An `Element` has the size of a T and
 // holds kTerms adjacent features or keys.

@@ -423,5 +423,12 @@ __attribute__((noinline)) void look_up(const ScoreTable& table, const Target<T>&
   }
 }
 
+#if !defined(SPATTN_DEFINES_OPERATIONS)  // table.cpp
+extern template void execute<float>(int, const Target<float>&, const Source<float>*);
+extern template void execute<double>(int, const Target<double>&, const Source<double>*);
+extern template void look_up<float>(const ScoreTable&, const Target<float>&, const Source<float>*);
+extern template void look_up<double>(const ScoreTable&, const Target<double>&, const Source<double>*);
+#endif
+
 }  // namespace SPATTN_ISA
 }  // namespace spattn
