@@ -14,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "benchmarks"))  # for the shared modules
 
 from sentence_encoder.others import set_up_threads  # noqa: E402
 
