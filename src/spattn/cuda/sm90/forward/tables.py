@@ -10,7 +10,7 @@ import numpy as np
 from ...._util.ragged import offsets
 from ....choose.specializations import ROWS
 from ....planning.contract.types import Plan, first_coordinates, positions, tile_lists
-from ....schedule.reductions import Merges, find_reductions, no_reductions
+from ....schedule.reductions import Merges, find_reductions
 from ....schedule.roles import key_views_of, roles
 from ....schedule.tensor_maps import MapSpec, halve, mapped
 
@@ -119,9 +119,7 @@ def make_layout(plan: Plan, moves: bool = False) -> PlanLayout:
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
         raise ValueError("plan: expected work items of at least one tile")
-    # A few queries have none, so that their results have the same bits as those of a step: steps.py.
-    few = plan.block_q <= ROWS and (plan.components["query_tiles"] == 1).all()
-    reductions = no_reductions(plan) if few else find_reductions(plan)
+    reductions = find_reductions(plan)
     work = np.zeros(len(plan.work), dtype=WORK)
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], reductions.slots
