@@ -46,8 +46,8 @@ class Reductions(NamedTuple):
 def find_reductions(plan: Plan) -> Reductions:
     """Find the work items that can write the output of rows to which another item contributes.
 
-    Each row of a fix-up item has exactly one other source, an earlier one. Fix-up items run after all other items. Plans
-    of a few queries have none, so that their results have the bits of steps (cuda/sm90/forward/steps.py).
+    Each row of a fix-up item has exactly one other source, an earlier one. Fix-up items run after all other items.
+    Plans of a few queries have none, so that their results have the bits of steps (cuda/sm90/forward/steps.py).
     """
     whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
     if plan.block_q <= _FEW_ROWS and (plan.components["query_tiles"] == 1).all():
