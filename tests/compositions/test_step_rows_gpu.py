@@ -44,3 +44,20 @@ def test_steps(name, q_len):
         for what in (own, few_queries.plan_rows(own, q_len, keys, batch, heads, 4)):
             out = spattn.attention(q, k, v, what, backend="cuda")
             np.testing.assert_allclose(out.double().cpu().numpy(), expected, atol=4e-3, err_msg=f"{what!r:.200}")
+
+
+@pytest.mark.parametrize("q_len", [1, 5])
+def test_steps_have_the_bits_of_their_plans(q_len):
+    """In a cache that grows, with patterns in turns, and whichever step comes first."""
+    batch, heads, heads_kv, keys = 2, 8, 2, 9000
+    k, v = (torch.randn(batch, heads_kv, keys, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q = torch.randn(batch, heads, q_len, 64, device="cuda", dtype=torch.bfloat16)
+    by_head = p.PerHead((p.Causal(), p.strided(9)) * (heads // 2))
+    patterns = [*(pattern for pattern, _ in PATTERNS.values()), p.Causal(), by_head, p.Causal() & p.BlockLocal(600)]
+    for step in range(3):
+        for number, pattern in enumerate(patterns):
+            kv_len = keys - 1000 * step - number
+            own = p.QueriesAt(pattern, kv_len - q_len - 300 * step)
+            arrays = q, k[:, :, :kv_len], v[:, :, :kv_len]
+            plan = spattn.plan_for(own, *arrays)
+            assert torch.equal(spattn.attention(*arrays, own), spattn.attention(*arrays, plan)), f"{step}, {own!r:.200}"

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _WORTH = 4  # fix-up items need a launch of some microseconds, so they must write at least 1/_WORTH of all rows
+_FEW_ROWS = 64  # largest tile of plans of a few queries
 _SHARED = -2  # marks a partial's row that its item cannot fix up: more than two sources, or it is the earlier one
 
 
@@ -54,7 +55,11 @@ def find_reductions(plan: Plan) -> Reductions:
     """Find the work items that can write the output of rows to which another item contributes.
 
     Each row of a fix-up item has exactly one other source, an earlier one. Fix-up items run after all other items.
+    Plans of a few queries have none, so that their results have the bits of steps (cuda/sm90/forward/steps.py).
     """
+    whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
+    if plan.block_q <= _FEW_ROWS and (plan.components["query_tiles"] == 1).all():
+        return Reductions(plan.work["slot"].astype(np.int32), np.zeros((0, plan.block_q), np.int32), whole)
     slots, block_q = plan.work["slot"].astype(np.int32), plan.block_q
     priors: list[np.ndarray] = []
     kept = np.ones(len(plan.merge_rows), dtype=bool)
@@ -75,7 +80,6 @@ def find_reductions(plan: Plan) -> Reductions:
         new = -2 - sum(map(len, priors)) - np.arange(len(own), dtype=np.int32)
         priors.append(prior[slots[own]].astype(np.int32))
         slots[own] = new
-    whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
     found = Reductions(slots, np.concatenate(priors), select_merges(whole, kept))
     show("reductions", plan=plan, found=found)
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from .device import Device, is_owner
 from .errors import check
 
+_BUFFERED_BYTES = 1 << 16  # of host memory that the driver copies before cuMemcpyHtoDAsync returns
 _captured: dict[int, object] = {}  # by id; kept alive until the process ends
 
 
@@ -58,13 +59,22 @@ def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -
 
 
 def copy_in_order(device: Device, image: np.ndarray, torch: Any) -> tuple[Any, int]:
-    """Copy bytes through pinned memory, asynchronously, on PyTorch's current stream; return (owner, address).
+    """Copy bytes asynchronously, on PyTorch's current stream; return (owner, address). The context must be current.
 
-    No other stream may use the copy. PyTorch reuses the pinned memory after the copy, and the owner's in stream order.
+    No other stream may use the copy. The driver buffers up to 64 KiB; more bytes go through pinned memory, which
+    PyTorch reuses after the copy. The owner's memory is reused in stream order.
     """
-    pinned = torch.empty(image.nbytes, dtype=torch.uint8, pin_memory=True)
-    pinned.numpy()[:] = image
-    owner = pinned.to(f"cuda:{device.ordinal}", non_blocking=True)
+    from cuda.bindings import driver
+
+    owner = torch.empty(image.nbytes, dtype=torch.uint8, device=device.ordinal)
+    if image.nbytes <= _BUFFERED_BYTES:
+        stream = torch._C._cuda_getCurrentRawStream(device.ordinal)
+        address = image.ctypes.data
+        check(driver.cuMemcpyHtoDAsync(owner.data_ptr(), address, image.nbytes, stream), "cuMemcpyHtoDAsync")
+    else:
+        pinned = torch.empty(image.nbytes, dtype=torch.uint8, pin_memory=True)
+        pinned.numpy()[:] = image
+        owner.copy_(pinned, non_blocking=True)
     return owner, owner.data_ptr()
 
 

@@ -54,6 +54,7 @@ class _Steps:
 
     def __init__(self, call: Call, device: Device, prepare: _Prepare):
         self._shape, self._stream, self._prepare = shape_of(call, device), call.kind.stream, prepare
+        self._device = device
         is_torch = call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
         self._torch = sys.modules["torch"] if is_torch else None
         self._call = replace(call, q=None, k=None, v=None)  # keeps no array of the caller alive
@@ -77,7 +78,8 @@ class _Steps:
         if self._known and self._launcher is not None and not captures:
             rows = few_queries.rows_of(pattern, call.q_len, kv_len, call.batch, call.heads_q)
             launches = [one.launches for one in self._known]
-            found = self._launcher.of_rows(launches, *rows, kv_len, self._shape[0], torch)
+            with self._device.made_current():
+                found = self._launcher.of_rows(launches, *rows, kv_len, self._shape[0], torch)
             if found is not None:
                 known = self._known[found[0]]
                 return known.with_launches(found[1], _Planned(self, pattern, known.general))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,9 +95,7 @@ class Launches:
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
         attention = request("attention", row, call, room, problems, parts[0].layout.gathers)
-        merge = [
-            request("merge", _merge_row(own), own, MAPS[0]) for layout, own in parts if merge_blocks(layout.merges)
-        ]
+        merge = [_merge_request(own) for layout, own in parts if merge_blocks(layout.merges)]
         terms = term_bytes(call)
         split = [split_request(call)] if terms and self.computes else []
         loaded = iter(load_kernels(call.device, [attention] * bool(self.computes) + split + merge))
@@ -105,7 +103,11 @@ class Launches:
             self._attention = next(loaded)
         self._split = next(loaded) if split else None
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
-        self._merges = [_merging(*part, at, loaded) for part, at in zip(parts, tables.merges, strict=True)]
+        self._merge: Kernel | None = None  # of with_tables()
+        self._merges = [
+            _merging(own, at, next(loaded), blocks, own.plan.slots) if (blocks := merge_blocks(layout.merges)) else None
+            for (layout, own), at in zip(parts, tables.merges, strict=True)
+        ]
         self._partials, self.workspace_bytes = [], 0
         for _, own in parts:
             of_rows, total = own.partial_bytes()
@@ -118,11 +120,9 @@ class Launches:
             self._terms.append(first)
             self.workspace_bytes = first + size
 
-    def executes(self, keys: float, merge_blocks: int) -> bool:
-        """Return whether these kernels suit other tables of the plan, with `keys` keys per work item, and combines."""
-        merges = self._merges[0] is not None
-        suits = specialization(self.part.call, keys) == self._row and merges == (merge_blocks > 0)
-        return suits and self.computes > 0 and not self._terms
+    def executes(self, keys: float) -> bool:
+        """Return whether the attention kernel suits other tables of the plan, with `keys` keys per work item."""
+        return specialization(self.part.call, keys) == self._row and self.computes > 0 and not self._terms
 
     def at_length(self, kv_len: int) -> Launches:
         """Return the launches for another kv_len, cached; their tables are those of this kv_len."""
@@ -137,8 +137,8 @@ class Launches:
 
     def with_tables(self, tables: Tables, slots: int, merge_blocks: int) -> Launches:
         """Return the launches for other tables, with one attention launch; `merge_blocks` are merge.cu's CTAs per
-        head."""
-        call, (merge, *_), ((_, tasks),) = self.part.call, self._merges, tables.ranges
+        head. The device's context must be current."""
+        call, ((_, tasks),) = self.part.call, tables.ranges
         made, rows = copy.copy(self), slots * call.plan.block_q
         heads = call.q.shape[0] * call.q.shape[1]
         made._tables, made.counter, made.computes = tables, tables.counter, 1
@@ -146,9 +146,11 @@ class Launches:
         made.template = self.template.with_tables(tables.at, tasks, rows)
         of_rows, made.workspace_bytes = partial_bytes(heads * rows, call.v.shape[3], 4)
         made._partials = [(0, of_rows)]
-        if merge is not None:
-            tail = rows, *merge.tail[1:-2], merge_blocks, merge.tail[-1]
-            made._merges = [merge._replace(blocks=heads * merge_blocks, head=tables.merges[0], tail=tail)]
+        made._merges = [None]
+        if merge_blocks:
+            if self._merge is None:
+                (self._merge,) = load_kernels(call.device, [_merge_request(call)])
+            made._merges = [_merging(call, tables.merges[0], self._merge, merge_blocks, slots)]
         return made
 
     def write(
@@ -215,16 +217,16 @@ def merge_blocks(merges: Merges) -> int:
     return -(-int(np.diff(merges.variants).max(initial=0)) // ROWS_PER_BLOCK)
 
 
-def _merging(layout: PlanLayout, call: ForwardPass, at: tuple[int, ...], loaded: Iterator[Kernel]) -> Merging | None:
-    """Return the combine launch of a problem, whose tables are at addresses `at`, with the next of the kernels
-    `loaded`; None if it combines nothing."""
-    blocks = merge_blocks(layout.merges)
-    if not blocks:
-        return None
+def _merge_request(call: ForwardPass) -> Request:
+    return request("merge", _merge_row(call), call, MAPS[0])
+
+
+def _merging(call: ForwardPass, at: tuple[int, ...], kernel: Kernel, blocks: int, slots: int) -> Merging:
+    """Return the combine launch of a problem, with `blocks` CTAs per head, whose tables are at addresses `at`."""
     batch, heads_q = call.q.shape[:2]
-    rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
+    rows, strides = slots * call.plan.block_q, call.out.strides[:3]
     tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, call.plan.q_len // call.packed
-    return Merging(next(loaded), batch * heads_q * blocks, at, tail)
+    return Merging(kernel, batch * heads_q * blocks, at, tail)
 
 
 def _merge_row(call: ForwardPass) -> Specialization:

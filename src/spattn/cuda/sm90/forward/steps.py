@@ -23,7 +23,8 @@ def of_rows(
     """Return launches for rows of bits, (variants, queries, words), made from those of another step, and its number.
 
     `known` are the launches of plans by rows with one tile, for these shapes and strides, apart from kv_len. Return
-    None if the rows need other kernels. The tables are copied in the order of PyTorch's current stream.
+    None if the rows need other kernels. The tables are copied in the order of PyTorch's current stream; the device's
+    context must be current.
     """
     layout, call = known[0].part
     plan, (batch, heads) = call.plan, call.q.shape[:2]
@@ -44,7 +45,7 @@ def of_rows(
         return None
     merge_blocks, length = -(-most // ROWS_PER_BLOCK), float(TILE[1] * longest)
     for number, first in enumerate(known):
-        if first.executes(length, merge_blocks):
+        if first.executes(length):
             owner, address = copy_in_order(call.device, image, staging)
             at = {name: address + offset for name, offset in offsets.items()}
             merges = [tuple(at[name] for name in MERGE_TABLES)]
