@@ -1,4 +1,4 @@
-"""Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
+"""Kernels for compute capability 9.0: TMA, WGMMA and persistent CTAs, for 16-bit types and the forward of float32.
 
 They execute plans with tiles of 64 keys, and 128 or at most 64 queries; if the head dimension leaves room, one product
 covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for arrays
