@@ -30,6 +30,7 @@ from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
+from .forward.terms import itemsize_of
 from .maps import ADDRESS_ALIGNMENT, readable
 
 __all__ = ["Hopper", "HopperFloat32"]
@@ -156,11 +157,15 @@ class HopperFloat32(Hopper):
 
     def forward(self, call: ForwardPass) -> None:
         head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-        launches = forwards.prepare(call) if has_build(call.plan.block_q, head_dim, terms) else None
-        if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
-            self._fallback.forward(self._for_fallback(call))
-        else:
+        built = has_build(call.plan.block_q, head_dim, terms)
+        launches = forwards.prepare(call) if built else None
+        if launches is not None and call.out.pointer % ADDRESS_ALIGNMENT == 0:
             launches.run(call)
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            why = why_not(call) if built else f"{terms} terms of {head_dim} features have no tiles of {call.plan.tile}"
+            _log.debug("fall back to the portable kernels: %s", why)
+        self._fallback.forward(self._for_fallback(call))
 
     def backward(self, call: BackwardPass) -> int:
         return self._fallback.backward(call)
@@ -170,12 +175,13 @@ class HopperFloat32(Hopper):
 
 
 def why_not(call: ForwardPass) -> str:
-    """Return why TMA cannot address the arrays of a call."""
-    for name in ("q", "k", "v", "out"):
+    """Return why TMA cannot address the arrays of a call, of float32 only the output."""
+    itemsize = itemsize_of(call)
+    for name in ("q", "k", "v", "out") if itemsize == 2 else ("out",):
         operand = getattr(call, name)
         if operand.pointer % ADDRESS_ALIGNMENT:
             return f"{name} starts at {operand.pointer:#x}, which is not {ADDRESS_ALIGNMENT}-byte aligned"
-        if not readable(operand):
+        if not readable(operand, itemsize):
             return (
                 f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
                 "aligned, and strides positive"
