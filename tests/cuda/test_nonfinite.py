@@ -105,9 +105,11 @@ def test_merges_of_empty_rows(attend, dtype):
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("pattern", [PATTERN, patterns.strided(24)], ids=repr)
 @every_kernel
-def test_logits_of_every_size(attend, dtype, pattern, head_dim, scale):
+def test_logits_of_every_size(attend, family, dtype, pattern, head_dim, scale):
     """Rows of one tile whose logits reach from nothing to the largest that the dtype can make: no number is rounded and
     then subtracted from one that was not."""
+    if (family, dtype) == ("sm90", "float32") and head_dim > 128:
+        pytest.skip("runs on the portable kernels")
     largest = 9 if dtype == "float16" else 36  # decimal exponents
     q, k, v = inputs(1, 2, 1, 200, 200, head_dim, dtype=dtype)
     exponents = np.linspace(-largest, largest, 200)

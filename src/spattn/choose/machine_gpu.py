@@ -80,10 +80,10 @@ _COEFFICIENTS = {
 KINDS = tuple(_COEFFICIENTS)
 # The same for float32, by number of terms and whether tiles have 128 queries: products take three to six times as long.
 _COEFFICIENTS_OF_TERMS = {
-    (3, True): GpuCounts(4.5e03, 6.8e03, 4.1e03, 0.03, 0.0033, 0, 0.205, 0.205, 0, 0.002),
-    (3, False): GpuCounts(4.5e03, 6.8e03, 2.6e03, 0.04, 0.0038, 0, 0.205, 0.205, 0, 0.002),
-    (2, True): GpuCounts(4.5e03, 1.4e03, 4.2e03, 0.03, 0.0015, 0.01, 0.162, 0.162, 0, 0.0016),
-    (2, False): GpuCounts(4.5e03, 1.4e03, 2.6e03, 0.04, 0.0018, 0.01, 0.162, 0.162, 0, 0.0016),
+    (3, True): GpuCounts(4.2e03, 5.4e03, 4.2e03, 0.03, 0.00325, 0, 0.216, 0.216, 0, 0.00195),
+    (3, False): GpuCounts(5.9e03, 7.5e03, 970, 0.04, 0.0035, 0, 0.451, 0.451, 0, 0.00237),
+    (2, True): GpuCounts(4.5e03, 2.6e03, 4.1e03, 0.03, 0.0015, 0.0093, 0.175, 0.175, 0, 0.00155),
+    (2, False): GpuCounts(5.8e03, 7.8e03, 660, 0.04, 0.0018, 0, 0.428, 0.428, 0, 0.00206),
 }
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
@@ -159,8 +159,9 @@ class Gpu:
             yield How(_SMALL, None, shared, gathered=True)
         in_order = tried.plans.get(How(_SMALL, None, shared, ordered=True))
         # If the pattern has no permutation, the ordered plan is already the plan with smaller tiles.
-        if how.tile != _SMALL and (in_order is None or in_order.ordered) and _halves(first) < _HALVES:
-            yield How(_SMALL, None, shared)
+        if how.tile != _SMALL and (in_order is None or in_order.ordered):
+            if self.terms > 1 or _halves(first) < _HALVES:  # with terms, small tiles of full blocks cost no more
+                yield How(_SMALL, None, shared)
         if first.efficiency < _EFFICIENT and first.pattern is not None and first.pattern.grids():
             overlap = overlap_of_boxes(first, sizes.batch, sizes.heads_q, ROWS)
             for box in [] if overlap is None else _promising(overlap, sizes, self.copies, self.terms):

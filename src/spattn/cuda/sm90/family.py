@@ -1,4 +1,4 @@
-"""Kernels for compute capability 9.0, for 16-bit types: TMA, WGMMA and persistent CTAs.
+"""Kernels for compute capability 9.0: TMA, WGMMA and persistent CTAs, for 16-bit types and the forward of float32.
 
 They execute plans with tiles of 64 keys, and 192, 128 or at most 64 queries; if the head dimension leaves room, one
 product covers two key tiles. Permuted and gathered tokens are copied row by row. The portable kernels replace them for
@@ -32,6 +32,7 @@ from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
 from .forward import steps
+from .forward.terms import itemsize_of
 from .maps import ADDRESS_ALIGNMENT, readable
 
 __all__ = ["Hopper", "HopperFloat32"]
@@ -167,10 +168,12 @@ class HopperFloat32(Hopper):
 
     def forward(self, call: ForwardPass) -> None:
         launches = forwards.prepare(call)
-        if launches is None or call.out.pointer % ADDRESS_ALIGNMENT:
-            self._fallback.forward(self._for_fallback(call))
-        else:
+        if launches is not None and call.out.pointer % ADDRESS_ALIGNMENT == 0:
             launches.run(call)
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("fall back to the portable kernels: %s", why_not(call))
+        self._fallback.forward(self._for_fallback(call))
 
     def backward(self, call: BackwardPass) -> int:
         return self._fallback.backward(call)
@@ -180,16 +183,18 @@ class HopperFloat32(Hopper):
 
 
 def why_not(call: ForwardPass) -> str:
-    """Return why the kernels cannot compute a call."""
-    for name in ("q", "k", "v", "out"):
+    """Return why the kernels cannot compute a call. TMA addresses only the output of float32."""
+    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    if not has_build(call.plan.block_q, head_dim, terms):
+        return f"{terms} terms of {head_dim} features have no tiles of {call.plan.tile}"
+    itemsize = itemsize_of(call)
+    for name in ("q", "k", "v", "out") if itemsize == 2 else ("out",):
         operand = getattr(call, name)
         if operand.pointer % ADDRESS_ALIGNMENT:
             return f"{name} starts at {operand.pointer:#x}, which is not {ADDRESS_ALIGNMENT}-byte aligned"
-        if not readable(operand):
+        if not readable(operand, itemsize):
             return (
                 f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
                 "aligned, and strides positive"
             )
-    if not has_build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3])):
-        return f"no kernel has tiles of {call.plan.block_q} queries at this head dimension"
     return f"the plan needs more than {MAPS[-1]} tensor maps"

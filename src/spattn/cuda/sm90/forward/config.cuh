@@ -22,8 +22,8 @@ constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
 constexpr int kPanels = kDim / 64;             // 64 elements are one 128-byte swizzled row
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
-constexpr int kSlices =
-    kTermPanels > 4 ? 2 : 1;  // stages of an iteration's keys, and of its values: parts of the features
+// Stages of an iteration's keys, and of its values: parts of the features, where all do not fit often enough.
+constexpr int kSlices = kTermPanels > 4 ? 2 : 1;
 constexpr int kSlicePanels = kPanels / kSlices;  // of each term
 constexpr int kRowGroups = kBlockQ / 64;         // each the rows of one warpgroup
 constexpr int kWarpgroups = SPATTN_WARPGROUPS;
@@ -146,13 +146,14 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
 
-// Returns row 0 of the queries (kOf = 0), keys (1) or values (2) of a head, for copies row by row, and their strides.
+// Row 0 of the queries, keys or values of a head, for copies row by row.
 struct RowSource {
   const Term* first;
   int64_t stride;  // in terms
   int columns;     // of each term
 };
 
+// Returns the queries (kOf = 0), keys (1) or values (2) of a head.
 template <int kOf>
 __device__ __forceinline__ RowSource row_source(const Params& p, int batch, int head) {
   const Problem& own = p.problems[0];

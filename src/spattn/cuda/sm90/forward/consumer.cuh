@@ -23,6 +23,7 @@ struct Consumer {
   Scores scores;    // modifies the scores of the next softmax
   WeightDrops drops;
 
+  // The row group of this warpgroup's rows.
   __device__ __forceinline__ int row_group() const { return kShares ? 0 : warpgroup; }
 
   // Stages of an iteration's keys or values.
@@ -180,6 +181,7 @@ struct Consumer {
     return moved;
   }
 
+  // Converts weights to terms.
   __device__ __forceinline__ static void split_weights(const float (&s)[kStepKV / 2], Weights& weights) {
 #pragma unroll
     for (int i = 0; i < kStepKV / 4; ++i) {
@@ -190,7 +192,7 @@ struct Consumer {
     }
   }
 
-  // Adds the PV product of an iteration to the output if kSeparate.
+  // Ends the PV product of an iteration: adds it to the output if kSeparate.
   __device__ __forceinline__ static void add_product(float (&o)[kDim / 2], float (&product)[kDim / 2]) {
     if constexpr (kSeparate) {
       pin(product);
@@ -216,6 +218,7 @@ struct Consumer {
     fence_async_proxy();
   }
 
+  // The same for float32, whose rows take twice as many panels.
   __device__ __forceinline__ void stage_floats(const float (&o)[kDim / 2]) {
     const int lane = thread % 32;
 #pragma unroll
