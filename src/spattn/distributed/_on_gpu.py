@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ..arrays.operand import Operand, row_major
+from ..cuda.host.backward_pass import BackwardPass
+from ..cuda.host.execute import Workspace
+from ..cuda.host.forward_pass import ForwardPass
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule.shard import LOCAL, Sharding, Stage, TileRows, forward_stages
@@ -173,8 +176,6 @@ class OnGpu:
         return self._local(dq), self._local(dk), self._local(dv)
 
     def _run_forward(self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float) -> None:
-        from ..cuda.host.forward_pass import ForwardPass
-
         q, k, v, out = (x.operand(self._shape.length) for x in arrays)
         stream, workspace = self._stream_and_workspace(arrays[0].rows)
         sizes = self._call.dtype, scale, workspace
@@ -191,8 +192,6 @@ class OnGpu:
         results: Sequence[Held],
         scale: float,
     ) -> None:
-        from ..cuda.host.backward_pass import BackwardPass
-
         dout, q, k, v, out = (x.operand(self._shape.length) for x in arrays)
         dq, dk, dv = (x.operand(self._shape.length) for x in results)
         lses = Operand(lse.data_ptr(), tuple(lse.shape), row_major(tuple(lse.shape)))
@@ -204,8 +203,6 @@ class OnGpu:
 
     def _stream_and_workspace(self, like: torch.Tensor) -> tuple[int, Callable[[int], int]]:
         """Return the current stream, and an allocator of memory that lives as long as it."""
-        from ..cuda.host.execute import Workspace
-
         kind, stream = self._call.kind, torch.cuda.current_stream(like.device).cuda_stream
         return stream, Workspace(self._gpu, lambda nbytes: kind.allocate(like, nbytes))
 
