@@ -36,7 +36,7 @@ class ForwardPass:
     packed : int
         Number of query heads packed into each head of `q` and `out`; 1 without packing.
     stage : Stage or None
-        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
+        The part of the plan to compute, for arrays whose rows of other tiles are undefined; None for all.
     """
 
     device: Device
