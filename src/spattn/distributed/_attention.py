@@ -19,6 +19,8 @@ from .. import attention_backward
 from .._util.cached import BoundedCache
 from ..arrays import autocast, dtype_name
 from ..cpu import FAR_LSE
+from ..cuda import families
+from ..cuda.driver import device
 from ..dispatch import scores
 from ..dispatch.plans import resolve
 from ..patterns import Pattern, PerHead
@@ -204,9 +206,6 @@ def _make(
         )
     on_gpu = None
     if local.device != "cpu":
-        from ..cuda import families
-        from ..cuda.driver import device
-
         gpu = device.get(call.kind.ordinal(call.q))
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
         own = of_gradients, gpu, families.of_call(call, gpu)

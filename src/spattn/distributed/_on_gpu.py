@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..arrays.operand import Operand, row_major
+from ..cuda.host.backward_pass import BackwardPass
+from ..cuda.host.execute import Workspace
+from ..cuda.host.forward_pass import ForwardPass
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule.shard import LOCAL, Sharding, Stage, TileRows, forward_stages
@@ -25,21 +28,12 @@ __all__ = ["OnGpu", "Received", "exchange", "readable"]
 
 Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
 _CYCLES = 20_000  # about 10 µs
-_Range = tuple[int, int]
 _Copy = tuple[torch.Tensor | slice, torch.Tensor | slice, torch.Tensor | None]  # source rows, target rows, heads
 
 
-class Held(NamedTuple):
-    """Rows [first, first + n) of an array of the whole length, (batch, heads, n, width)."""
-
-    rows: torch.Tensor
-    first: int
-
-    def operand(self, length: int) -> Operand:
-        """Return the operand of the whole length; kernels use the rows that are held, and no others."""
-        x, strides = self.rows, self.rows.stride()
-        address = x.data_ptr() - self.first * strides[2] * x.element_size()
-        return Operand(address, (*x.shape[:2], length, x.shape[3]), strides)
+def operand(x: torch.Tensor) -> Operand:
+    """Return a tensor as an operand of kernels."""
+    return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
 
 def exchange(
@@ -94,9 +88,6 @@ class OnGpu:
                 f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
             )
         self._rows = sharding.rows(rank)
-        contiguous = len(self._rows) and self._rows[-1] - self._rows[0] == len(self._rows) - 1
-        self._range = (int(self._rows[0]), int(self._rows[-1]) + 1) if contiguous else None
-        self._hull = (int(self._rows[0]), int(self._rows[-1]) + 1) if len(self._rows) else (0, 0)
         self._own = Block(np.arange(shape.batch * shape.heads_q), self._rows)
         self._everything = TileRows.of(np.ones(shape.length, bool))
         self._indices: dict[Any, Any] = {}
@@ -126,17 +117,17 @@ class OnGpu:
             return nothing, nothing[..., :1].float(), []
         lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
         received, finish = self._begin(self._keys, (k, v))
-        out = self._result(q, of.head_dim_v, [stage.queries[1:] for stage in self._stages])
+        out = self._result(q, of.head_dim_v)
         for stage in self._stages:
             blocks: Received = []
             if stage.where != LOCAL:
                 finish()
                 finish, blocks = _nothing, received
-            queries = self._held(q, stage.queries)
-            keys, values = (self._held(x, stage.keys, blocks, number) for number, x in enumerate((k, v)))
+            queries = self._whole(q, stage.queries)
+            keys, values = (self._whole(x, stage.keys, blocks, number) for number, x in enumerate((k, v)))
             self._run_forward(stage, (queries, keys, values, out), lse, scale)
         finish()
-        return self._local(out), self._local(Held(lse[..., None], 0)).contiguous(), received
+        return self._local(out), self._local(lse[..., None]).contiguous(), received
 
     def backward(
         self,
@@ -155,28 +146,24 @@ class OnGpu:
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         local = q, dout, out, lse
         remote, finish = self._begin(transfers, local)
-        dq = self._result(q, q.shape[3], [stage.queries[1:] for stage in stages if stage.items.any()])
-        of_keys = [stage.keys[1:] for stage in stages if stage.key_items.any()]
-        dk, dv = (self._result(x, x.shape[3], of_keys) for x in (k, v))
+        dq, dk, dv = (self._result(x, x.shape[3]) for x in (q, k, v))
         for stage in sorted(stages, key=lambda stage: stage.where_queries != LOCAL):
             blocks: Received = []
             if stage.where_queries != LOCAL:
                 finish()
                 finish, blocks = _nothing, remote
-            queries = [self._held(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
+            queries = [self._whole(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
             # Rows of tiles that are not here take no part.
-            lses = self._held(lse, self._everything, blocks, 3, fill=-math.inf).rows[..., 0]
+            lses = self._whole(lse, self._everything, blocks, 3, fill=-math.inf)[..., 0]
             given = received if stage.where_keys != LOCAL else []
-            keys = [self._held(x, stage.keys, given, number) for number, x in enumerate((k, v))]
+            keys = [self._whole(x, stage.keys, given, number) for number, x in enumerate((k, v))]
             self._run_backward(plan, stage, (queries[1], queries[0], *keys, queries[2]), lses, (dq, dk, dv), scale)
         finish()
         return self._local(dq), self._local(dk), self._local(dv)
 
-    def _run_forward(self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float) -> None:
-        from ..cuda.host.forward_pass import ForwardPass
-
-        q, k, v, out = (x.operand(self._shape.length) for x in arrays)
-        stream, workspace = self._stream_and_workspace(arrays[0].rows)
+    def _run_forward(self, stage: Stage, arrays: Sequence[torch.Tensor], lse: torch.Tensor, scale: float) -> None:
+        q, k, v, out = map(operand, arrays)
+        stream, workspace = self._stream_and_workspace(arrays[0])
         sizes = self._call.dtype, scale, workspace
         with self._gpu:
             own = ForwardPass(self._gpu, stream, self._plan, q, k, v, out, lse.data_ptr(), *sizes, stage=stage)
@@ -186,17 +173,15 @@ class OnGpu:
         self,
         plan: Plan,
         stage: GradientStage,
-        arrays: Sequence[Held],
+        arrays: Sequence[torch.Tensor],
         lse: torch.Tensor,
-        results: Sequence[Held],
+        results: Sequence[torch.Tensor],
         scale: float,
     ) -> None:
-        from ..cuda.host.backward_pass import BackwardPass
-
-        dout, q, k, v, out = (x.operand(self._shape.length) for x in arrays)
-        dq, dk, dv = (x.operand(self._shape.length) for x in results)
+        dout, q, k, v, out = map(operand, arrays)
+        dq, dk, dv = map(operand, results)
         lses = Operand(lse.data_ptr(), tuple(lse.shape), row_major(tuple(lse.shape)))
-        stream, workspace = self._stream_and_workspace(arrays[0].rows)
+        stream, workspace = self._stream_and_workspace(arrays[0])
         rest = lses, None, dq, dk, dv, self._call.dtype, scale, workspace
         with self._gpu:
             own = BackwardPass(self._gpu, stream, plan, dout, q, k, v, out, *rest, stage=stage)
@@ -204,8 +189,6 @@ class OnGpu:
 
     def _stream_and_workspace(self, like: torch.Tensor) -> tuple[int, Callable[[int], int]]:
         """Return the current stream, and an allocator of memory that lives as long as it."""
-        from ..cuda.host.execute import Workspace
-
         kind, stream = self._call.kind, torch.cuda.current_stream(like.device).cuda_stream
         return stream, Workspace(self._gpu, lambda nbytes: kind.allocate(like, nbytes))
 
@@ -229,26 +212,26 @@ class OnGpu:
 
     def _packed(self, block: Block, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of a block, (heads, rows, width)."""
-        source, _, heads = self._copy(block, (0, self._shape.length), x.shape[1], local=True)
+        source, _, heads = self._copy(block, 0, self._shape.length, x.shape[1], local=True)
         if heads is None:
             found = x[:, :, source] if isinstance(source, slice) else x.index_select(2, source)
             return found.reshape(-1, *found.shape[2:]).contiguous()
         return x[heads // x.shape[1], heads % x.shape[1]][:, source].contiguous()
 
-    def _copy(self, block: Block, cover: _Range, heads: int, local: bool = False) -> _Copy:
-        """Return which rows of a block are in a range, where they are there, and the block's heads, None for all.
+    def _copy(self, block: Block, first: int, stop: int, heads: int, local: bool = False) -> _Copy:
+        """Return rows of a block in a range, as indices of its rows and of the sequence, and its heads, None for all.
 
-        With `local`, the first are indices into the rank's rows instead.
+        With `local`, the first are indices of the rank's rows instead.
         """
-        key = id(block), cover, local
+        key = id(block), first, stop, local
         if key not in self._indices:
-            begin, end = np.searchsorted(block.rows, cover)
+            begin, end = np.searchsorted(block.rows, (first, stop))
             rows = block.rows[begin:end]
             source = np.searchsorted(self._rows, rows) if local else np.arange(begin, end)
             every = len(block.heads) == self._shape.batch * heads
             own = None if every else torch.from_numpy(block.heads).to(self._call.q.device)
             # The block is kept, so that no other has its id.
-            self._indices[key] = (self._index(source), self._index(rows - cover[0]), own), block
+            self._indices[key] = (self._index(source), self._index(rows), own), block
         return self._indices[key][0]
 
     def _index(self, rows: np.ndarray) -> torch.Tensor | slice:
@@ -259,22 +242,22 @@ class OnGpu:
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self._call.q.device)
 
-    def _held(
+    def _whole(
         self, x: torch.Tensor, read: TileRows, received: Received | None = None, number: int = 0, fill: float = 0.0
-    ) -> Held:
-        """Return rows of tiles: the rank's, `x`, those of array `number` of the `received`, and `fill` for others."""
-        received, cover = received or [], (read.first, read.stop)
-        if not received and self._range and self._range[0] <= cover[0] and cover[1] <= self._range[1]:
-            return Held(x, self._range[0])
-        if cover[0] == cover[1]:
-            return Held(x, cover[0])
-        found = x.new_empty((*x.shape[:2], cover[1] - cover[0], x.shape[3]))
+    ) -> torch.Tensor:
+        """Return an array of the whole length with the rows of tiles: the rank's, `x`, those of array `number` of the
+        `received`, and `fill` for others. Rows of no tile are undefined.
+        """
+        if len(self._rows) == self._shape.length:
+            return x
+        received = received or []
+        found = x.new_empty((*x.shape[:2], self._shape.length, x.shape[3]))
         found[:, :, self._others(read, received, x.shape[1])] = fill
-        source, target, _ = self._copy(self._own, cover, x.shape[1])
+        source, target, _ = self._copy(self._own, read.first, read.stop, x.shape[1])
         found[:, :, target] = x[:, :, source]
         flat = found.view(-1, *found.shape[2:])
         for block, tensors in received:
-            source, target, heads = self._copy(block, cover, x.shape[1])
+            source, target, heads = self._copy(block, read.first, read.stop, x.shape[1])
             rows = tensors[number][:, source]
             if heads is None:
                 flat[:, target] = rows
@@ -282,7 +265,7 @@ class OnGpu:
                 flat[heads, target] = rows
             else:
                 flat[heads[:, None], target] = rows
-        return Held(found, cover[0])
+        return found
 
     def _others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
         """Return the rows of tiles that are neither the rank's nor received for all heads."""
@@ -293,26 +276,19 @@ class OnGpu:
             for block, _ in received:
                 if len(block.heads) == self._shape.batch * heads:
                     mask[block.rows] = False
-            self._indices[key] = self._index(np.nonzero(mask)[0] - read.first), read
+            self._indices[key] = self._index(np.nonzero(mask)[0]), read
         return self._indices[key][0]
 
-    def _result(self, like: torch.Tensor, width: int, ranges: Sequence[_Range]) -> Held:
-        """Return memory for the rank's rows and for all rows of the tiles in `ranges`."""
-        ranges = [self._hull, *(own for own in ranges if own[0] < own[1])]
-        first, stop = min(own[0] for own in ranges), max(own[1] for own in ranges)
-        return Held(like.new_empty((*like.shape[:2], stop - first, width)), first)
+    def _result(self, like: torch.Tensor, width: int) -> torch.Tensor:
+        """Return memory for a result of the whole length."""
+        return like.new_empty((*like.shape[:2], self._shape.length, width))
 
-    def _local(self, held: Held) -> torch.Tensor:
+    def _local(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the rank's rows."""
-        if self._range is None:
-            return held.rows.index_select(2, self._index_of(held.first))
-        return held.rows[:, :, self._range[0] - held.first : self._range[1] - held.first]
-
-    def _index_of(self, first: int) -> torch.Tensor:
-        key = "rows", first
-        if key not in self._indices:
-            self._indices[key] = torch.from_numpy(self._rows - first).to(self._call.q.device)
-        return self._indices[key]
+        if "rows" not in self._indices:
+            self._indices["rows"] = self._index(self._rows)
+        rows = self._indices["rows"]
+        return whole[:, :, rows] if isinstance(rows, slice) else whole.index_select(2, rows)
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..arrays.namespace import numpy_dtype
 from ..backends import load
@@ -49,8 +50,6 @@ def call_of(shape: Shape, dtype: str, scale: float | None = None, device: str = 
     """Return the call of one process, on arrays without memory; torch tensors on a GPU."""
     one: Any = np.zeros(1, numpy_dtype(dtype))
     if device != "cpu":
-        import torch
-
         one = torch.zeros(1, dtype=getattr(torch, dtype), device=device)
 
     def empty(heads: int, width: int) -> Any:

@@ -16,13 +16,11 @@ from spattn.cuda import families  # noqa: E402
 from spattn.distributed._on_gpu import OnGpu, readable  # noqa: E402
 from spattn.distributed._plans import Shape, call_of, whole_plan  # noqa: E402
 from spattn.distributed._shardings import NAMES, named  # noqa: E402
-from spattn.schedule.shard import TileRows  # noqa: E402
 from spattn.testing.strategies import cases, compositions  # noqa: E402
 
 pytestmark = pytest.mark.family("sm90")
 
 HOPPER = families.FAMILIES[0]
-NOTHING = TileRows.of(np.zeros(1, bool))
 GPU = SimpleNamespace(sm_count=132, name="emulated", capability=(9, 0))
 
 
@@ -68,25 +66,19 @@ class Emulated(OnGpu):
         pairs = np.stack([x.bind(shape.length, shape.length).allows(at[:, None], at) for x in own])
         return torch.from_numpy(pairs[np.broadcast_to(index, shape[:2])])
 
-    def spread(self, held, touched):
-        """The whole array, NaN where nothing is held; the rows `touched` must be."""
-        n = held.rows.shape[2]
-        assert touched.first == touched.stop or (held.first <= touched.first and touched.stop <= held.first + n)
-        whole = torch.full(
-            (*held.rows.shape[:2], self._shape.length, held.rows.shape[3]), math.nan, dtype=held.rows.dtype
-        )
-        whole[:, :, held.first : held.first + n] = held.rows
-        return whole
+    def spread(self, whole, touched):
+        """The array, NaN at rows of no tile."""
+        found = whole.clone()
+        found[:, :, torch.from_numpy(~touched.mask)] = math.nan
+        return found
 
     def heads(self, x):
         return x.repeat_interleave(self._shape.heads_q // self._shape.heads_kv, 1)
 
-    def write(self, held, touched, rows, values):
-        """Write `values` at `rows`, (batch, heads, length) bool, and NaN at other rows of the tiles."""
-        n = held.rows.shape[2]
-        assert touched.first == touched.stop or (held.first <= touched.first and touched.stop <= held.first + n)
-        there = slice(held.first, held.first + n)
-        held.rows[...] = torch.where(rows[:, :, there, None], values[:, :, there].to(held.rows.dtype), held.rows)
+    def write(self, whole, touched, rows, values):
+        """Write `values` at `rows`, (batch, heads, length) bool, which must be of tiles unless nothing reaches them."""
+        assert not values[rows & torch.from_numpy(~touched.mask)].any()
+        whole[...] = torch.where(rows[..., None], values.to(whole.dtype), whole)
 
     def scores(self, q, k, allowed, scale):
         return torch.where(allowed, q @ k.transpose(2, 3) * scale, -math.inf)
@@ -131,9 +123,9 @@ class Emulated(OnGpu):
         rows = np.broadcast_to(stage.rows[plan.variant], lse.shape).copy()
         index = self.kinds(plan)
         keys = torch.from_numpy(np.broadcast_to(stage.key_rows[index], dk.shape[:3]).copy())
-        self.write(results[0], stage.queries if stage.items.any() else NOTHING, torch.from_numpy(rows), dq)
+        self.write(results[0], stage.queries, torch.from_numpy(rows), dq)
         for held, x in zip(results[1:], (dk, dv), strict=True):
-            self.write(held, stage.keys if stage.key_items.any() else NOTHING, keys, x)
+            self.write(held, stage.keys, keys, x)
 
     def kinds(self, plan):
         """The variant of each key-value head in the dK/dV work; heads with the same patterns share one."""

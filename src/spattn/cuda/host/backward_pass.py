@@ -39,7 +39,7 @@ class BackwardPass:
     table_sums : TableSums
         Accumulators of the gradients of captured arrays, which a fused backward may use.
     stage : GradientStage or None
-        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
+        The part of the plan to compute, for arrays whose rows of other tiles are undefined; None for all.
     """
 
     device: Device

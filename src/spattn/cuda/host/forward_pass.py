@@ -39,7 +39,7 @@ class ForwardPass:
     staging : module or None
         PyTorch, if the plan's tables are copied in stream order: see :func:`.driver.buffer.upload`.
     stage : Stage or None
-        The part of the plan to compute, for arrays that hold the rows of that part alone; None for all.
+        The part of the plan to compute, for arrays whose rows of other tiles are undefined; None for all.
     """
 
     device: Device
