@@ -237,7 +237,8 @@ def test_plans_that_are_given_stay_as_they_are(gpu, problems, monkeypatch):
         patterns.Full(), 4096, tiling=spattn.Tiling(tile=(128, 64), workers=17), heads=16
     )  # as by itself
     grouped([(big, big, big, made), (big, big, big, "full"), (big, big, big, "causal"), problems[2]])
-    assert len(made.work) == 64 and np.array_equal(planned[0].work, made.work) and len(planned[1].work) == 32
+    assert len(made.work) == 64 and np.array_equal(planned[0].work, made.work)
+    assert len(planned[1].work) == 22  # whole lists of 192 queries
 
 
 def test_problems_that_run_by_themselves(gpu, torch, problems, started, caplog):

@@ -11,7 +11,7 @@ import pytest
 
 from spattn import patterns
 from spattn.arrays.operand import Operand, row_major
-from spattn.choose.specializations import TILE
+from spattn.choose.specializations import TILE, has_build, terms_of
 from spattn.cuda import families
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm80.family import FAMILY as PORTABLE
@@ -149,9 +149,12 @@ def test_which_calls_are_split(monkeypatch, card, precision, dim, q_len):
     """Calls of few queries, gradients, and plans without a specialization are those of the portable kernels."""
     own, taken = hopper.HopperFloat32(PORTABLE), []
     monkeypatch.setattr(families, "of", lambda *problem: own)
-    monkeypatch.setattr(
-        hopper.forwards, "prepare", lambda call: SimpleNamespace(run=lambda call: taken.append("terms"))
-    )
+
+    def prepare(call):
+        built = has_build(call.plan.block_q, call.q.shape[3], terms_of(call.dtype, call.precision))
+        return SimpleNamespace(run=lambda call: taken.append("terms")) if built else None
+
+    monkeypatch.setattr(hopper.forwards, "prepare", prepare)
     monkeypatch.setattr(type(PORTABLE), "forward", lambda self, call: taken.append("portable"))
     call = Call.of(*inputs(1, 2, 2, q_len, 1000, dim, dtype="float32"), precision=precision)
     family = families.of_call(call, card)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from ..._util.bit_rows import hash_words
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
@@ -163,6 +162,9 @@ class KeyPadding(ArrayPattern):
 
     @cached_property
     def _hash(self) -> int:
+        with whole_imports:
+            from ..._util.bit_rows import hash_words  # imported late: other patterns do not need it
+
         return hash((type(self).__qualname__, self.valid.shape, hash_words(self._words.reshape(-1))))
 
     @cached_property

@@ -13,7 +13,6 @@ import numpy as np
 from ..._util.cached import BoundedCache
 from ..._util.frozen import frozen
 from ..._util.imports import whole_imports
-from ..._util.limits import environment
 from ...patterns import Pattern
 from .types import Plan
 
@@ -129,7 +128,7 @@ def made_validated(pattern: Pattern, fields: dict[str, Any]) -> Validated:
     """Return a plan of the planner that only a backend holds, without copies of the arrays in `fields`."""
     made = object.__new__(Validated)
     vars(made).update(fields, pattern=pattern, **_nothing_made(), least=None, growth=None)
-    if environment.get(b"SPATTN_CHECK_PLANS") == b"1":
+    if os.environ.get("SPATTN_CHECK_PLANS") == "1":
         _check_own(made)
     return made
 
