@@ -168,14 +168,9 @@ def test_wheel_carries_every_file_that_it_runs_on(wheel):
         inside = {name for name in archive.namelist() if name.startswith("spattn/")}
     compiled = sorted(name.partition(".")[0] for name in inside if name.endswith(".so"))
     of_plans = (f"planning/tiles/_{name}" for name in ("along", "bitmasks", "held", "lists", "pairs", "sweep"))
-<<<<<<< HEAD
     others = "_util/_memoryviews", "_util/bit_rows", "cpu/_core", "cuda/driver/_launch"
-    names = *others, *of_plans, "request/_philox", "schedule/_items", "schedule/_proof", "trace/_cells"
-=======
-    others = "_util/bit_rows", "cpu/_core", "cuda/driver/_launch"
     of_schedules = (f"schedule/{name}" for name in ("_few_queries", "_items", "_proof"))
-    names = *others, *of_plans, "request/_philox", *of_schedules
->>>>>>> steps2
+    names = *others, *of_plans, "request/_philox", *of_schedules, "trace/_cells"
     assert compiled == [f"spattn/{name}" for name in names]
     assert {name for name in inside if not name.endswith(".so")} == expected_in_package()
     assert any(name.endswith(".cu") for name in inside) and any(name.endswith(".cuh") for name in inside)
