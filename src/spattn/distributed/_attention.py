@@ -128,7 +128,7 @@ def attention(
     agree(group, key, describe)
     job = made[0] if made else jobs.get(here)
     job = make() if job is None else job._replace(options=options)
-    if not any(isinstance(x, torch.Tensor) for x in options.values()):
+    if isinstance(key, tuple) and options["sinks"] is None:
         jobs.keep(here, job)
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
