@@ -127,9 +127,9 @@ def attention(
 
     agree(group, key, describe)
     job = made[0] if made else jobs.get(here)
-    job = make() if job is None else job._replace(options=options)
-    if not any(isinstance(x, torch.Tensor) for x in options.values()):
-        jobs.keep(here, job)
+    job = make() if job is None else job._replace(options=options, group=group)
+    if isinstance(key, tuple) and options["sinks"] is None:
+        jobs.keep(here, job._replace(group=None))  # a kept job must not keep its group
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
     return _Attention.apply(q, k, v, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,8 @@ class OnGpu:
         family: Family,
         exchange: Callable[..., Callable[[], None]] = exchange,
     ):
-        self._group, self._rank, self._sharding, self._shape, self._call = group, rank, sharding, shape, call
+        self._group = _no_group if group is None else weakref.ref(group)
+        self._rank, self._sharding, self._shape, self._call = rank, sharding, shape, call
         self._gpu, self._family = gpu, family
         self._plan, self._plan_backward, self._exchange = plan, plan_backward, exchange
         if self._family.launcher is None or not self._family.accepts(plan):
@@ -204,7 +206,7 @@ class OnGpu:
             ]
             for transfer in transfers
         ]
-        finish = self._exchange(self._group, transfers, send, received)
+        finish = self._exchange(self._group(), transfers, send, received)
         if transfers and local[0].is_cuda:
             # Persistent CTAs of the local stage would occupy all SMs until they end: let NCCL's start first.
             torch.cuda._sleep(_CYCLES)
@@ -289,6 +291,10 @@ class OnGpu:
             self._indices["rows"] = self._index(self._rows)
         rows = self._indices["rows"]
         return whole[:, :, rows] if isinstance(rows, slice) else whole.index_select(2, rows)
+
+
+def _no_group() -> None:
+    """A rank that is alone has no group."""
 
 
 def _nothing() -> None:

@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistic
   const float lse = p.lse[place(p.lse_stride)];
   const bool nothing = lse == -infinity<float>();
   const float delta = sum - (p.dlse == nullptr || nothing ? 0.0f : p.dlse[place(p.dlse_stride)]);
-  p.statistics[(batch * p.heads_q + head) * p.q_len + query] = {nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
+  p.statistics[(batch * p.heads_q + head) * p.q_len + query] = {
+      nothing ? infinity<float>() : lse * kLog2E<float>, nothing ? 0.0f : delta, {0.0f, 0.0f}};
 }
 
 }  // namespace spattn::sm90_backward
