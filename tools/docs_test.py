@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from playwright.sync_api import Browser, Page, sync_playwright
 
 FAULTS = Path(__file__).with_name("docs_browser.js").read_text(encoding="utf-8")
+SETTLED = "() => Promise.all(document.getAnimations().map((change) => change.finished.catch(() => null)))"
 VIEWS = ((1400, "light"), (1400, "dark"), (420, "light"))
 # What readers type, and the page that answers.
 QUESTIONS = {
@@ -100,6 +101,7 @@ def look(browser: Browser, address: str, names: list[str], pictures: Path | None
         for width, theme in VIEWS:
             page.set_viewport_size({"width": width, "height": 900})
             page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+            page.evaluate(SETTLED)
             found += [f"{here} at {width}, {theme}: {fault}" for fault in page.evaluate(FAULTS)]
             if pictures:
                 page.screenshot(path=pictures / f"{here.replace('/', '_')}-{width}-{theme}.png", full_page=True)

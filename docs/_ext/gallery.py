@@ -104,9 +104,10 @@ def _definition(cls: type) -> str:
 
 def _recipe(cls: type[Recipe]) -> str:
     """The function of a recipe without its decorator and docstring."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.function))).body[0]
-    tree.decorator_list, tree.body = [], tree.body[1:]
-    return ast.unparse(tree)
+    source = textwrap.dedent(inspect.getsource(cls.function))
+    function, lines = ast.parse(source).body[0], source.splitlines()
+    docstring = function.body[0]
+    return "\n".join(lines[function.lineno - 1 : docstring.lineno - 1] + lines[docstring.end_lineno :])
 
 
 def _own_methods(cls: type) -> dict:
@@ -117,7 +118,8 @@ def _own_methods(cls: type) -> dict:
 
 def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     pattern, length = known
-    text = ["This composition is defined as", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
+    text = ["This composition is defined as", "", ".. code-block:: text", ""]
+    text += [*(f"   {line}" for line in textwrap.wrap(_shortened(pattern), 100)), ""]
     file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
     return Entry(file, name, f"``{_shortened(pattern)}``", text, None, known, known)
 

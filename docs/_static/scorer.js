@@ -1,6 +1,6 @@
 // Search results: tutorials and guides before the reference, which comes before pages about how spattn is made.
 const INTERNALS = /^(decisions|notebook)\/|^(internals|design|contract|invariants|affine-rows|faults|cpu-|hopper|sparse-)/;
-const GUIDES = /^(tutorials\/|index$|install$|quickstart$|slow$|scores$|dropout$|compare$|limits$|windows$|threads$)/;
+const GUIDES = /^(tutorials\/|index$|install$|quickstart$|slow$|scores$|dropout$|compare$|limits$|guarantees$|windows$|threads$)/;
 
 var Scorer = {
   score: ([docname, , , , score]) => {

@@ -65,9 +65,8 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
 
     Examples
     --------
-    >>> from_deepspeed({"mode": "bslongformer", "block": 32, "num_sliding_window_blocks": 5})
-    deepspeed.bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), \
-global_block_end_indices=None, attention='bidirectional')
+    >>> from_deepspeed({"mode": "dense", "block": 32})
+    deepspeed.dense(block=32)
     """
     if not isinstance(config, dict):
         raise TypeError(f"config: expected a dict, got {type(config).__name__}")
