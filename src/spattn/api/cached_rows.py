@@ -16,7 +16,10 @@ from ..score.recorder import Sizes
 from ..score.tracing import Traced
 from .attention import attention
 
-__all__ = ["CachedRows", "runs_of"]
+__all__ = ["CACHE_CLASSES", "CachedRows", "runs_of"]
+
+# The operators of PyTorch graphs (torch_cache.py) make caches of these classes, which import the operators.
+CACHE_CLASSES: dict[str, type] = {}
 
 
 def runs_of(*numbers: np.ndarray) -> Iterator[tuple[int, int]]:

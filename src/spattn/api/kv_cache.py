@@ -14,7 +14,7 @@ from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..patterns.base.content import on_host
 from ..request.call import check_gradients
-from .cached_rows import CachedRows, runs_of
+from .cached_rows import CACHE_CLASSES, CachedRows, runs_of
 
 __all__ = ["KVCache"]
 
@@ -410,6 +410,9 @@ class KVCache:
     def _recording_off(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which PyTorch does not record changes of the storage."""
         return self._kind.functions().no_grad() if self._kind.name == "torch" else contextlib.nullcontext()
+
+
+CACHE_CLASSES["KVCache"] = KVCache
 
 
 def _operators() -> Any:

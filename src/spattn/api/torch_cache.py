@@ -10,8 +10,7 @@ import torch
 from ..dispatch.torch_schemas import DEVICES
 from ..dispatch.torch_text import text_of
 from ..patterns.base.in_graphs import restored
-from .cached_rows import CachedRows
-from .kv_cache import KVCache
+from .cached_rows import CACHE_CLASSES, CachedRows
 
 __all__ = ["append", "attention"]
 
@@ -75,9 +74,9 @@ def _(
     return q.new_empty((*q.shape[:3], values.shape[3])), q.new_empty(q.shape[:3], dtype=wide)
 
 
-def _cache(keys: Any, values: Any, numbers: Any, pattern: str, max_len: int, chunk: int) -> KVCache:
+def _cache(keys: Any, values: Any, numbers: Any, pattern: str, max_len: int, chunk: int) -> Any:
     """Return a cache that has the given memory."""
-    made = KVCache.__new__(KVCache)
+    made: Any = object.__new__(CACHE_CLASSES["KVCache"])
     made._k, made._v, made._numbers = keys, values, numbers
     made._rows, made._max_len = _rows(restored(pattern), max_len, chunk), max_len
     made._dtype, made._device = str(keys.dtype).removeprefix("torch."), made._kind.device(keys)
@@ -87,13 +86,13 @@ def _cache(keys: Any, values: Any, numbers: Any, pattern: str, max_len: int, chu
 # -- traced by torch.compile -------------------------------------------------------------------------------------------
 
 
-def append(cache: KVCache, k: Any, v: Any, lengths: Any) -> None:
+def append(cache: Any, k: Any, v: Any, lengths: Any) -> None:
     """Implement :meth:`spattn.KVCache.append`; values are checked when the graph runs."""
     _check_traced(k, v)
     torch.ops.spattn.append_to_cache(*_state(cache, lengths), k, v)
 
 
-def attention(cache: KVCache, q: Any, lengths: Any, return_lse: bool, *, score: Any, **options: Any) -> Any:
+def attention(cache: Any, q: Any, lengths: Any, return_lse: bool, *, score: Any, **options: Any) -> Any:
     """Implement :meth:`spattn.KVCache.attention`; values are checked when the graph runs."""
     _check_traced(q, options["sinks"])
     if score is not None:
@@ -111,7 +110,7 @@ def _check_traced(*arrays: Any) -> None:
             raise RuntimeError("KVCache: has no gradients; call it under torch.no_grad()")
 
 
-def _state(cache: KVCache, lengths: Any) -> tuple[Any, ...]:
+def _state(cache: Any, lengths: Any) -> tuple[Any, ...]:
     text = text_of(cache._rows.pattern)
     if text is None:
         raise TypeError(

@@ -23,10 +23,10 @@ from ..planning.contract.cache import find, keep
 from ..planning.contract.types import COMPONENT, NO_ORDER
 from ..planning.contract.validated import mark_validated
 from ..request.call import Call
-from ._few_queries import by_pairs, tables_of_rows
+from ._few_queries import by_pairs, device_tables, tables_of_rows
 from .proof import Writers, prove
 
-__all__ = ["fields_of_rows", "plan_for", "plan_rows", "rows_of", "serves"]
+__all__ = ["device_tables", "fields_of_rows", "plan_for", "plan_rows", "rows_of", "serves"]
 
 _MOST_QUERIES = 8
 _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ....choose.specializations import TILE
-from ....schedule._few_queries import device_tables
+from ....schedule.few_queries import device_tables
 from ....schedule.pack_heads import variant_of_groups
 from ....schedule.proof import Writers, prove
 from ...driver.buffer import copy_in_order
