@@ -8,6 +8,7 @@ Chromium is that of the system, or the program that the environment variable CHR
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import shutil
@@ -17,6 +18,7 @@ from fnmatch import fnmatch
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -43,6 +45,11 @@ QUESTIONS = {
 
 class Quiet(SimpleHTTPRequestHandler):
     """A server that logs nothing."""
+
+    def copyfile(self, source: BinaryIO, outputfile: BinaryIO) -> None:
+        """Send a file; the browser may leave the page before it has all of it."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().copyfile(source, outputfile)
 
     def log_message(self, *args: object) -> None:
         """Print nothing."""
