@@ -204,7 +204,7 @@ def test_planning_makes_no_context():
 @pytest.mark.gpu
 def test_plans_that_do_not_fit():
     """Tiles of other shapes are refused before a kernel is asked for, so that the caller can plan again."""
-    q = np.zeros((1, 1, 300, 128), np.float32)
+    q = np.zeros((1, 1, 300, 128), np.float64)
     for tile, fine in {(128, 64): True, (48, 64): True, (256, 64): True, (40, 64): False, (512, 64): False}.items():
         assert cuda.accepts(plan(patterns.Full(), 300, tiling=Tiling(tile=tile)), Call.of(q, q, q)) == fine, tile
     with pytest.raises(ValueError, match="plan: no CUDA kernel has tiles of 40 × 64"):
