@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import spattn
 from spattn import patterns as p
 
 
@@ -65,7 +66,7 @@ def test_per_head():
     with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
         pattern.allows(0, 0)
     patterns, index = pattern.variants(2, 6)
-    assert len(patterns) == 4
+    assert len(patterns) == 5  # two of BigBird's
     assert index[:, 0].tolist() == index[:, 1].tolist()
 
 
@@ -148,3 +149,41 @@ def test_each_head_and_groups_of_heads(batch, wrapped):
             got = variants[index[b, h]].bind(64, 64).index_set(64, 64)
             assert got == one.bind(64, 64).index_set(64, 64)
     assert len(pattern.variants(2, 2)[0]) == 2 * batch  # as many heads as groups
+
+
+DEPENDS = {  # on the head, with their pairs
+    "function": (
+        p.interop.from_mask_mod(lambda b, h, q, k: (k <= q) & ((q - k) % (h + 2) == 0)),
+        lambda h, q, k: (k <= q) & ((q - k) % (h + 2) == 0),
+    ),
+    "random blocks": (p.BigBird(4), lambda h, q, k: p.BigBird(4).at(0, h).index_set(65, 65).to_dense()),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDS)
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_patterns_of_groups_that_depend_on_the_head(name, few, groups):
+    """They are those of each head, not of the group, also in unions, and in steps of generation."""
+    pattern, allows = DEPENDS[name]
+    heads, n, window = 4, 65, p.SlidingWindow(3, 0)
+    x = np.random.default_rng(0).standard_normal((2, heads, n, 16))
+    q, k = np.arange(n)[:, None], np.arange(n)[None]
+    near, causal = (q - k >= 0) & (q - k <= 3), k <= q
+    several = p.PerHead((pattern, p.Causal(), pattern | window, pattern & p.Causal())[:groups])
+    union = several | p.PerHead((window, window & pattern))
+    start = n - 3 if few else 0
+    for own in (several, union):
+        out = spattn.attention(x[:, :, start:], x, x, own)
+        for head in range(heads):
+            of = allows(head, q, k)[start:]
+            if few and name == "function":  # its queries are numbered from 0
+                of = allows(head, q, k)[: n - start]
+            mask = (of, causal[start:], of | near[start:], of & causal[start:])[head * groups // heads]
+            if own is union:
+                mask = mask | (near[start:] if head < 2 else near[start:] & of)
+            scores = np.where(mask, x[:, head, start:] @ x[:, head].swapaxes(1, 2) / 4, -np.inf)
+            weights = np.exp(scores - np.maximum(scores.max(axis=2, keepdims=True), -1e9))
+            total = weights.sum(axis=2, keepdims=True)
+            expected = np.divide(weights @ x[:, head], total, out=np.zeros((2, n - start, 16)), where=total > 0)
+            np.testing.assert_allclose(out[:, head], expected, atol=1e-12, err_msg=f"{own!r:.80}, {head}")

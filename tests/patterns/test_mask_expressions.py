@@ -295,3 +295,48 @@ def test_an_index_out_of_range_is_an_error(q_len, kv_len):
     else:
         with pytest.raises(ValueError, match="^mask_mod: index out of range: index .* with size 20"):
             spattn.plan(pattern, q_len, kv_len)
+
+
+WIDE = {"int64": torch.tensor([2**32 + 5, 7, 300]), "float64": torch.tensor([0.1, 1 / 3, 2.5], dtype=torch.float64)}
+NARROW = {
+    "uint8": (torch.arange(MOST) % 7).to(torch.uint8),
+    "int32": torch.tensor([5, 7, 9], dtype=torch.int32).repeat(MOST // 3),
+    "float32": torch.tensor([0.1, 0.2, 1 / 3]).repeat(MOST // 3),
+}
+OPERATIONS = {
+    "eq": operator.eq,
+    "lt": operator.lt,
+    "add": lambda a, b: (a + b) % 3 == 1,
+    "clamp": lambda a, b: torch.clamp(a, max=b) < 6,
+    "minimum": lambda a, b: torch.minimum(a, b) < 5,
+    "where": lambda a, b: torch.where(a > 3, a, b) > 4,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("by_query", [False, True])
+def test_numbers_of_heads_and_tables_are_promoted_like_scalars(operation, narrow, by_query):
+    """A scalar tensor beside an array would be cast to the array's dtype."""
+    table, apply = NARROW[narrow], OPERATIONS[operation]
+    numbers = {"head": lambda b, h: h * 256 + 5, "batch": lambda b, h: b - 300}
+    numbers |= {name: lambda b, h, wide=wide: wide[h] for name, wide in WIDE.items()}
+    for name, number in numbers.items():
+        for turned in (False, True):
+
+            def mask_mod(b, h, q, k, number=number, turned=turned):
+                pair = table[q if by_query else k], number(b, h)
+                return apply(*(pair[::-1] if turned else pair)) | (q == k)
+
+            if operation == "clamp" and turned and name in WIDE:
+                continue  # the same dtypes
+            for b, h in ((0, 0), (1, 2)):
+                got = p.interop.from_mask_mod(mask_mod).index_set(9, 9, batch=b, head=h).to_dense()
+                cells = [[bool(mask_mod(*map(torch.tensor, (b, h, i, j)))) for j in range(9)] for i in range(9)]
+                np.testing.assert_array_equal(got, cells, err_msg=f"{name}, {turned}, {b}, {h}")
+
+
+def test_roots_of_one_position_and_of_two_are_equal():
+    found = p.interop.from_mask_mod(lambda b, h, q, k: torch.sqrt(q.float()) == torch.sqrt((k - q).float()))
+    q, k = np.ogrid[:130, :130]
+    np.testing.assert_array_equal(found.index_set(130, 130).to_dense(), k == 2 * q)

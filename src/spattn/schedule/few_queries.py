@@ -101,7 +101,8 @@ def fields_of_rows(
 
 def rows_of(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the bits of rows, (variants, queries, words), and their index for each batch entry and head."""
-    pattern._sizes_in(batch, heads)
+    if pattern._sizes_in(batch, heads)[1] > 1:  # patterns of groups of heads may differ within a group
+        pattern = pattern._for_heads(heads)
     return _distinct(_words(pattern, q_len, kv_len, batch, heads), heads)
 
 

@@ -133,17 +133,21 @@ class Trace:
         if 0 in shape:
             return np.empty(shape + wanted.shape, wanted.dtype)  # torch.vmap refuses an empty batch
         steps = self.needs(wanted)
+        apart = _of_other_dtypes(steps)
 
         def run(*scalars: torch.Tensor) -> torch.Tensor:
-            return _replay(steps, dict(zip(arguments, scalars, strict=True)))[wanted.number]
+            constants = dict(zip(map(id, apart), scalars[len(arguments) :], strict=True))
+            return _replay(steps, dict(zip(arguments, scalars, strict=False)), constants)[wanted.number]
 
         padded = [x.reshape((1,) * (len(shape) - x.ndim) + x.shape) for x in arguments.values()]
+        sizes = [length for length in (max(x.shape[axis] for x in padded) for axis in range(len(shape))) if length > 1]
         function: Callable[..., torch.Tensor] = run
         for axis in reversed(range(len(shape))):
             along = tuple(0 if x.shape[axis] > 1 else None for x in padded)
             if any(at is not None for at in along):
-                function = torch.vmap(function, along)
-        given = (torch.tensor(x.squeeze(), dtype=torch.int64, device="cpu") for x in padded)
+                function = torch.vmap(function, (*along, *(0 for _ in apart)))
+        given = [torch.tensor(x.squeeze(), dtype=torch.int64, device="cpu") for x in padded]
+        given += [constant.tensor.expand(sizes) for constant in apart]
         try:
             with torch.no_grad():
                 found = function(*given)
@@ -191,17 +195,42 @@ def refs(operand: Any) -> Iterator[Ref]:
             yield from refs(x)
 
 
-def _replay(steps: tuple[Step, ...], values: dict[int, Any]) -> dict[int, Any]:
-    """Execute steps, add their results to `values` (by number) and return it."""
+def _of_other_dtypes(steps: tuple[Step, ...]) -> list[Constant]:
+    """Return the scalar constants among operands of other dtypes.
+
+    torch.vmap makes arrays of the arguments. A scalar tensor beside an array does not take part in the promotion of
+    dtypes, unlike two scalars, so that these constants must become arrays too.
+    """
+    found: dict[int, Constant] = {}
+    for step in steps:
+        tensors = [x for x in step.args if isinstance(x, (Ref, Constant))]
+        dtypes = {x.dtype if isinstance(x, Ref) else x.array.dtype.name for x in tensors}
+        for x in tensors if len(dtypes) > 1 else ():
+            if isinstance(x, Constant) and not x.array.ndim:
+                found[id(x)] = x
+    return list(found.values())
+
+
+def _replay(
+    steps: tuple[Step, ...], values: dict[int, Any], constants: Mapping[int, torch.Tensor] | None = None
+) -> dict[int, Any]:
+    """Execute steps, add their results to `values` (by number) and return it; `constants` replace those of a step, by
+    their identity."""
 
     def value(operand: Any) -> Any:
         if isinstance(operand, Ref):
             return values[operand.number]
-        return operand.tensor if isinstance(operand, Constant) else operand
+        if isinstance(operand, Constant):
+            return operand.tensor if constants is None else constants.get(id(operand), operand.tensor)
+        return operand
 
     for step in steps:
         options = {name: mapped(value, option) for name, option in step.options}
-        values[step.result.number] = _operation(step.name)(*mapped(value, step.args), **options)
+        args = mapped(value, step.args)
+        if step.name == "aten.sqrt.default" and step.result.dtype == "float32":  # PyTorch's of arrays rounds otherwise
+            values[step.result.number] = args[0].double().sqrt().float()
+        else:
+            values[step.result.number] = _operation(step.name)(*args, **options)
     return values
 
 

@@ -66,11 +66,21 @@ class Chosen(Pattern):
         found = {p.sizes()[other] for p in self.patterns} - {1}
         if len(found - {0}) > 1:
             raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
-        sizes = max(found, default=1), len(self.patterns)
+        several = len(self.patterns) > 1
+        sizes = max(found, default=1), len(self.patterns) if several else self.patterns[0].sizes()[self.axis]
         return sizes if self.axis else sizes[::-1]
 
     def sizes(self) -> tuple[int, int]:
         return self._sizes
+
+    def _for_heads(self, heads: int) -> Pattern:
+        """See :meth:`.Pattern._for_heads`; a pattern of a group of heads may differ between them."""
+        several = len(self.patterns)
+        if not self.axis or several == 1:
+            return super()._for_heads(heads)
+        if several == heads or all(p.sizes()[1] for p in self.patterns):
+            return self
+        return type(self)(tuple(self.patterns[head * several // heads] for head in range(heads)))
 
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.patterns))
@@ -140,7 +150,8 @@ class PerHead(Chosen):
     ----------
     patterns : tuple of Pattern
         One per query head; or fewer, each for a group of consecutive heads, if their number divides the number of
-        heads. All must support the same number of batch entries.
+        heads. One that depends on the head, such as :class:`BigBird`, is that of each head of its group. All must
+        support the same number of batch entries.
     """
 
     axis = 1
