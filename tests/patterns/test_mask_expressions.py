@@ -336,7 +336,8 @@ def test_numbers_of_heads_and_tables_are_promoted_like_scalars(operation, narrow
                 np.testing.assert_array_equal(got, cells, err_msg=f"{name}, {turned}, {b}, {h}")
 
 
-def test_roots_of_one_position_and_of_two_are_equal():
-    found = p.interop.from_mask_mod(lambda b, h, q, k: torch.sqrt(q.float()) == torch.sqrt((k - q).float()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_roots_of_one_position_and_of_two_are_equal(dtype):
+    found = p.interop.from_mask_mod(lambda b, h, q, k: torch.sqrt(q.to(dtype)) == torch.sqrt((k - q).to(dtype)))
     q, k = np.ogrid[:130, :130]
     np.testing.assert_array_equal(found.index_set(130, 130).to_dense(), k == 2 * q)

@@ -284,7 +284,6 @@ _OF_INTEGERS["__lshift__"], _OF_INTEGERS["__rshift__"] = _shift(np.left_shift), 
 _OF_FLOATS = _OF_NUMBERS | {
     "div": _quotient,
     "pow": _power,
-    "sqrt": np.sqrt,
     "rsqrt": lambda a: _by_torch("rsqrt", lambda x: 1 / np.sqrt(x), a),
     "reciprocal": lambda a: 1 / a,
     "sign": lambda a: _by_torch("sign", np.sign, a),
@@ -296,7 +295,7 @@ _OF_FLOATS = _OF_NUMBERS | {
 }
 _OF_FLOATS |= {
     name: functools.partial(_by_torch, name, getattr(np, name))
-    for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh")
+    for name in ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh")
 }
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,

@@ -226,11 +226,7 @@ def _replay(
 
     for step in steps:
         options = {name: mapped(value, option) for name, option in step.options}
-        args = mapped(value, step.args)
-        if step.name == "aten.sqrt.default" and step.result.dtype == "float32":  # PyTorch's of arrays rounds otherwise
-            values[step.result.number] = args[0].double().sqrt().float()
-        else:
-            values[step.result.number] = _operation(step.name)(*args, **options)
+        values[step.result.number] = _operation(step.name)(*mapped(value, step.args), **options)
     return values
 
 

@@ -125,9 +125,9 @@ def _not_equal(pairs: TilePairs, a: Any, b: Any) -> Pair:
 
 
 _MONOTONE = (np.add, np.subtract, np.multiply, np.negative, np.positive, np.minimum, np.maximum, np.sign)
-_ROUNDED = (np.sqrt, np.floor, np.ceil, np.trunc, np.rint)
+_ROUNDED = (np.floor, np.ceil, np.trunc, np.rint)
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal)
-_NEARLY_ROUNDED = (np.exp, np.exp2, np.expm1, np.log, np.log2, np.log10, np.log1p, np.cbrt, np.arctan, np.tanh)
+_NEARLY_ROUNDED = (np.sqrt, np.exp, np.exp2, np.expm1, np.log, np.log2, np.log10, np.log1p, np.cbrt, np.arctan, np.tanh)
 
 FRACTIONS: dict[np.ufunc, Rule] = {
     **{ufunc: _monotone(ufunc) for ufunc in _MONOTONE + _ROUNDED + _COMPARISONS},
