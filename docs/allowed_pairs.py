@@ -310,6 +310,7 @@ ALLOWED = {
     "jax.rst": {
         "SlidingWindow(128, 0)": square(1000, window(128, 0)),
         "SlidingWindow(16, 0)": square(100, window(16, 0)),
+        "SlidingWindow(64, 0)": square(1000, window(64, 0)),
     },
     "many_gpus.rst": {
         STREAMING: square(4096, streaming(4, 256)),

@@ -243,7 +243,7 @@ def test_scattered_pairs_are_planned_pair_by_pair():
 
 @pytest.mark.parametrize(
     "pattern, q_len",
-    [(patterns.SlidingWindow(2), 1024), (patterns.Full(), 1), (patterns.SlidingWindow(0, 0), 1), (patterns.Full(), 60)],
+    [(patterns.SlidingWindow(2), 1024), (patterns.Full(), 9), (patterns.SlidingWindow(0, 0), 1), (patterns.Full(), 60)],
     ids=repr,
 )
 def test_other_patterns_keep_their_tile(pattern, q_len):
