@@ -48,6 +48,9 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
 
 .PHONY: help build demo demo-distributed test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs docs-test bench bench-compare same-bits clean
 .DELETE_ON_ERROR:
+# No built-in rules: they would link kernels/backward.cpp to a program in place of the folder kernels/backward.
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
 
 help:
 	@echo "make build      install spattn in $(VENV), compiled for this machine alone, in a third of the time"
