@@ -180,7 +180,8 @@ class KVCache:
             If PyTorch records gradients of `k` or `v`.
         """
         if compiling():
-            return _operators().append(self, k, v, lengths)
+            _operators().append(self, k, v, lengths)
+            return
         self._check_array("k", k, self._k.shape)
         self._check_array("v", v, self._v.shape, int(k.shape[2]))
         check_gradients("KVCache.append", self._kind, k=k, v=v)

@@ -263,9 +263,15 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         return out if self.batch_first else out.transpose(0, 1), None
 
     def attend_over_ranks(self, attention: Callable[..., torch.Tensor]) -> None:
-        """Let ``attention(q, k, v, pattern, score=, sinks=, dropout_p=, seed=)`` compute later calls.
+        """Let another function compute the attention of later calls.
 
         :class:`spattn.distributed.ContextParallel` calls this.
+
+        Parameters
+        ----------
+        attention : callable
+            ``attention(q, k, v, pattern, score=, sinks=, dropout_p=, seed=)`` returns the output, shaped like v with
+            the heads and length of q.
         """
         self._over_ranks = attention
 
