@@ -187,3 +187,67 @@ def test_patterns_of_groups_that_depend_on_the_head(name, few, groups):
             total = weights.sum(axis=2, keepdims=True)
             expected = np.divide(weights @ x[:, head], total, out=np.zeros((2, n - start, 16)), where=total > 0)
             np.testing.assert_allclose(out[:, head], expected, atol=1e-12, err_msg=f"{own!r:.80}, {head}")
+
+
+def _far(b, h, q, k):
+    return (k <= q) & ((q - k) % (h + 2 + 3 * b) == 0)
+
+
+def _apart(b, h, q, k):
+    return (k <= q) & ((q - k) % (h + 2) == 0)
+
+
+def _grouped(b, h, q, k):
+    return (q - k >= 0) & (q - k <= 2) if h < 2 else k <= q
+
+
+GROUPS = p.PerHead((p.SlidingWindow(2, 0), p.Causal()))  # of two heads each
+FAR, APART = (p.interop.from_mask_mod(function) for function in (_far, _apart))
+JOINED = {
+    "union": (FAR | GROUPS, lambda *at: _far(*at) | _grouped(*at)),
+    "intersection": (GROUPS & FAR & p.Causal(), lambda *at: _far(*at) & _grouped(*at)),
+    "difference": (GROUPS - FAR, lambda *at: _grouped(*at) & ~_far(*at)),
+    "entries": (p.PerBatch((APART, GROUPS)), lambda b, *at: (_grouped if b else _apart)(b, *at)),
+    "entries of groups": (
+        p.PerBatch((p.PerHead((APART, p.Causal())), GROUPS)) | p.Sinks(1),
+        lambda b, h, q, k: (k < 1) | (_grouped(b, h, q, k) if b or h > 1 else _apart(b, h, q, k)),
+    ),
+    "groups of entries": (
+        p.PerHead((p.PerBatch((APART, p.Causal())), FAR)),
+        lambda b, h, q, k: _far(b, h, q, k) if h > 1 else (k <= q if b else _apart(b, h, q, k)),
+    ),
+}
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("name", JOINED)
+def test_patterns_of_each_head_and_entry_beside_groups_of_heads(name, few):
+    pattern, allows = JOINED[name]
+    n = 33
+    q_len = 5 if few else n
+    x = np.random.default_rng(0).standard_normal((2, 4, n, 8))
+    out = spattn.attention(x[:, :, :q_len], x, x, p.QueriesAt(pattern, 0) if few else pattern)
+    q, k = np.arange(q_len)[:, None], np.arange(n)[None]
+    for b, h in np.ndindex(2, 4):
+        mask = np.broadcast_to(allows(b, h, q, k), (q_len, n))
+        weights = np.where(mask, np.exp(x[b, h, :q_len] @ x[b, h].T / 8**0.5), 0)
+        total = weights.sum(axis=1, keepdims=True)
+        expected = np.divide(weights @ x[b, h], total, out=np.zeros((q_len, 8)), where=total > 0)
+        np.testing.assert_allclose(out[b, h], expected, atol=1e-12, err_msg=f"{b}, {h}")
+
+
+def test_a_cache_of_entries_with_groups_of_heads():
+    heads, n, blocks = 4, 65, p.BigBird(4, causal=True)
+    pattern = p.PerBatch((p.PerHead((blocks, p.Causal())), GROUPS))
+    x = np.random.default_rng(0).standard_normal((2, heads, n, 16))
+    cache = spattn.KVCache(pattern, n, batch=2, heads_kv=heads, head_dim=16, dtype="float64", chunk=4)
+    cache.append(x, x, lengths=[60, 51])
+    out = cache.attention(np.stack([x[0, :, 58:60], x[1, :, 49:51]]))
+    for b, h in np.ndindex(2, heads):
+        end = (60, 51)[b]
+        q, k = np.arange(end - 2, end)[:, None], np.arange(end)[None]
+        drawn = blocks.at(0, h).index_set(n, n).to_dense()[end - 2 : end, :end]
+        mask = _grouped(b, h, q, k) if b or h > 1 else drawn
+        weights = np.where(mask, np.exp(x[b, h, end - 2 : end] @ x[b, h, :end].T / 4), 0)
+        expected = weights @ x[b, h, :end] / weights.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(out[b, h], expected, atol=1e-12, err_msg=f"{b}, {h}")

@@ -170,7 +170,7 @@ class CachedRows:
 
     def _of_entries(self, start: int, stop: int, batch: int, heads: int) -> tuple[Pattern, list[Pattern]]:
         """Return the pattern of some batch entries, and its distinct patterns."""
-        own_batch, own_heads = self.pattern.sizes()
+        own_batch = self.pattern.sizes()[0]
         key = (start, stop, heads) if own_batch != 1 else (0, 0, heads)
         found = self._own.get(key)
         if found is None:
@@ -178,7 +178,8 @@ class CachedRows:
             if own_batch != 1:
                 if own_batch not in (0, batch):
                     raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
-                entries = []
+                pattern, entries = pattern._for_heads(heads), []
+                own_heads = pattern.sizes()[1]
                 for entry in range(start, stop):
                     each = tuple(pattern.at(entry, head) for head in range(own_heads or heads))
                     entries.append(each[0] if len(each) == 1 else PerHead(each))

@@ -54,11 +54,6 @@ def _joint_size(sizes: Iterable[int]) -> int:
     return largest
 
 
-def _each_head(pattern: Pattern, heads: int) -> Pattern:
-    """Expand a pattern to one pattern per head, keeping its batch entries."""
-    return per_entry([[pattern.at(b, h) for h in range(heads)] for b in range(pattern.sizes()[0] or 1)])
-
-
 def per_entry(entries: list[list[Pattern]]) -> Pattern:
     """Combine ``entries[batch][head]`` into one pattern."""
     found = tuple(pattern_class("per_head")(tuple(heads)) for heads in entries)
@@ -125,7 +120,7 @@ class Composite(Pattern):
         own = [p._for_heads(heads) for p in self.operands]
         sizes = [p.sizes()[1] for p in own]
         if 0 in sizes and 1 < max(sizes) < heads:
-            own = [p if size else _each_head(p, heads) for p, size in zip(own, sizes, strict=True)]
+            own = [p if size else per_entry([[p] * heads]) for p, size in zip(own, sizes, strict=True)]
         return self._with(own)
 
     def ends(self, q_len: int) -> Ends | None:

@@ -73,15 +73,6 @@ class Chosen(Pattern):
     def sizes(self) -> tuple[int, int]:
         return self._sizes
 
-    def _for_heads(self, heads: int) -> Pattern:
-        """See :meth:`.Pattern._for_heads`; a pattern of a group of heads may differ between them."""
-        several = len(self.patterns)
-        if not self.axis or several == 1:
-            return super()._for_heads(heads)
-        if several == heads or all(p.sizes()[1] for p in self.patterns):
-            return self
-        return type(self)(tuple(self.patterns[head * several // heads] for head in range(heads)))
-
     def grids(self) -> frozenset[tuple[int, ...]]:
         return frozenset().union(*(p.grids() for p in self.patterns))
 
@@ -157,6 +148,13 @@ class PerHead(Chosen):
     axis = 1
     __hash__ = Chosen.__hash__
 
+    def _for_heads(self, heads: int) -> Pattern:
+        """See :meth:`.Pattern._for_heads`; a pattern of a group of heads may differ between them."""
+        several = len(self.patterns)
+        if several in (1, heads) or all(p.sizes()[1] for p in self.patterns):
+            return self
+        return PerHead(tuple(self.patterns[head * several // heads] for head in range(heads)))
+
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
 
@@ -193,6 +191,19 @@ class PerBatch(Chosen):
 
     axis = 0
     __hash__ = Chosen.__hash__
+
+    def _for_heads(self, heads: int) -> Pattern:
+        """See :meth:`.Pattern._for_heads`."""
+        own = [p._for_heads(heads) for p in self.patterns]
+        sizes = [p.sizes()[1] for p in own]
+        groups = {size for size in sizes if size > 1}
+        if len(groups) > 1 or (0 in sizes and groups and max(groups) < heads):
+            own = [
+                p if size == 1 else PerHead(tuple(p.at(b, h * size // heads if size else h) for h in range(heads)))
+                for b, (p, size) in enumerate(zip(own, sizes, strict=True))
+            ]
+        unchanged = all(new is old for new, old in zip(own, self.patterns, strict=True))
+        return self if unchanged else PerBatch(tuple(own))
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
