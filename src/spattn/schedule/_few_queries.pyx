@@ -19,7 +19,9 @@ cdef extern from "kernels/counts.h" namespace "spattn" nogil:
         int64_t tiles, full, full_runs
 
     TileCounts count_tiles(const uint64_t* words, int64_t owners, int64_t rows, int64_t count, int64_t* keys)
-    int64_t after_zeros(const uint64_t* own, int64_t word, int64_t count)
+    int64_t next_tile(
+        const uint64_t* own, int64_t rows, int64_t count, int64_t word, uint64_t* some, uint64_t* every
+    )
 
 
 cdef extern from "records.h" namespace "spattn" nogil:
@@ -211,18 +213,10 @@ cdef void fill_lists(
     for owner in range(owners):
         last = -2  # the previous tile if it is full
         word = -1
-        while word + 1 < count:
-            word += 1
-            if rows == 1 and word % 8 == 0:
-                word = after_zeros(own, word, count)
-                if word == count:
-                    break
-            some = every = own[word]
-            for row in range(1, rows):
-                some |= own[row * count + word]
-                every &= own[row * count + word]
-            if some == 0:
-                continue
+        while True:
+            word = next_tile(own, rows, count, word, &some, &every)
+            if word == count:
+                break
             if every != ALL or last != word - 1:
                 tile_indptr[run], indices[run] = at, <int32_t>word
                 mask[run] = -1 if every == ALL else <int32_t>partial
@@ -338,18 +332,10 @@ def device_tables(
     with nogil:
         for n in range(variants):
             row, word, begin[n] = first + n * q_len * count, -1, <int64_t>entries.size()
-            while word + 1 < count:
-                word += 1
-                if q_len == 1 and word % 8 == 0:
-                    word = after_zeros(row, word, count)
-                    if word == count:
-                        break
-                some = every = row[word]
-                for q in range(1, q_len):
-                    some |= row[q * count + word]
-                    every &= row[q * count + word]
-                if some == 0:
-                    continue
+            while True:
+                word = next_tile(row, q_len, count, word, &some, &every)
+                if word == count:
+                    break
                 mask = -1
                 if every != ALL:  # adjacent tiles of a periodic pattern share a bitmask
                     same = masks.size() > 0

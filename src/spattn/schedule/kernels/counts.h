@@ -22,6 +22,19 @@ SPATTN_INLINE int64_t after_zeros(const uint64_t* own, int64_t word, int64_t cou
   return word;
 }
 
+// Returns the first word behind `word` in which any row allows a key, and the keys that any row and that all rows
+// allow; `count` if there is none.
+SPATTN_INLINE int64_t next_tile(const uint64_t* own, int64_t rows, int64_t count, int64_t word, uint64_t* any,
+                                uint64_t* all) {
+  while (++word < count) {
+    if (rows == 1 && word % 8 == 0 && (word = after_zeros(own, word, count)) == count) break;
+    *any = *all = own[word];
+    for (int64_t row = 1; row < rows; ++row) *any |= own[row * count + word], *all &= own[row * count + word];
+    if (*any) break;
+  }
+  return word;
+}
+
 SPATTN_INLINE void count_tiles_of_owner(const uint64_t* own, int64_t rows, int64_t count, int64_t* keys,
                                         TileCounts& found) {
   bool before = false;
