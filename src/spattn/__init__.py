@@ -24,6 +24,7 @@ __all__ = [
     "available_backends",
     "clear_plan_cache",
     "explain",
+    "float8_attention",
     "grouped_attention",
     "merge_attentions",
     "patterns",
@@ -39,6 +40,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .api.explain import explain
+    from .api.float8 import float8_attention
     from .api.grouped import grouped_attention
     from .api.kv_cache import KVCache
     from .api.merge import merge_attentions
@@ -52,6 +54,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     """Import rarely used names on first access; reading package metadata is slow."""
     with whole_imports:
+        if name == "float8_attention":
+            from .api.float8 import float8_attention
+
+            return float8_attention
         if name == "grouped_attention":
             from .api.grouped import grouped_attention
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .operand import Operand
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+FLOAT8 = "float8_e4m3fn"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays.namespace import FLOAT8
 from ..planning.contract.types import Plan
 
 # The common tile shape. 128 queries need two consumer warpgroups, the maximum that the registers allow at head_dim 128.
@@ -46,6 +47,7 @@ class Specialization(NamedTuple):
     reason: str
     terms: int = 1  # bfloat16 terms of an element, see terms_of
     shares: bool = False  # whether two consumer warpgroups share the rows of a tile
+    float8: bool = False  # whether q, k and v are float8
 
     @property
     def warpgroups(self) -> int:
@@ -99,13 +101,17 @@ TABLE_OF_TERMS = (
     Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
 )
 
+_FLOAT8 = "PV products are sums of their own, in 64 more registers per thread; six words spill"
+TABLE_OF_FLOAT8 = (Specialization(128, 128, _ANY, 1, 128, 2, 10, 232, 40, _FLOAT8, float8=True),)
+
 
 def terms_of(dtype: str, precision: str | None) -> int:
-    """Return how many bfloat16 terms represent an element of a product's operands; a 16-bit type is one term itself.
+    """Return how many bfloat16 terms represent an element of a product's operands; a type of at most 16 bits is one
+    term itself.
 
     Three terms are exact, two have 16 significant bits.
     """
-    return 1 if dtype in DTYPES else 2 if precision else 3
+    return 1 if dtype in (*DTYPES, FLOAT8) else 2 if precision else 3
 
 
 def executes(block_q: int, block_kv: int) -> bool:
@@ -118,19 +124,21 @@ def rows_of(block_q: int) -> int:
     return next(rows for rows in (ROWS, TILE[0], WIDEST[0]) if block_q <= rows)
 
 
-def build(block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1) -> Specialization:
+def build(
+    block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1, float8: bool = False
+) -> Specialization:
     """Return the specialization for a head dimension (the larger of q's and v's), work items of `keys` keys and
-    elements of `terms` terms."""
-    return next(row for row in _fitting(block_q, head_dim, terms) if keys <= row.most_keys)
+    elements of `terms` terms or of float8."""
+    return next(row for row in _fitting(block_q, head_dim, terms, float8) if keys <= row.most_keys)
 
 
-def has_build(block_q: int, head_dim: int, terms: int = 1) -> bool:
+def has_build(block_q: int, head_dim: int, terms: int = 1, float8: bool = False) -> bool:
     """Whether there is a specialization."""
-    return any(_fitting(block_q, head_dim, terms))
+    return any(_fitting(block_q, head_dim, terms, float8))
 
 
-def _fitting(block_q: int, head_dim: int, terms: int) -> Iterator[Specialization]:
-    for row in TABLE if terms == 1 else TABLE_OF_TERMS:
+def _fitting(block_q: int, head_dim: int, terms: int, float8: bool) -> Iterator[Specialization]:
+    for row in TABLE_OF_FLOAT8 if float8 else TABLE if terms == 1 else TABLE_OF_TERMS:
         if row.rows == rows_of(block_q) and row.head_dim >= head_dim and row.terms == terms:
             yield row
 
@@ -138,7 +146,8 @@ def _fitting(block_q: int, head_dim: int, terms: int) -> Iterator[Specialization
 def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
     """Return the macros of a kernel with room for `room` tensor maps and `problems` problems."""
     return {
-        "SPATTN_DTYPE": dtype,
+        **({"SPATTN_FLOAT8": 1} if row.float8 else {}),
+        "SPATTN_DTYPE": "bfloat16" if row.float8 else dtype,
         "SPATTN_TERMS": row.terms,
         "SPATTN_WARPGROUPS": row.warpgroups,
         "SPATTN_HEAD_DIM": row.head_dim,

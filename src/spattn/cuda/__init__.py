@@ -16,7 +16,7 @@ from ..backends import Execution, Limits, PreparedBackward, PreparedForward, Pre
 from ..choose.chooser import Sizes
 from ..choose.group_plans import Member
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
-from ..choose.specializations import DTYPES, ROWS, executes
+from ..choose.specializations import DTYPES, FLOAT8, ROWS, executes
 from ..patterns import Full, Pattern
 from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan
@@ -199,7 +199,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     most patterns are planned by their rows.
     """
     gpu = device.get(call.kind.ordinal(call.q))
-    if not backward and by_rows(pattern, call, call.kv_len):
+    if not backward and call.dtype != FLOAT8 and by_rows(pattern, call, call.kv_len):
         workers, rows = steps.shape_of(call, gpu)
         return few_queries.plan_for(pattern, call, workers, max_bytes, rows)
     return families.of_call(call, gpu).plan_for(pattern, call, gpu, max_bytes, backward)

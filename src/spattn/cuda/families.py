@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from ..choose.specializations import FLOAT8
 from ..planning import Plan
 from ..request.call import Call
 from . import sm100
@@ -12,12 +13,13 @@ from .host.execute import chosen_kernels
 from .host.family import Family, Launcher
 from .sm80.family import FAMILY as PORTABLE
 from .sm80.forward import LARGEST_HEAD_DIM
-from .sm90.family import Hopper, HopperFloat32
+from .sm90.family import Hopper, HopperFloat8, HopperFloat32
 
 __all__ = ["FAMILIES", "Family", "accepts", "advice", "arithmetic", "executing", "launcher_of", "note", "of", "of_call"]
 
 # In order of preference; the last supports every GPU.
 FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), HopperFloat32(PORTABLE), PORTABLE)
+_FLOAT8 = HopperFloat8(PORTABLE)  # the only one for float8
 
 
 def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
@@ -49,13 +51,20 @@ def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: 
                 f"{name} {size} is not supported on CUDA (max {LARGEST_HEAD_DIM}); "
                 "pass arrays on the CPU to backend='cpu'"
             )
+    if dtype == FLOAT8:
+        if choice == "auto" and _FLOAT8.supports(gpu, dtype, head_dim, head_dim_v):
+            return _FLOAT8
+        raise ValueError(
+            "q: float8 needs the kernels for compute capability 9.0 and head dimensions that are multiples of 16, at "
+            f"most 128; got {head_dim} and {head_dim_v} on {gpu.name}; convert q, k and v to bfloat16"
+        )
     allowed = FAMILIES if choice == "auto" else FAMILIES[-1:]
     return next(family for family in allowed if family.supports(gpu, dtype, head_dim, head_dim_v))
 
 
 def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
     """Return the first of `family` and the portable family that executes the plan; raise ValueError if neither does."""
-    for own in (family, PORTABLE):
+    for own in (family,) if family is _FLOAT8 else (family, PORTABLE):
         if own.accepts(plan, backward):
             return own
     if plan.ordered:
@@ -67,7 +76,7 @@ def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
     """True if the call's family executes the plan; in the forward, also if only the portable family does. In the
     backward, a new plan for the call's family is faster than the portable kernels."""
     family = of_call(call, gpu)
-    return family.accepts(plan, backward) or (not backward and PORTABLE.accepts(plan))
+    return family.accepts(plan, backward) or (not backward and family is not _FLOAT8 and PORTABLE.accepts(plan))
 
 
 def note(gpu: device.Device) -> str | None:

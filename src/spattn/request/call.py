@@ -11,6 +11,7 @@ import numpy as np
 from .._util.imports import whole_imports
 from .._util.index_checks import q_offset
 from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_of
+from ..arrays.namespace import FLOAT8
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -90,12 +91,14 @@ class Call:
         precision: str | None = None,
         return_lse: bool = True,
         layout: str = "bhsd",
+        dtypes: tuple[str, ...] = DTYPES,
     ) -> Call:
-        """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, and errors name the argument."""
+        """Validate the operands, arrays of one of `dtypes`; `scale` defaults to ``1 / sqrt(head_dim)``, and errors
+        name the argument."""
         with whole_imports:
             from .layout import Layout  # imported late, as backends are
 
-        kind, dtype, device = _check_operands(q, k, v)
+        kind, dtype, device = _check_operands(q, k, v, dtypes)
         given = Layout.of(layout, q, k, v)
         (batch, heads_q, q_len, head_dim), (_, heads_kv, kv_len, _) = (map(int, given.sizes(x.shape)) for x in (q, k))
         head_dim_v = int(v.shape[-1])
@@ -165,6 +168,11 @@ class Call:
         return of_rows * (itemsize * self.head_dim_v + self.return_lse * max(itemsize, 4))
 
     @property
+    def out_dtype(self) -> str:
+        """Dtype of out."""
+        return "bfloat16" if self.dtype == FLOAT8 else self.dtype
+
+    @property
     def lse_dtype(self) -> str:
         """Dtype of lse."""
         return "float64" if self.dtype == "float64" else "float32"
@@ -185,11 +193,11 @@ def check_options(backend: str, return_lse: bool = False, precision: str | None 
         raise TypeError(f"layout: expected a name, got {type(layout).__name__}")
 
 
-def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayNamespace, str, str]:
+def _check_operands(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[ArrayNamespace, str, str]:
     """Check that q, k and v share array backend, dtype and device; return all three."""
-    like_q = _check_operand("q", q)
+    like_q = _check_operand("q", q, dtypes)
     for name, x in (("k", k), ("v", v)):
-        kind, dtype, device = _check_operand(name, x)
+        kind, dtype, device = _check_operand(name, x, dtypes)
         if kind is not like_q[0]:
             raise TypeError(f"{name}: expected a {like_q[0].name} array like q, got {kind.name}")
         if dtype != like_q[1]:
@@ -199,14 +207,14 @@ def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayNamespace, str, str]:
     return like_q
 
 
-def _check_operand(name: str, x: Any) -> tuple[ArrayNamespace, str, str]:
+def _check_operand(name: str, x: Any, dtypes: tuple[str, ...]) -> tuple[ArrayNamespace, str, str]:
     kind = namespace_of(x)
     if kind is None:
         raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
     check_plain(name, x)
     dtype, device = dtype_name(x), kind.device(x)
-    if dtype not in DTYPES:
-        raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
+    if dtype not in dtypes:
+        raise TypeError(f"{name}: expected one of {', '.join(dtypes)}, got {dtype}")
     if not device.startswith(("cpu", "cuda:")):
         raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
     return kind, dtype, device

@@ -49,6 +49,8 @@ class ScoreOperands(NamedTuple):
         Which tables need a gradient in the backward pass.
     dropout : Dropout or None
         The weights that kernels drop after the softmax.
+    scales : (batch, heads_q, 2) float32 array or None
+        Factors of each head's dot products and values, for float8 operands.
     """
 
     program: Program | None
@@ -58,8 +60,10 @@ class ScoreOperands(NamedTuple):
     sinks: Any = None
     wanted: tuple[bool, ...] = ()
     dropout: Dropout | None = None
+    scales: Any = None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The part that a cached dispatch depends on, without values."""
-        return self.program, self.types, self.sinks is not None, self.wanted, self.dropout is not None
+        given = self.sinks is not None, self.scales is not None
+        return self.program, self.types, *given, self.wanted, self.dropout is not None

@@ -154,7 +154,7 @@ class Forward(_Dispatch):
     def __init__(
         self, call: Call, plan: Plan, forward: Callable[[ForwardPass], None], device: Device, again: Callable[..., Any]
     ):
-        super().__init__(call, plan, device, [(call.out_shape, call.dtype, 0)])
+        super().__init__(call, plan, device, [(call.out_shape, call.out_dtype, 0)])
         self._wants_lse, self._lse_dtype = call.return_lse or not self.on_device, call.lse_dtype
         if self._wants_lse:
             self._results.append((call.rows, call.lse_dtype, None))
@@ -318,8 +318,8 @@ def no_memory(nbytes: int) -> int:
 def nothing(call: Call) -> PreparedForward:
     """Return a forward without queries, heads or keys: out = 0 and lse = −∞, or the sinks."""
     if call.score is None or call.score.sinks is None:
-        return Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
-    found = Constant(call, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
+        return Constant(call, ((call.out_shape, call.out_dtype, 0.0), (call.rows, call.lse_dtype, -np.inf)))
+    found = Constant(call, ((call.out_shape, call.out_dtype, 0.0), (call.rows, call.lse_dtype, 0.0)))
     binder = Binder(call)
 
     def forward(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:

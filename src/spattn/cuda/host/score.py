@@ -41,12 +41,15 @@ class BoundScore(NamedTuple):
         Keeps the memory at `address`, and copies of captured arrays, allocated.
     sinks : int
         Device address of (heads_q,) logits in the dtype of lse; 0 without sinks.
+    scales : int
+        Device address of (batch, heads_q, 2) scales of float8; 0 without them.
     """
 
     text: str = ""
     address: int = 0
     owner: object = None
     sinks: int = 0
+    scales: int = 0
 
 
 class TableSums(NamedTuple):
@@ -111,7 +114,9 @@ class Binder:
         self._kind, self._ordinal = call.kind, call.kind.ordinal(call.q)
         self._key = None if call.score is None else call.score.key
         self.has_sinks = call.score is not None and call.score.sinks is not None
-        self._sinks = call.lse_dtype, (call.heads_q,)
+        self._has_scales = call.score is not None and call.score.scales is not None
+        self._expected = [("sinks", call.lse_dtype, (call.heads_q,))] * self.has_sinks
+        self._expected += [("scales", "float32", (call.batch, call.heads_q, 2))] * self._has_scales
         self.drops = call.score is not None and call.score.dropout is not None
         self._heads, self._half = (call.batch, call.heads_q), call.dtype == "float16"
         self.text, self._record = "", np.dtype([])
@@ -124,8 +129,8 @@ class Binder:
             self._pack = packer(self._record).pack
 
     def check(self, score: ScoreOperands | None) -> tuple[Any, ...]:
-        """Check the score function of a call; return its captured arrays, then its sinks, which the caller keeps until
-        all kernels are enqueued.
+        """Check the score function of a call; return its captured arrays, sinks and scales, which the caller keeps
+        until all kernels are enqueued.
 
         Raises
         ------
@@ -141,9 +146,9 @@ class Binder:
             return ()
         if len(score.tables) != len(self._types):
             raise ValueError(f"score: expected {len(self._types)} captured arrays, got {len(score.tables)}")
-        given = *score.tables, *self._sinks_of(score)
-        expected = [*(("score", one.dtype, tuple(one.shape)) for one in self._types), ("sinks", *self._sinks)]
-        for array, (name, dtype, shape) in zip(given, expected, strict=False):  # there may be no sinks
+        given = *score.tables, *self._sinks_of(score), *([score.scales] * self._has_scales)
+        expected = [*(("score", one.dtype, tuple(one.shape)) for one in self._types), *self._expected]
+        for array, (name, dtype, shape) in zip(given, expected, strict=True):
             if namespace_of(array) is not self._kind:
                 raise TypeError(f"{name}: expected {self._kind.name} arrays like q, got {type(array).__name__}")
             if self._kind.ordinal(array) != self._ordinal:
@@ -177,10 +182,11 @@ class Binder:
         `operands` are the arrays of :meth:`check` in device memory, `lengths` q_len and kv_len. The device's context
         must be current. Memory of `allocate` holds the random words of dropout, whose kernel is enqueued on `stream`.
         """
-        sinks = operands[-1].pointer if self.has_sinks else 0
-        operands = operands[: len(self._types)]
+        *others, operands = *operands[len(self._types) :], operands[: len(self._types)]
+        sinks = others[0].pointer if self.has_sinks else 0
+        scales = others[-1].pointer if self._has_scales else 0
         if score is None or not self.text:
-            return BoundScore(sinks=sinks) if sinks else IDENTITY
+            return BoundScore(sinks=sinks, scales=scales) if others else IDENTITY
         if [x.strides for x in operands] != self._strides:
             raise ValueError(f"score: expected arrays of strides {self._strides}, got {[x.strides for x in operands]}")
         packed = self._pack(*self._values(score, operands, self._dropout(stream, score, lengths, allocate)))
@@ -190,7 +196,7 @@ class Binder:
             with self._device:  # PyCUDA allocates only in a context that it has pushed
                 block = kept.keep(packed, upload(self._device, {"args": np.frombuffer(packed, np.uint8)}))
         keep_if_captured(self._device, stream, block)
-        return BoundScore(self.text, block[1]["args"], block, sinks)
+        return BoundScore(self.text, block[1]["args"], block, sinks, scales)
 
     def bound(self, stream: int, score: ScoreOperands | None, q: Any, k: Any) -> BoundScore:
         """Check and bind the score function of a call on device arrays, which the result keeps allocated."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...choose.group_plans import Member, shared
-from ...choose.machine_gpu import chosen, workers_of
-from ...choose.specializations import DTYPES, ROWS, TILE, executes, has_build, terms_of
+from ...choose.machine_gpu import chosen, pieces_of, workers_of
+from ...choose.specializations import DTYPES, FLOAT8, ROWS, TILE, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -32,13 +32,13 @@ from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
 from .forward import steps
-from .forward.terms import itemsize_of
+from .forward.terms import itemsizes_of
 from .maps import ADDRESS_ALIGNMENT, readable
 
-__all__ = ["Hopper", "HopperFloat32"]
+__all__ = ["Hopper", "HopperFloat8", "HopperFloat32"]
 
 LARGEST_HEAD_DIM = 256
-LARGEST_HEAD_DIM_OF_TERMS = 128
+LARGEST_HEAD_DIM_OF_TERMS = LARGEST_HEAD_DIM_OF_FLOAT8 = 128
 _log = logging.getLogger("spattn.cuda")
 
 
@@ -182,14 +182,50 @@ class HopperFloat32(Hopper):
         return self._fallback.backward_requests(call)
 
 
+class HopperFloat8(Hopper):
+    """The forward for float8_e4m3fn, whose kernels transpose values in shared memory; nothing replaces it."""
+
+    def __init__(self, fallback: Family):
+        super().__init__(fallback)
+        self.launcher = None
+
+    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+        dims = head_dim, head_dim_v
+        return (
+            device.capability == (9, 0)
+            and dtype == FLOAT8
+            and all(dim % 16 == 0 and 0 < dim <= LARGEST_HEAD_DIM_OF_FLOAT8 for dim in dims)
+        )
+
+    def accepts(self, plan: Plan, backward: bool = False) -> bool:
+        return not backward and plan.tile == TILE and super().accepts(plan)
+
+    def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
+        each, pieces = workers_of(call.batch, call.heads_q, device.sm_count), pieces_of(call, TILE[0], device.sm_count)
+        return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True, pieces=pieces)
+
+    def forward(self, call: ForwardPass) -> None:
+        launches = forwards.prepare(call)
+        pointers = (call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer)
+        if launches is None or any(pointer % ADDRESS_ALIGNMENT for pointer in pointers):
+            raise ValueError(f"{why_not(call)}; copy the array, or convert q, k and v to bfloat16")
+        launches.run(call)
+
+    def backward(self, call: BackwardPass) -> int:
+        raise ValueError("q: float8 has no gradients; convert q, k and v to bfloat16")
+
+    def backward_requests(self, call: BackwardPass) -> list[Request]:
+        raise ValueError("q: float8 has no gradients; convert q, k and v to bfloat16")
+
+
 def why_not(call: ForwardPass) -> str:
     """Return why the kernels cannot compute a call. TMA addresses only the output of float32."""
     head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-    if not has_build(call.plan.block_q, head_dim, terms):
+    if not has_build(call.plan.block_q, head_dim, terms, call.dtype == FLOAT8):
         return f"{terms} terms of {head_dim} features have no tiles of {call.plan.tile}"
-    itemsize = itemsize_of(call)
-    for name in ("q", "k", "v", "out") if itemsize == 2 else ("out",):
-        operand = getattr(call, name)
+    itemsize_in, itemsize_out = itemsizes_of(call)
+    for name in ("q", "k", "v", "out") if itemsize_out == 2 else ("out",):
+        operand, itemsize = getattr(call, name), itemsize_out if name == "out" else itemsize_in
         if operand.pointer % ADDRESS_ALIGNMENT:
             return f"{name} starts at {operand.pointer:#x}, which is not {ADDRESS_ALIGNMENT}-byte aligned"
         if not readable(operand, itemsize):

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._util.cached import BoundedCache
 from ...arrays.operand import Operand
+from ...choose.specializations import FLOAT8
 from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
 from ..driver.errors import CudaError
@@ -26,6 +27,7 @@ _SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
 _FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
+    FLOAT8: (0, 1, 2 * PANEL, _SWIZZLE_128B),  # as bytes
     "float32": (7, 4, 4, _SWIZZLE_NONE),
     "float32 panels": (7, 4, 32, _SWIZZLE_128B),
 }

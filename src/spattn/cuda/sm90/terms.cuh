@@ -17,9 +17,15 @@
 namespace spattn::sm90 {
 
 constexpr int kTerms = SPATTN_TERMS;  // 1 for 16-bit types; 3, or 2 for precision "tf32", for float32
+#ifdef SPATTN_FLOAT8
+constexpr bool kFloat8 = true;  // q, k and v are float8_e4m3fn; the output has 16 bits
+#else
+constexpr bool kFloat8 = false;
+#endif
 static_assert(kTerms == 1 ? sizeof(Element) == 2 : sizeof(Element) == 4 && kTerms <= 3);
 
-using Term = std::conditional_t<kTerms == 1, Element, __nv_bfloat16>;
+using Input = std::conditional_t<kFloat8, __nv_fp8_e4m3, Element>;  // of q, k and v
+using Term = std::conditional_t<kTerms == 1, Input, __nv_bfloat16>;
 
 // The products of terms, smallest first: tensor cores round towards zero, which then costs the small ones nothing.
 constexpr int kProducts = kTerms * (kTerms + 1) / 2;

@@ -21,6 +21,7 @@
 #include "common/chain.cuh"
 #include "sm90/forward/consumer.cuh"
 #include "sm90/forward/producer.cuh"
+#include "sm90/forward/transposer.cuh"
 #include "sm90/forward/writer.cuh"
 
 namespace spattn::sm90 {
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
       barrier_init(shared_address(&shared.query_empty[i]), 32 + 4 * kShares);
     }
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&shared.full[i]), (kGathers ? kCopies : 1) + kScored);
+      barrier_init(shared_address(&shared.full[i]), (kGathers ? kCopies : max(kTransposers, 1)) + kScored);
+      if (kTransposers) barrier_init(shared_address(&shared.raw[i]), kGathers ? kCopies : 1);
       barrier_init(shared_address(&shared.empty[i]), 4 * (kShares ? 1 : kWarpgroups));
     }
     fence_barrier_init();
@@ -67,8 +69,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     } else if (threadIdx.x < 64) {
       Writer writer{params, shared};
       writer.run();
-    } else if (kProblems > 1) {
-      wait_for_previous();  // completion of this launch implies completion of all earlier ones
+    } else {
+      if (kProblems > 1) wait_for_previous();  // completion of this launch implies completion of all earlier ones
+      if constexpr (kTransposers > 0) {
+        Transposer transposer{params, shared, kGathers ? 0 : int(threadIdx.x) / 32 - 2};
+        transposer.run();
+      }
     }
   } else {
     registers_grow<kConsumerRegisters>();

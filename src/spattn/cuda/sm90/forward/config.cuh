@@ -20,7 +20,9 @@ constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
-constexpr int kPanels = kDim / 64;             // 64 elements are one 128-byte swizzled row
+constexpr uint32_t kRowBytes = 128;            // a swizzled row
+constexpr int kPanelColumns = kRowBytes / sizeof(Term);
+constexpr int kPanels = kDim / kPanelColumns;
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
 // Stages of an iteration's keys, and of its values: parts of the features, where all do not fit often enough.
 constexpr int kSlices = kTermPanels > 4 ? 2 : 1;
@@ -34,10 +36,9 @@ constexpr int kCtas = SPATTN_CTAS;  // per SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
-constexpr uint32_t kRowBytes = 128;
-constexpr uint32_t kQueryBytes = kBlockQ * kTermPanels * kRowBytes;
 constexpr uint32_t kStageBytes = kStepKV * kTerms * kSlicePanels * kRowBytes;
 constexpr int kOutPanels = kDim * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
+constexpr uint32_t kQueryBytes = kBlockQ * (kOutPanels > kTermPanels ? kOutPanels : kTermPanels) * kRowBytes;
 constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
@@ -59,18 +60,24 @@ constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
 // With three terms the PV product of each iteration is a sum of its own, and added to the output by ordinary float32
 // additions: tensor cores round towards zero, which over a long row would add up.
-constexpr bool kSeparate = kTerms == 3;
+// Products of float8 even sum with 14 bits.
+#ifndef SPATTN_SEP
+#define SPATTN_SEP 1
+#endif
+constexpr bool kSeparate = kTerms == 3 || (kFloat8 && SPATTN_SEP);
 // The first PV product of a task overwrites the output accumulators instead of clearing them first: 1 to 2 % faster for
 // short items. No gain for two warpgroups that take turns.
 constexpr bool kOverwrites = kWarpgroups == 1 && !kSeparate;
 constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task by one lookup per iteration
 constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
 constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
+constexpr int kTransposers = kFloat8 ? (kGathers ? 1 : 2) : 0;  // warps that transpose values
 static_assert(kBlockQ % 64 == 0 && kBlockQ <= 192 && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
 static_assert(kWarpgroups == kRowGroups || (kRowGroups == 1 && kWarpgroups == 2 && kSlices == 1));
-static_assert(kOutPanels <= kTermPanels && kRowGroups * kOutPanels <= 32);
+static_assert((kOutPanels <= kTermPanels || kFloat8) && kRowGroups * kOutPanels <= 32);
+static_assert(!kFloat8 || (kDim == 128 && kStepKV == 128 && !kShares), "square tiles are transposed in place");
 
 using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product<(kSlicePanels > 1 ? 128 : 64)>;
@@ -89,6 +96,7 @@ struct alignas(1024) Shared {
   Assignment assigned[kQueries];
   float lse[kQueries][kBlockQ];  // or kFailedRow
   uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
+  uint64_t raw[kTransposers ? kStages : 0];  // values have landed; `full`: they are transposed
   int32_t masks[kStages][kTiles];
   TilePositions positions[kModified ? kStages : 0][kTiles];  // of keys
   alignas(8) uint32_t words[kWordStages][kStepKV];           // of keys, for dropout
@@ -98,6 +106,9 @@ struct alignas(1024) Shared {
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
               "the first step of the next task is computed before the last one is done");
+
+// masks[stage][0] of a stage of values: the last ones of the CTA.
+constexpr int kLastValues = -3;
 
 // lse of a non-finite row, which the writer recomputes.
 constexpr float kFailedRow = __builtin_nanf("");
@@ -167,6 +178,13 @@ __device__ __forceinline__ RowSource row_source(const Params& p, int batch, int 
     return {static_cast<const Term*>(first) + batch * stride.batch + head * stride.head, stride.token,
             kOf == 2 ? own.head_dim_v : own.head_dim};
   }
+}
+
+// Factors of a head's dot products and values: the scales of float8 arrays.
+__device__ __forceinline__ float2 head_scales(const Params& p, const Assignment& assigned) {
+  if constexpr (!kFloat8) return {1.0f, 1.0f};
+  const Problem& own = problem_of(p, assigned);
+  return __ldg(own.scales + int64_t(assigned.batch) * own.heads_q + assigned.head);
 }
 
 // Returns the key positions of an entry's cells (gathered KV).

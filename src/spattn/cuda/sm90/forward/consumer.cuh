@@ -92,9 +92,9 @@ struct Consumer {
     pin(s);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kProducts * kDim / 16; ++i) {
-      const TermProduct terms = term_product(i / (kDim / 16));
-      const int chunk = i % (kDim / 16), panel = chunk / 4, within = chunk % 4 * 32;
+    for (int i = 0; i < kProducts * kPanels * 4; ++i) {
+      const TermProduct terms = term_product(i / (kPanels * 4));
+      const int chunk = i % (kPanels * 4), panel = chunk / 4, within = chunk % 4 * 32;
       const int slice_panel = terms.b * kSlicePanels + panel % kSlicePanels;
       QueryKeyProduct::shared(s, a + ((terms.a * kPanels + panel) * kBlockQ * kRowBytes + within) / 16,
                               b[panel / kSlicePanels] + (slice_panel * kStepKV * kRowBytes + within) / 16, i != 0);
@@ -102,12 +102,13 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The weights of an iteration: pairs of each term.
-  using Weights = uint32_t[kTerms][kStepKV / 4];
+  // The weights of an iteration: words of each term.
+  using Weights = uint32_t[kTerms][kStepKV * sizeof(Term) / 8];
 
   // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, const Slices& values,
                                                   bool first) {
+    if constexpr (kFloat8) return multiply_transposed(o, weights, values.stage[0]);
     uint64_t b[kSlices];
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
@@ -125,6 +126,18 @@ struct Consumer {
             b[panel / kSlicePanels] + (chunk * 16 + (terms.b * kSlicePanels + slice_panel) * kStepKV) * kRowBytes / 16,
             i > 0 || !(kSeparate || (kOverwrites && first)));
       }
+    }
+    wgmma_commit();
+  }
+
+  // Starts o = weights v for float8 values that Transposer has transposed.
+  __device__ __forceinline__ void multiply_transposed(float (&o)[kDim / 2], const Weights& weights, uint32_t values) {
+    const uint64_t b = operand_descriptor(values, 16, 1024);
+    pin(o);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kStepKV / 32; ++i) {
+      Product<128>::registers(o, weights[0] + 4 * i, b + i * 32 / 16, i > 0 || !kSeparate);
     }
     wgmma_commit();
   }
@@ -175,7 +188,7 @@ struct Consumer {
     constexpr bool kLate = kFirst && Score::kDrops;
     if constexpr (kModified && !kLate) release(stage);
     if (mask.partial) mask.apply(s);
-    const bool moved = softmax.update(s, Scores::scale_log2(own), rescale);
+    const bool moved = softmax.update(s, scores.scale_log2(own), rescale);
     drops.apply(s, shared);
     if constexpr (kLate) release(stage);
     return moved;
@@ -183,12 +196,23 @@ struct Consumer {
 
   // Converts weights to terms.
   __device__ __forceinline__ static void split_weights(const float (&s)[kStepKV / 2], Weights& weights) {
+    if constexpr (kFloat8) return narrow_weights(s, weights);
 #pragma unroll
     for (int i = 0; i < kStepKV / 4; ++i) {
       uint32_t terms[kTerms];
       split2(s[2 * i], s[2 * i + 1], terms);
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) weights[t][i] = terms[t];
+    }
+  }
+
+  // Converts weights to float8, as the A operand of values in the order of Transposer: words 4 j to 4 j + 3 are of keys
+  // 32 j to 32 j + 31.
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2], Weights& weights) {
+#pragma unroll
+    for (int i = 0; i < kStepKV / 8; ++i) {
+      const float* pairs = s + i / 2 * 8 + i % 2 * 2;
+      weights[0][i] = narrow4(pairs[0], pairs[1], pairs[4], pairs[5]);
     }
   }
 
@@ -307,6 +331,7 @@ struct Consumer {
         }
       }
       if constexpr (kTerms > 1) inverse[h] *= 1.0f / kValueFactor;
+      if constexpr (kFloat8) inverse[h] *= head_scales(p, shared.assigned[query.stage]).y;
       if constexpr (Score::kDrops) inverse[h] *= kept_factor(problem_of(p, shared.assigned[query.stage]));
       if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
@@ -395,6 +420,7 @@ struct Consumer {
       }
       first = finished;
     }
+    if (kTransposers) ring.advance();  // as the producer
     wait_stages<kSlices>();
     multiply_values(product, weights, next_addresses(), first);
     wgmma_wait<0>();

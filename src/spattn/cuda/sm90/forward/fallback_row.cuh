@@ -17,10 +17,10 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
   const Work& work = assigned.work;
   const Problem& own = problem_of(p, assigned);
   const int batch = assigned.batch, head_kv = assigned.head / own.group;
-  const Element* q = static_cast<const Element*>(own.q) + batch * own.q_stride.batch +
+  const Input* q = static_cast<const Input*>(own.q) + batch * own.q_stride.batch +
                      assigned.head * own.q_stride.head + query * own.q_stride.token;
-  const Element* k = static_cast<const Element*>(own.k) + batch * own.k_stride.batch + head_kv * own.k_stride.head;
-  const Element* v = static_cast<const Element*>(own.v) + batch * own.v_stride.batch + head_kv * own.v_stride.head;
+  const Input* k = static_cast<const Input*>(own.k) + batch * own.k_stride.batch + head_kv * own.k_stride.head;
+  const Input* v = static_cast<const Input*>(own.v) + batch * own.v_stride.batch + head_kv * own.v_stride.head;
   const auto key = [&](int n) -> long long {
     const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
     int64_t position;
@@ -31,6 +31,7 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
     return view.offset > 0 ? position + own.moved : position;
   };
+  const float2 scales = head_scales(p, assigned);
   Score::Head<double> opened;
   if constexpr (kScored) opened = Score::open<double>(*own.score, query_offset(own), batch, assigned.head);
   const auto dot = [&](int64_t position) {
@@ -38,6 +39,7 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     for (int d = 0; d < own.head_dim; ++d) {
       sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
     }
+    if constexpr (kFloat8) sum *= scales.x;
     if constexpr (!kScored) return own.sign * sum;
     return Score::value(own.sign * sum * own.scale_log2 * kLn2<double>, int(query) + query_offset(own), int(position),
                         opened);
@@ -45,7 +47,7 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
   const auto value = [&](int64_t position, int d) {
     if (d >= own.head_dim_v) return 0.0;
     const double kept = opened.dropout.of(int(query) + query_offset(own), int(position));
-    return kept * double(widen(v[position * own.v_stride.token + d]));
+    return kept * double(widen(v[position * own.v_stride.token + d])) * (kFloat8 ? double(scales.y) : 1.0);
   };
   const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
   const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);

@@ -48,7 +48,7 @@ struct Gatherer {
                                        int slice = 0) const {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
-      copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes, source.first + term * kDim + slice * kWidth * 64,
+      copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes, source.first + term * kDim + slice * kWidth * kPanelColumns,
                         int(source.stride * sizeof(Term)), source.columns, rows);
     }
   }
@@ -61,8 +61,9 @@ struct Gatherer {
     constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
     constexpr int kPhases = 8 / kTogether;   // rows that a lane copies of every eight
     const int chunk = lane % kChunks, row = lane / kChunks;
-    const bool wanted = chunk * 8 < columns;
-    const char* first = reinterpret_cast<const char*>(source + chunk * 8);
+    constexpr int kColumns = 16 / sizeof(Term);
+    const bool wanted = chunk * kColumns < columns;
+    const char* first = reinterpret_cast<const char*>(source + chunk * kColumns);
     target += part * (kRows / kLoaders) * kRowBytes;
     uint32_t phase[kPhases];
 #pragma unroll

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
+from ....choose.specializations import ARCH, FLOAT8, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
@@ -161,14 +161,16 @@ class Launches:
         early: int = 0,
         moved: int = 0,
         tables: Mapping[str, int] | None = None,
+        scales: int = 0,
     ) -> list[Launch]:
-        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses."""
+        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; `tables` overrides table addresses, and `scales` is
+        the address of the scales of float8."""
         template, to, launches = self.template, [], []
         for problem, (partial, partial_lse) in zip(problems, self._partials, strict=True):
             q, k, v, out, lse, scale, score, sinks = problem
             partials = workspace + partial, workspace + partial_lse
             terms = tuple(workspace + first for first in self._terms)
-            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks, terms))
+            to.append(Addresses(q, k, v, out, lse, *partials, scale, moved, score, sinks, terms, scales))
             if self._split is not None:
                 split = pack_split(self.part.call, (q, k, v), terms)
                 launches.append(Launch(self._split, blocks_of_split(self.part.call), split, stream, early=True))
@@ -187,7 +189,7 @@ class Launches:
         workspace = call.allocate(self.workspace_bytes) if self.workspace_bytes else 0
         pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, call.lse
         problem = *pointers, call.scale, call.score.address, call.sinks
-        start(self.write([problem], workspace, call.stream, tables=tables), self.counter)
+        start(self.write([problem], workspace, call.stream, tables=tables, scales=call.score.scales), self.counter)
 
 
 def launch_ranges(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
@@ -231,5 +233,7 @@ def _merging(call: ForwardPass, at: tuple[int, ...], kernel: Kernel, blocks: int
 
 def _merge_row(call: ForwardPass) -> Specialization:
     """Return the specialization whose macros merge.cu gets; it depends on the head dimension alone."""
-    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-    return build(TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS, head_dim, terms=terms)
+    head_dim, float8 = max(call.q.shape[3], call.v.shape[3]), call.dtype == FLOAT8
+    terms = terms_of(call.dtype, call.precision)
+    rows = TILE[0] if has_build(TILE[0], head_dim, terms, float8) else ROWS
+    return build(rows, head_dim, terms=terms, float8=float8)

@@ -73,6 +73,7 @@ struct Problem {
   int32_t q_offset;           // position of query row 0, without `moved`
   int32_t sink_rows;          // rows per sink: q_len divided by the number of packed heads
   const ScoreArgs* score;     // captured values of the score function; null for the identity
+  const float2* scales;       // (batch, heads_q), of dot products and values; null without kFloat8
 };
 
 // Parameters of attention.cu; the tables of all problems are concatenated.

@@ -46,6 +46,7 @@ PROBLEM = np.dtype(
         ("q_offset", "i4"),
         ("sink_rows", "i4"),
         ("score", "u8"),
+        ("scales", "u8"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -100,8 +101,9 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class Addresses(NamedTuple):
-    """Addresses and scale of a call. `moved` is its kv_len minus the plan's kv_len; `score` and `sinks` are the
-    addresses of its ScoreArgs and its sinks, 0 without them; `terms` are those of the terms of q, k and v, if any."""
+    """Addresses and scale of a call. `moved` is its kv_len minus the plan's kv_len; `score`, `sinks` and `scales` are
+    the addresses of its ScoreArgs, its sinks and its scales of float8, 0 without them; `terms` are those of the terms
+    of q, k and v, if any."""
 
     q: int
     k: int
@@ -115,6 +117,7 @@ class Addresses(NamedTuple):
     score: int = 0
     sinks: int = 0
     terms: tuple[int, ...] = ()
+    scales: int = 0
 
 
 class Template:
@@ -176,6 +179,7 @@ class Template:
             _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
             _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
             _ADDRESS.pack_into(tail, at + _PROBLEM_AT["score"], own.score)
+            _ADDRESS.pack_into(tail, at + _PROBLEM_AT["scales"], own.scales)
             pointers += *(own.terms or own[:3]), own.out, own.moved
         if to[0].terms:
             _TERMS.pack_into(tail, self._at["terms"] - self._head_bytes, *to[0].terms)

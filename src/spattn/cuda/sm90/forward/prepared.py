@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_build, item_keys, terms_of
+from ....choose.specializations import DTYPES, FLOAT8, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_build, item_keys, terms_of
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
@@ -23,7 +23,7 @@ from ..maps import gatherable, readable
 from .heads import with_packed_heads
 from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, launch_ranges
 from .tables import Items, PlanLayout, make_layout
-from .terms import itemsize_of, operands_of
+from .terms import itemsizes_of, operands_of
 
 __all__ = ["HopperPlan", "prepare"]
 
@@ -33,8 +33,8 @@ _READY_KEPT = 32
 def prepare(call: ForwardPass) -> Launches | None:
     """Return cached launches for calls of these shapes and strides, or None if the kernels cannot compute them
     (see :class:`~spattn.cuda.sm90.family.Hopper`)."""
-    # The arrays of terms have strides that depend on kv_len.
-    moves = validated(call.plan).slides and terms_of(call.dtype, call.precision) == 1
+    # The arrays of terms have strides that depend on kv_len. (Calls of float8 are prepared for one kv_len.)
+    moves = validated(call.plan).slides and call.dtype in DTYPES
     if call.stage is None:
         call = with_packed_heads(call)
     sizes = call.q.shape[0], call.q.shape[1], call.k.shape[1]
@@ -108,9 +108,10 @@ class HopperPlan:
         *inputs, out = operands_of(part.call)
         room = next((size for size in MAPS if part.maps <= size), None)
         of, dim = part.call, max(array.shape[3] for array in (part.call.q, part.call.v))
-        if room is None or not has_build(of.plan.block_q, dim, terms_of(of.dtype, of.precision)):
+        if room is None or not has_build(of.plan.block_q, dim, terms_of(of.dtype, of.precision), of.dtype == FLOAT8):
             return None
-        if not all(map(readable, inputs)) or not readable(out, itemsize_of(part.call)):
+        itemsize, itemsize_out = itemsizes_of(of)
+        if not all(readable(x, itemsize) for x in inputs) or not readable(out, itemsize_out):
             return None
         if self.layout.gathers and not all(map(gatherable, (*inputs, out))):
             return None

@@ -151,7 +151,7 @@ struct Producer {
         for (int i = 0; i < kRowGroups * kTermPanels; ++i) {
           const int half = i / kTermPanels, panel = i % kTermPanels;
           tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
-                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
+                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * kPanelColumns,
                    now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
                    now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
         }
@@ -240,17 +240,22 @@ struct Producer {
 
   // Fills the next stages with keys (kValue = 0) or values (1).
   template <int kValue>
-  __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
+  __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys, bool last = false) {
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice);
+    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice, last);
   }
 
   template <int kValue>
-  __device__ __forceinline__ void load_slice(const StepTiles& tiles, const StepKeys& keys, int slice) {
-    const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
+  __device__ __forceinline__ void load_slice(const StepTiles& tiles, const StepKeys& keys, int slice, bool last) {
+    const bool raw = kTransposers && kValue;
+    const uint32_t target = shared_address(shared.ring[ring.stage]);
+    const uint32_t full = shared_address(raw ? &shared.raw[ring.stage] : &shared.full[ring.stage]);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (elect_one() && part == 0) {
-      if (kScored && (kValue || slice)) barrier_arrive(full);  // nothing is published with these
+      // nothing is published with these
+      if (kScored && (kValue || slice)) barrier_arrive(shared_address(&shared.full[ring.stage]));
+      if (raw) shared.masks[ring.stage][0] = last ? kLastValues : 0;
+      if (kTransposers > 1 && !raw) barrier_arrive(full, kTransposers - 1);
 #pragma unroll
       for (int t = 0; t < kTiles && kValue == 0 && slice == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
       if constexpr (!kGathers) {
@@ -258,7 +263,7 @@ struct Producer {
 #pragma unroll
         for (int i = 0; i < kTiles * kTerms * kSlicePanels; ++i) {
           const int t = i / (kTerms * kSlicePanels), panel = i % (kTerms * kSlicePanels);
-          const int first = panel / kSlicePanels * kDim + (slice * kSlicePanels + panel % kSlicePanels) * 64;
+          const int first = panel / kSlicePanels * kDim + (slice * kSlicePanels + panel % kSlicePanels) * kPanelColumns;
           const StepTile& tile = tiles.of[t];
           tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map + kValue], full, first,
                    tile.x, tile.y, tile.z, keys.head);
@@ -272,8 +277,8 @@ struct Producer {
     ring.advance();
   }
 
-  __device__ __forceinline__ void load_previous_values() {
-    if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
+  __device__ __forceinline__ void load_previous_values(bool last = false) {
+    if (previous_keys.item >= 0) load_step<1>(previous, previous_keys, last);
   }
 
   // True if tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
@@ -352,7 +357,8 @@ struct Producer {
       wait_for_previous();  // the previous launch may write q, k, v and read out, but writes no tables
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
-    load_previous_values();
+    if (kTransposers) ring.advance();  // transposers find values in every other stage
+    load_previous_values(true);
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0 && part == 0) {
       shared.assigned[query.stage] = {};

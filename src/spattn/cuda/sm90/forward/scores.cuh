@@ -12,23 +12,35 @@ namespace spattn::sm90 {
 
 // Scores without a score function. The exponent includes the scale's magnitude; apply() multiplies by its sign.
 struct PlainScores {
-  __device__ __forceinline__ void open(const Params&, const Assignment&, int) {}
+  float magnitude, sign;  // of the head's scale, as Problem's; float8 only
 
-  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params&, const Problem& own, const Shared&,
-                                        uint32_t) const {
-    if (own.sign != 1.0f) {
-#pragma unroll
-      for (int i = 0; i < kStepKV / 2; ++i) s[i] *= own.sign;
+  __device__ __forceinline__ void open(const Params& p, const Assignment& assigned, int) {
+    if constexpr (kFloat8) {
+      const Problem& own = problem_of(p, assigned);
+      const float scale = own.sign * own.scale_log2 * head_scales(p, assigned).x;
+      const bool vanishes = fabsf(scale) < 0x1p-126f;
+      magnitude = vanishes ? 1.0f : fabsf(scale);
+      sign = vanishes ? 0.0f : copysignf(1.0f, scale);
     }
   }
 
-  __device__ __forceinline__ static float scale_log2(const Problem& own) { return own.scale_log2; }
+  __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params&, const Problem& own, const Shared&,
+                                        uint32_t) const {
+    const float factor = kFloat8 ? sign : own.sign;
+    if (factor != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < kStepKV / 2; ++i) s[i] *= factor;
+    }
+  }
+
+  __device__ __forceinline__ float scale_log2(const Problem& own) const { return kFloat8 ? magnitude : own.scale_log2; }
 };
 
 // Scores with a score function of the scaled score and the positions of query and key.
 struct ModifiedScores {
   int query[2];  // positions of the thread's two rows
   int row;       // the first of these rows, as a row of the query tile
+  float factor;  // of the head's dot products; float8 only
   Score::Head<float> head;
 
   struct GatheredPositions {
@@ -49,6 +61,7 @@ struct ModifiedScores {
     const Problem& own = problem_of(p, assigned);
     head = Score::open<float>(*own.score, query_offset(own), assigned.batch, assigned.head);
     row = first_row;
+    if constexpr (kFloat8) factor = head_scales(p, assigned).x;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int64_t position;
@@ -71,7 +84,7 @@ struct ModifiedScores {
   template <class Function = Score>
   __device__ __forceinline__ void apply(float (&s)[kStepKV / 2], const Params& p, const Problem& own,
                                         const Shared& shared, uint32_t stage) const {
-    const float scale = own.sign * own.scale_log2 * kLn2<float>;
+    const float scale = own.sign * own.scale_log2 * kLn2<float> * (kFloat8 ? factor : 1.0f);
     if (modify_diagonals<Function>(s, scale, shared.diagonals[stage])) return;
     Keys keys;
 #pragma unroll
@@ -143,7 +156,7 @@ struct ModifiedScores {
     }
   }
 
-  __device__ __forceinline__ static float scale_log2(const Problem&) { return kLog2E<float>; }
+  __device__ __forceinline__ float scale_log2(const Problem&) const { return kLog2E<float>; }
 };
 
 using Scores = std::conditional_t<kModified, ModifiedScores, PlainScores>;

@@ -8,13 +8,16 @@
 #include "common/element.cuh"
 #include "common/fallback_softmax.cuh"
 #include "common/warp.cuh"
+#include "sm90/terms.cuh"
 
 namespace spattn::sm90 {
 
 // Lazy rescaling: the running maximum changes only if a score exceeds it by more than this in base 2. Weights stay
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
-constexpr float kSlack = 8.0f;
+//
+// Weights of float8 are multiplied by 2^kLift: they have three bits from 2^-13 on, and are at most 2^8.8 < 448.
+constexpr float kSlack = kFloat8 ? 1.8f : 8.0f, kLift = kFloat8 ? 7.0f : 0.0f;
 constexpr float kExcess = 64.0f;  // base 2: with a sink that far above, weights vanish in the sum, which is below 2^40
 
 // log2(x) and 1 / x of a row sum; approximations, within 2 ulp, suffice for 16-bit results.
@@ -23,7 +26,7 @@ __device__ __forceinline__ float logarithm(float x) { return kPrecise ? log2f(x)
 __device__ __forceinline__ float reciprocal_of_sum(float x) { return kPrecise ? __frcp_rn(x) : __fdividef(1.0f, x); }
 
 struct Softmax {
-  float reference[2];  // running maximum of the dot products, times scale * log2(e)
+  float reference[2];  // running maximum of the dot products, times scale * log2(e), minus kLift
   float limit[2];      // a larger dot product changes the running maximum; -inf until the row has seen a key
   float row_sum[2];    // over this thread's columns only
 
@@ -76,7 +79,7 @@ struct Softmax {
     const float slack = __fdividef(kSlack, scale_log2);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = quad_max(largest[h]), moved = top * scale_log2;
+      const float top = quad_max(largest[h]), moved = top * scale_log2 - kLift;
       const bool moves = top > limit[h], first = limit[h] == -infinity<float>();
       rescale[h] = exp2_flushed(!moves ? 0.0f : first ? -infinity<float>() : reference[h] - moved);
       reference[h] = moves ? moved : reference[h];

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ....arrays.operand import Operand, row_major
-from ....choose.specializations import ARCH, Specialization, build, terms_of
+from ....choose.specializations import ARCH, FLOAT8, Specialization, build, terms_of
 from ...driver.launch import Request
 from ...driver.structs import packer
 from ...host.forward_pass import ForwardPass, is_aligned
@@ -17,7 +17,7 @@ __all__ = [
     "SPLIT_STRUCTS",
     "blocks",
     "formats_of",
-    "itemsize_of",
+    "itemsizes_of",
     "operands_of",
     "pack_split",
     "specialization",
@@ -50,7 +50,7 @@ _pack_split = packer(SPLIT).pack
 def specialization(call: ForwardPass, keys: float = math.inf) -> Specialization:
     """Return the specialization of a call whose work items have `keys` keys."""
     head_dim = max(call.q.shape[3], call.v.shape[3])
-    return build(call.plan.block_q, head_dim, keys, terms_of(call.dtype, call.precision))
+    return build(call.plan.block_q, head_dim, keys, terms_of(call.dtype, call.precision), call.dtype == FLOAT8)
 
 
 def operands_of(call: ForwardPass) -> tuple[Operand, Operand, Operand, Operand]:
@@ -69,14 +69,18 @@ def operands_of(call: ForwardPass) -> tuple[Operand, Operand, Operand, Operand]:
 
 def formats_of(call: ForwardPass) -> list[str]:
     """Return the format of the tensor maps of each of these arrays."""
+    if call.dtype == FLOAT8:
+        return [FLOAT8] * 3 + ["bfloat16"]
     if terms_of(call.dtype, call.precision) == 1:
         return [call.dtype] * 4
     return ["bfloat16"] * 3 + ["float32 panels"]
 
 
-def itemsize_of(call: ForwardPass) -> int:
-    """Return the bytes of an element of the call's arrays."""
-    return 2 if terms_of(call.dtype, call.precision) == 1 else 4
+def itemsizes_of(call: ForwardPass) -> tuple[int, int]:
+    """Return the bytes of an element of q, k and v, or of their terms, and of out."""
+    if call.dtype == FLOAT8:
+        return 1, 2
+    return _TERM_BYTES, 2 if terms_of(call.dtype, call.precision) == 1 else 4
 
 
 def term_bytes(call: ForwardPass) -> list[int]:

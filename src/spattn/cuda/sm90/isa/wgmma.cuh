@@ -9,6 +9,17 @@
 
 #include "common/element.cuh"
 
+// Types, depth and transpositions of Product<128>; 8-bit operands have 32 columns and are K-major.
+#ifdef SPATTN_FLOAT8
+#define SPATTN_PTX_PRODUCT "k32.f32.e4m3.e4m3 "
+#define SPATTN_PTX_ROWS ""
+#define SPATTN_PTX_COLUMNS ""
+#else
+#define SPATTN_PTX_PRODUCT "k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE " "
+#define SPATTN_PTX_ROWS ", 0, 0"
+#define SPATTN_PTX_COLUMNS ", 1"
+#endif
+
 namespace spattn::sm90 {
 
 // Packs two floats as 16-bit elements of an operand, `low` in the low half.
@@ -48,6 +59,26 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
+}
+
+// Loads four 8 x 8 matrices of 16-bit elements, transposed, from the shared rows that the lanes address.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Packs four floats as float8_e4m3fn, `a` in the lowest byte; larger ones become 448.
+__device__ __forceinline__ uint32_t narrow4(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
 }
 
 template <int kColumns>
@@ -118,13 +149,13 @@ struct Product<128> {
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
-        " {"
+        "wgmma.mma_async.sync.aligned.m64n128" SPATTN_PTX_PRODUCT
+        "{"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
         "%62, %63"
-        "}, %64, %65, keep, 1, 1, 0, 0;\n}"
+        "}, %64, %65, keep, 1, 1" SPATTN_PTX_ROWS ";\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
@@ -140,13 +171,13 @@ struct Product<128> {
   __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
-        " {"
+        "wgmma.mma_async.sync.aligned.m64n128" SPATTN_PTX_PRODUCT
+        "{"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
         "%62, %63"
-        "}, {%64, %65, %66, %67}, %68, keep, 1, 1, 1;\n}"
+        "}, {%64, %65, %66, %67}, %68, keep, 1, 1" SPATTN_PTX_COLUMNS ";\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
