@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spattn.arrays import FLOAT8
 from spattn.choose import specializations as builds
 from spattn.cuda import prebuild
 from spattn.cuda.driver import compile, structs
@@ -99,6 +100,16 @@ def test_hopper_terms(tmp_path, row):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gathers", [False, True])
+def test_hopper_float8(tmp_path, gathers):
+    """float8: consumers spill a few words for the PV products that are sums of their own, producers for addresses."""
+    (row,), own = builds.TABLE_OF_FLOAT8, hopper_params.structs(MAPS[0])
+    defines = builds.variant(row, FLOAT8, MAPS[0], gathers=gathers)
+    check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 168, 450)
+    check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper_groups(tmp_path, row):
     """Several problems take no more registers: their numbers and scales are in uniform ones."""
@@ -152,7 +163,7 @@ def read_listing(listing):
             origin = Path(file[1]).name
         elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(@\S+ )?\s*([A-Z0-9_.]+)(.*?);", line):
             predicate, opcode, operands = found.groups()
-            opcodes.append("HGMMA" if opcode.startswith("HGMMA") else opcode)  # as against HGMMA.64x128x16.F32.BF16
+            opcodes.append("HGMMA" if opcode[1:].startswith("GMMA.") else opcode)  # HGMMA.64x128x16.F32.BF16, QGMMA
             origins.append(origin)
             target = re.search(r"`\((\.L_x_\d+)\)", operands) if opcode.startswith("BRA") else None
             always = predicate is None and (opcode == "EXIT" or re.match(r"BRA\s*`", f"{opcode}{operands}"))
@@ -394,7 +405,7 @@ def test_hopper_table():
         fitting = [r for r in fitting if keys <= r.most_keys]
         assert row in fitting and row[1:3] == min(r[1:3] for r in fitting)
     assert len({row[:3] for row in builds.TABLE}) == len(builds.TABLE)
-    for row in (*builds.TABLE, *builds.TABLE_OF_TERMS):
+    for row in (*builds.TABLE, *builds.TABLE_OF_TERMS, *builds.TABLE_OF_FLOAT8):
         asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers
         given = min(65536 // (row.ctas * threads(row)), 255) // 8 * 8  # at launch; more are never granted
         assert asked <= given * threads(row) and row.reason

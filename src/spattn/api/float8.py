@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import dispatch
 from .._util.cached import BoundedCache
-from ..arrays import NUMPY, ArrayNamespace, cache_key, check_plain, compiling, namespace_of, traced
-from ..arrays.namespace import BFLOAT16, FLOAT8
+from ..arrays import FLOAT8, NUMPY, ArrayNamespace, cache_key, check_plain, compiling, namespace_of, traced
+from ..arrays.namespace import BFLOAT16
 from ..dispatch.plans import backend_for, find_plan, name_for, resolve
 from ..patterns import Pattern
 from ..planning import Plan
@@ -101,7 +101,9 @@ def float8_attention(
     return (out, lse) if return_lse else out
 
 
-def _prepare(call: Call, pattern: Pattern | Plan, backend: str, given: Any, key: Any) -> tuple[Callable[..., Any], Call]:
+def _prepare(
+    call: Call, pattern: Pattern | Plan, backend: str, given: Any, key: Any
+) -> tuple[Callable[..., Any], Call]:
     """Return the cached dispatch of a call, and the call without arrays, whose scale is the default one."""
     bare = replace(call, q=None, k=None, v=None, scale=default_scale(call.head_dim))
     if name_for(call, backend) != "cuda":
@@ -136,7 +138,7 @@ def _on_host(kind: ArrayNamespace, pattern: Pattern | Plan, backend: str) -> Cal
 def _widened(x: Any, kind: ArrayNamespace) -> np.ndarray:
     """Return a host array as float32."""
     if kind.name == "torch":
-        x = x.detach().contiguous().view(kind.module.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+        x = x.detach().contiguous().view(kind.functions().uint8).numpy().view(ml_dtypes.float8_e4m3fn)
     return np.asarray(x).astype(np.float32)
 
 

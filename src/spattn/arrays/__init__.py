@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from .._util.imports import whole_imports
-from .namespace import BFLOAT16, DTYPES, ArrayNamespace, NumPy, dtype_name
+from .namespace import BFLOAT16, DTYPES, FLOAT8, ArrayNamespace, NumPy, dtype_name
 
 __all__ = [
     "BFLOAT16",
     "DTYPES",
+    "FLOAT8",
     "NUMPY",
     "ArrayNamespace",
     "add_plain",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays.namespace import FLOAT8
+from ..arrays import FLOAT8
 from ..planning.contract.types import Plan
 
 # The common tile shape. 128 queries need two consumer warpgroups, the maximum that the registers allow at head_dim 128.
@@ -124,9 +124,7 @@ def rows_of(block_q: int) -> int:
     return next(rows for rows in (ROWS, TILE[0], WIDEST[0]) if block_q <= rows)
 
 
-def build(
-    block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1, float8: bool = False
-) -> Specialization:
+def build(block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1, float8: bool = False) -> Specialization:
     """Return the specialization for a head dimension (the larger of q's and v's), work items of `keys` keys and
     elements of `terms` terms or of float8."""
     return next(row for row in _fitting(block_q, head_dim, terms, float8) if keys <= row.most_keys)
@@ -146,7 +144,7 @@ def _fitting(block_q: int, head_dim: int, terms: int, float8: bool) -> Iterator[
 def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
     """Return the macros of a kernel with room for `room` tensor maps and `problems` problems."""
     return {
-        **({"SPATTN_FLOAT8": 1} if row.float8 else {}),
+        "SPATTN_FLOAT8": int(row.float8),
         "SPATTN_DTYPE": "bfloat16" if row.float8 else dtype,
         "SPATTN_TERMS": row.terms,
         "SPATTN_WARPGROUPS": row.warpgroups,

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from .._util.imports import whole_imports
+from ..arrays import FLOAT8
 from ..backends import Execution, Limits, PreparedBackward, PreparedForward, PreparedGroup
 from ..choose.chooser import Sizes
 from ..choose.group_plans import Member
 from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, cheapest, cost_ms, workers_of
-from ..choose.specializations import DTYPES, FLOAT8, ROWS, executes
+from ..choose.specializations import DTYPES, ROWS, executes
 from ..patterns import Full, Pattern
 from ..patterns.dynamic import MaskedPattern
 from ..planning import Plan

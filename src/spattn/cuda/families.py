@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ..choose.specializations import FLOAT8
+from ..arrays import FLOAT8
 from ..planning import Plan
 from ..request.call import Call
 from . import sm100
@@ -19,7 +19,7 @@ __all__ = ["FAMILIES", "Family", "accepts", "advice", "arithmetic", "executing",
 
 # In order of preference; the last supports every GPU.
 FAMILIES: tuple[Family, ...] = (Hopper(PORTABLE), HopperFloat32(PORTABLE), PORTABLE)
-_FLOAT8 = HopperFloat8(PORTABLE)  # the only one for float8
+FLOAT8_FAMILY = HopperFloat8(PORTABLE)  # the only one for float8
 
 
 def of(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> Family:
@@ -52,8 +52,8 @@ def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: 
                 "pass arrays on the CPU to backend='cpu'"
             )
     if dtype == FLOAT8:
-        if choice == "auto" and _FLOAT8.supports(gpu, dtype, head_dim, head_dim_v):
-            return _FLOAT8
+        if choice == "auto" and FLOAT8_FAMILY.supports(gpu, dtype, head_dim, head_dim_v):
+            return FLOAT8_FAMILY
         raise ValueError(
             "q: float8 needs the kernels for compute capability 9.0 and head dimensions that are multiples of 16, at "
             f"most 128; got {head_dim} and {head_dim_v} on {gpu.name}; convert q, k and v to bfloat16"
@@ -64,7 +64,7 @@ def _of(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: 
 
 def executing(family: Family, plan: Plan, backward: bool = False) -> Family:
     """Return the first of `family` and the portable family that executes the plan; raise ValueError if neither does."""
-    for own in (family,) if family is _FLOAT8 else (family, PORTABLE):
+    for own in (family,) if family is FLOAT8_FAMILY else (family, PORTABLE):
         if own.accepts(plan, backward):
             return own
     if plan.ordered:
@@ -76,7 +76,7 @@ def accepts(call: Call, gpu: device.Device, plan: Plan, backward: bool) -> bool:
     """True if the call's family executes the plan; in the forward, also if only the portable family does. In the
     backward, a new plan for the call's family is faster than the portable kernels."""
     family = of_call(call, gpu)
-    return family.accepts(plan, backward) or (not backward and family is not _FLOAT8 and PORTABLE.accepts(plan))
+    return family.accepts(plan, backward) or (not backward and family is not FLOAT8_FAMILY and PORTABLE.accepts(plan))
 
 
 def note(gpu: device.Device) -> str | None:

@@ -10,8 +10,7 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from .._util.index_checks import q_offset
-from ..arrays import DTYPES, ArrayNamespace, check_plain, dtype_name, namespace_of
-from ..arrays.namespace import FLOAT8
+from ..arrays import DTYPES, FLOAT8, ArrayNamespace, check_plain, dtype_name, namespace_of
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -214,7 +213,8 @@ def _check_operand(name: str, x: Any, dtypes: tuple[str, ...]) -> tuple[ArrayNam
     check_plain(name, x)
     dtype, device = dtype_name(x), kind.device(x)
     if dtype not in dtypes:
-        raise TypeError(f"{name}: expected one of {', '.join(dtypes)}, got {dtype}")
+        instead = "; use spattn.float8_attention()" if dtype == FLOAT8 else ""
+        raise TypeError(f"{name}: expected one of {', '.join(dtypes)}, got {dtype}{instead}")
     if not device.startswith(("cpu", "cuda:")):
         raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
     return kind, dtype, device

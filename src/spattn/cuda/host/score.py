@@ -115,8 +115,11 @@ class Binder:
         self._key = None if call.score is None else call.score.key
         self.has_sinks = call.score is not None and call.score.sinks is not None
         self._has_scales = call.score is not None and call.score.scales is not None
-        self._expected = [("sinks", call.lse_dtype, (call.heads_q,))] * self.has_sinks
-        self._expected += [("scales", "float32", (call.batch, call.heads_q, 2))] * self._has_scales
+        self._expected: list[tuple[str, str, tuple[int, ...]]] = []
+        if self.has_sinks:
+            self._expected.append(("sinks", call.lse_dtype, (call.heads_q,)))
+        if self._has_scales:
+            self._expected.append(("scales", "float32", (call.batch, call.heads_q, 2)))
         self.drops = call.score is not None and call.score.dropout is not None
         self._heads, self._half = (call.batch, call.heads_q), call.dtype == "float16"
         self.text, self._record = "", np.dtype([])

@@ -13,9 +13,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...arrays import FLOAT8
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, pieces_of, workers_of
-from ...choose.specializations import DTYPES, FLOAT8, ROWS, TILE, executes, has_build, terms_of
+from ...choose.specializations import DTYPES, ROWS, TILE, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call

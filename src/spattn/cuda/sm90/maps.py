@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._util.cached import BoundedCache
+from ...arrays import FLOAT8
 from ...arrays.operand import Operand
-from ...choose.specializations import FLOAT8
 from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
 from ..driver.errors import CudaError

@@ -18,9 +18,9 @@ namespace spattn::sm90 {
 
 constexpr int kTerms = SPATTN_TERMS;  // 1 for 16-bit types; 3, or 2 for precision "tf32", for float32
 #ifdef SPATTN_FLOAT8
-constexpr bool kFloat8 = true;  // q, k and v are float8_e4m3fn; the output has 16 bits
+constexpr bool kFloat8 = SPATTN_FLOAT8;  // q, k and v are float8_e4m3fn; the output has 16 bits
 #else
-constexpr bool kFloat8 = false;
+constexpr bool kFloat8 = false;  // kernels other than attention.cu and merge.cu
 #endif
 static_assert(kTerms == 1 ? sizeof(Element) == 2 : sizeof(Element) == 4 && kTerms <= 3);
 

@@ -18,9 +18,9 @@ namespace spattn::sm90 {
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
-constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
-constexpr uint32_t kRowBytes = 128;            // a swizzled row
+constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
+constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
+constexpr uint32_t kRowBytes = 128;         // a swizzled row
 constexpr int kPanelColumns = kRowBytes / sizeof(Term);
 constexpr int kPanels = kDim / kPanelColumns;
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order

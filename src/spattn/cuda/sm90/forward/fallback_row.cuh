@@ -17,8 +17,8 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
   const Work& work = assigned.work;
   const Problem& own = problem_of(p, assigned);
   const int batch = assigned.batch, head_kv = assigned.head / own.group;
-  const Input* q = static_cast<const Input*>(own.q) + batch * own.q_stride.batch +
-                     assigned.head * own.q_stride.head + query * own.q_stride.token;
+  const Input* q = static_cast<const Input*>(own.q) + batch * own.q_stride.batch + assigned.head * own.q_stride.head +
+                   query * own.q_stride.token;
   const Input* k = static_cast<const Input*>(own.k) + batch * own.k_stride.batch + head_kv * own.k_stride.head;
   const Input* v = static_cast<const Input*>(own.v) + batch * own.v_stride.batch + head_kv * own.v_stride.head;
   const auto key = [&](int n) -> long long {

@@ -48,8 +48,9 @@ struct Gatherer {
                                        int slice = 0) const {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
-      copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes, source.first + term * kDim + slice * kWidth * kPanelColumns,
-                        int(source.stride * sizeof(Term)), source.columns, rows);
+      copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes,
+                        source.first + term * kDim + slice * kWidth * kPanelColumns, int(source.stride * sizeof(Term)),
+                        source.columns, rows);
     }
   }
 

@@ -13,12 +13,12 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
     It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
-    between heads of a group, score functions (they depend on the head), and arrays in which (head, query) is not
-    one axis of constant stride.
+    between heads of a group, score functions and scales of float8 (they depend on the head), and arrays in which
+    (head, query) is not one axis of constant stride.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text:
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text or call.score.scales:
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if q is None or out is None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....choose.specializations import ARCH, FLOAT8, ROWS, TILE, Specialization, build, has_build, terms_of, variant
+from ....arrays import FLOAT8
+from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer

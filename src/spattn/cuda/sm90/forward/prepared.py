@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from ...._util.cached import BoundedCache
-from ....choose.specializations import DTYPES, FLOAT8, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_build, item_keys, terms_of
+from ....arrays import FLOAT8
+from ....choose.specializations import (
+    DTYPES,
+    KEYS_COPIED_TOGETHER,
+    KEYS_TOGETHER,
+    has_build,
+    item_keys,
+    terms_of,
+)
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated

@@ -8,16 +8,19 @@
 #include "common/element.cuh"
 #include "common/fallback_softmax.cuh"
 #include "common/warp.cuh"
-#include "sm90/terms.cuh"
 
 namespace spattn::sm90 {
 
 // Lazy rescaling: the running maximum changes only if a score exceeds it by more than this in base 2. Weights stay
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
-//
-// Weights of float8 are multiplied by 2^kLift: they have three bits from 2^-13 on, and are at most 2^8.8 < 448.
-constexpr float kSlack = kFloat8 ? 1.8f : 8.0f, kLift = kFloat8 ? 7.0f : 0.0f;
+#if SPATTN_FLOAT8
+// Weights are multiplied by 2^kLift: those above 2^-13 are normal numbers, and none exceeds 2^8.7 < 448, the rounding of
+// the running maximum included.
+constexpr float kSlack = 1.5f, kLift = 7.0f, kFar = 1 << 20;
+#else
+constexpr float kSlack = 8.0f, kLift = 0.0f, kFar = kFarLogit<float>;
+#endif
 constexpr float kExcess = 64.0f;  // base 2: with a sink that far above, weights vanish in the sum, which is below 2^40
 
 // log2(x) and 1 / x of a row sum; approximations, within 2 ulp, suffice for 16-bit results.
@@ -106,7 +109,7 @@ struct Softmax {
   }
 
   // True if the running maximum is too large for meaningful exponents.
-  __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
+  __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFar); }
 
   // Returns the log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from ....arrays import FLOAT8
 from ....arrays.operand import Operand, row_major
-from ....choose.specializations import ARCH, FLOAT8, Specialization, build, terms_of
+from ....choose.specializations import ARCH, Specialization, build, terms_of
 from ...driver.launch import Request
 from ...driver.structs import packer
 from ...host.forward_pass import ForwardPass, is_aligned

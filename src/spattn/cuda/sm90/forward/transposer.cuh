@@ -19,7 +19,7 @@ struct Transposer {
   const int lane = threadIdx.x % 32;
 
   static constexpr int kSide = 32, kBlocks = 128 / kSide;  // of square blocks
-  static constexpr int kPairs = kBlocks * kBlocks / 2;     // of blocks that take each other's place, or of diagonal ones
+  static constexpr int kPairs = kBlocks * kBlocks / 2;  // of blocks that take each other's place, or of diagonal ones
 
   // Words of a block: features 0 to 15, 16 to 31; even and odd features of keys 0 to 15, 16 to 31.
   using Block = uint32_t[2][4];
@@ -43,7 +43,8 @@ struct Transposer {
 
   // Stores a transposed block of these keys and features.
   __device__ __forceinline__ void store(uint32_t tile, int key, int feature, const Block& block) const {
-    const int odd = lane / 8 % 2 ^ lane % 8 / 4, at = lane % 8 * 2 + odd;  // feature of the row that this lane addresses
+    const int odd = lane / 8 % 2 ^ lane % 8 / 4,
+              at = lane % 8 * 2 + odd;  // feature of the row that this lane addresses
     const uint32_t row = tile + (feature * kSide + at) * kRowBytes + ((key * 2 + lane / 16) ^ at % 8) * 16;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -10,7 +10,7 @@
 #include "common/element.cuh"
 
 // Types, depth and transpositions of Product<128>; 8-bit operands have 32 columns and are K-major.
-#ifdef SPATTN_FLOAT8
+#if SPATTN_FLOAT8
 #define SPATTN_PTX_PRODUCT "k32.f32.e4m3.e4m3 "
 #define SPATTN_PTX_ROWS ""
 #define SPATTN_PTX_COLUMNS ""
