@@ -41,8 +41,8 @@ def float8_attention(
 ) -> Any:
     r"""Compute softmax attention of float8 queries, keys and values over the pairs that a pattern allows.
 
-    On GPUs of compute capability 9.0, both products multiply float8 numbers on the tensor cores, at head dimension 128
-    about 1.5 times as fast as bfloat16. On the CPU the arrays are converted to float32.
+    On GPUs of compute capability 9.0, both products multiply float8 numbers on the tensor cores; at head dimension 128
+    that takes as long as bfloat16. On the CPU the arrays are converted to float32.
 
     Parameters
     ----------

@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   } else {
     registers_grow<kConsumerRegisters>();
     Consumer consumer{params, shared};
-    if constexpr (kShares) consumer.run_shared();
+    if constexpr (kInOrder) consumer.run_in_order();
+    else if constexpr (kShares) consumer.run_shared();
     else consumer.run();
   }
 }

@@ -430,6 +430,48 @@ struct Consumer {
     finish_all(query);
   }
 
+  // Runs all tasks of this CTA with kInOrder. Keys are in stages 0, 1, 3, 5, ..., values in stages 2, 4, 6, ...
+  __device__ void run_in_order() {
+    float s[kStepKV / 2], o[kDim / 2], rescale[2];
+    Weights weights;
+    RingPosition<kStages> values;
+    values.advance();
+    bool first = true;  // of all iterations
+    for (;; query.advance()) {
+      int steps = open(query);
+      if (steps == 0) break;
+      softmax.reset();
+      clear(o);
+      const uint32_t rows = rows_address(query.stage);
+      for (; steps > 0; --steps) {
+        wait_stages<1>();
+        const uint32_t key_stage = ring.stage;
+        const MaskNumbers numbers = read_numbers(key_stage);
+        multiply_keys(s, rows, next_addresses());
+        const StepMask<kTiles> mask = load_mask(numbers);
+        ring.advance();
+        if (!first) ring.advance();
+        first = false;
+        wgmma_wait<0>();
+        pin(s);
+        if constexpr (!kModified) release(key_stage);
+        const bool moved = weigh(s, mask, key_stage, rescale);
+        split_weights(s, weights);
+        values.advance();
+        const uint32_t value_stage = values.stage;
+        barrier_wait(shared_address(&shared.full[value_stage]), values.parity);
+        multiply_transposed(s, weights, uniform(shared_address(shared.ring[value_stage])));
+        values.advance();
+        if (moved) scale_rows(o, rescale);
+        wgmma_wait<0>();
+        release(value_stage);
+        add_product(o, s);
+      }
+      finish(softmax, o);
+    }
+    finish_all(query);
+  }
+
   // Runs all tasks of this CTA with kShares. A task of one iteration is one warpgroup's alone; of others, warpgroup 0
   // takes the even iterations and finishes the rows. Nothing overlaps across tasks but the work of both warpgroups.
   __device__ void run_shared() {
