@@ -169,7 +169,7 @@ def select(number: int, image: bytes) -> None:
     from spattn.cuda.driver import device
 
     variant = VARIANTS[number]
-    builds.TABLE_OF_FLOAT8 = (row_of(variant),)
+    builds.TABLE_OF_FLOAT8 = tuple(row_of(variant) if row.rows == variant.rows else row for row in COMMITTED)
 
     def request(name, row, *sizes, **others):
         found = REQUEST(name, row, *sizes, **others)
