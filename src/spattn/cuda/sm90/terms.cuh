@@ -14,17 +14,27 @@
 #include "common/element.cuh"
 #include "sm90/isa/wgmma.cuh"
 
+#if SPATTN_FLOAT8
+#include <cuda_fp8.h>
+
+namespace spattn {
+__device__ __forceinline__ float widen(__nv_fp8_e4m3 x) { return float(x); }
+}  // namespace spattn
+#endif
+
 namespace spattn::sm90 {
 
-constexpr int kTerms = SPATTN_TERMS;  // 1 for 16-bit types; 3, or 2 for precision "tf32", for float32
-#ifdef SPATTN_FLOAT8
-constexpr bool kFloat8 = SPATTN_FLOAT8;  // q, k and v are float8_e4m3fn; the output has 16 bits
+#if SPATTN_FLOAT8
+constexpr bool kFloat8 = true;
+using Input = __nv_fp8_e4m3;  // of q, k and v; the output has 16 bits
 #else
-constexpr bool kFloat8 = false;  // kernels other than attention.cu and merge.cu
+constexpr bool kFloat8 = false;
+using Input = Element;
 #endif
+
+constexpr int kTerms = SPATTN_TERMS;  // 1 for 16-bit types; 3, or 2 for precision "tf32", for float32
 static_assert(kTerms == 1 ? sizeof(Element) == 2 : sizeof(Element) == 4 && kTerms <= 3);
 
-using Input = std::conditional_t<kFloat8, __nv_fp8_e4m3, Element>;  // of q, k and v
 using Term = std::conditional_t<kTerms == 1, Input, __nv_bfloat16>;
 
 // The products of terms, smallest first: tensor cores round towards zero, which then costs the small ones nothing.

@@ -3,17 +3,18 @@
 //            item, batch, head).
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out; float32 accumulation, statistics, workspace and lse. float32 out with q, k
-//            and v as bfloat16 terms (sm90/terms.cuh), which split.cu writes.
+//            and v as bfloat16 terms (sm90/terms.cuh), which split.cu writes. bfloat16 out with float8_e4m3fn.
 // Warps      warpgroup 0: warp 0 is the producer (warp 2 a second one for gathered KV), warp 1 the writer; warpgroups
 //            1 .. kBlockQ / 64: consumers, 64 query rows each. Two consumer warpgroups take turns on the tensor cores
 //            (ping-pong), so that one's softmax overlaps the other's products; CTAs of one SM overlap without turns.
 //            Each consumer also overlaps its softmax with its own PV product of the previous iteration. float32 tiles
-//            of 64 rows: two consumer warpgroups take the iterations in turns (kShares).
+//            of 64 rows: two consumer warpgroups take the iterations in turns (kShares). float8: warps 2 and 3 (3 alone
+//            for gathered KV) transpose values in their stages.
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
 //            224 KiB for head_dim 128, half of it with two CTAs per SM. The query tile also stages the output.
 // Registers  120 to 240 per consumer thread, 40 to 128 per producer or writer thread (choose/specializations.py).
 //            Without a score function and for head_dim up to 128, consumers do not spill, except with three terms of
-//            128 features.
+//            128 features, and float8 in tiles of 128 queries.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract:
 //            planning/contract/types.py.

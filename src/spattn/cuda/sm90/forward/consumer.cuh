@@ -433,6 +433,7 @@ struct Consumer {
   // Runs all tasks of this CTA with kInOrder. Keys are in stages 0, 1, 3, 5, ..., values in stages 2, 4, 6, ...
   __device__ void run_in_order() {
     float s[kStepKV / 2], o[kDim / 2], rescale[2];
+    float (&product)[kDim / 2] = reinterpret_cast<float (&)[kDim / 2]>(s);  // with kInOrder as many registers
     Weights weights;
     RingPosition<kStages> values;
     values.advance();
@@ -460,12 +461,12 @@ struct Consumer {
         values.advance();
         const uint32_t value_stage = values.stage;
         barrier_wait(shared_address(&shared.full[value_stage]), values.parity);
-        multiply_transposed(s, weights, uniform(shared_address(shared.ring[value_stage])));
+        multiply_transposed(product, weights, uniform(shared_address(shared.ring[value_stage])));
         values.advance();
         if (moved) scale_rows(o, rescale);
         wgmma_wait<0>();
         release(value_stage);
-        add_product(o, s);
+        add_product(o, product);
       }
       finish(softmax, o);
     }

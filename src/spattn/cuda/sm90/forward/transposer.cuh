@@ -43,8 +43,8 @@ struct Transposer {
 
   // Stores a transposed block of these keys and features.
   __device__ __forceinline__ void store(uint32_t tile, int key, int feature, const Block& block) const {
-    const int odd = lane / 8 % 2 ^ lane % 8 / 4,
-              at = lane % 8 * 2 + odd;  // feature of the row that this lane addresses
+    const int odd = lane / 8 % 2 ^ lane % 8 / 4;
+    const int at = lane % 8 * 2 + odd;  // feature of the row that this lane addresses
     const uint32_t row = tile + (feature * kSide + at) * kRowBytes + ((key * 2 + lane / 16) ^ at % 8) * 16;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -54,8 +54,8 @@ struct Transposer {
 
   __device__ __forceinline__ void transpose(uint32_t tile) const {
 #pragma unroll 1
-    for (int i = 0; i < kPairs / kTransposers; ++i) {
-      const int number = 4 * (i * kTransposers + part);
+    for (int i = 0; i < kPairs; i += kTransposers) {
+      const int number = 4 * (i + part);
       const int first = 0x20211000 >> number & 15, second = 0x20332321 >> number & 15;
       const bool diagonal = first == second;
       const int third = diagonal ? first + 1 : second, fourth = diagonal ? first + 1 : first;
