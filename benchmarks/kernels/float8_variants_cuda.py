@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Variants of the float8 forward, checked and timed in one run: what bounds the kernel, and which one to keep.
+"""Variants of the float8 forward, checked and timed in one run.
 
     python benchmarks/kernels/float8_variants_cuda.py            # 80 s on an H200 with 16 CPU cores; needs torch
     python benchmarks/kernels/float8_variants_cuda.py --compile  # without a GPU: prints spilled bytes
