@@ -61,3 +61,40 @@ def test_steps_have_the_bits_of_their_plans(q_len):
             arrays = q, k[:, :, :kv_len], v[:, :, :kv_len]
             plan = spattn.plan_for(own, *arrays)
             assert torch.equal(spattn.attention(*arrays, own), spattn.attention(*arrays, plan)), f"{step}, {own!r:.200}"
+
+
+def concatenated(x, kv_len):
+    """As a cache that grows by torch.cat: its strides depend on its length."""
+    return x[:, :, :kv_len].contiguous()
+
+
+LAYOUTS = {
+    "concatenated": concatenated,
+    "part of a cache": lambda x, kv_len: x[:, :, :kv_len],
+    "heads inside": lambda x, kv_len: x[:, :, :kv_len].transpose(1, 2).contiguous().transpose(1, 2),
+    "every other head": lambda x, kv_len: concatenated(x, kv_len).repeat_interleave(2, 1)[:, ::2],
+    "unaligned rows": lambda x, kv_len: torch.nn.functional.pad(x[:, :, :kv_len], (0, 3))[..., :-3],
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_take_keys_of_any_layout(dtype, padded):
+    """Caches of several layouts in turns, at growing and at equal lengths."""
+    batch, heads, heads_kv, keys = 3, 4, 2, 70
+    gen = torch.Generator("cuda").manual_seed(0)
+    shapes = (heads, 1), (heads_kv, keys), (heads_kv, keys)
+    q, k, v = (torch.randn(batch, *s, 32, device="cuda", generator=gen).to(getattr(torch, dtype)) for s in shapes)
+    exact = [x.double() for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))]
+    valid = [3, 30, 47] if padded else [0, 0, 0]
+    pattern = p.PerBatch(tuple(p.Causal() - p.Sinks(n) if n else p.Causal() for n in valid))
+    names = list(LAYOUTS)
+    for kv_len in (50, 51, 52, 51, 64, 65, 66):
+        seen = torch.arange(kv_len, device="cuda") >= torch.tensor(valid, device="cuda")[:, None, None, None]
+        scores = (exact[0] @ exact[1][:, :, :kv_len].mT / 32**0.5).masked_fill(~seen, -torch.inf)
+        expected = scores.softmax(-1) @ exact[2][:, :, :kv_len]
+        for number, of_k in enumerate(names):
+            for of_v in (of_k, names[number - 1]):
+                own = LAYOUTS[of_k](k, kv_len), LAYOUTS[of_v](v, kv_len)
+                out = spattn.attention(q, *own, pattern, backend="cuda")
+                torch.testing.assert_close(out.double(), expected, atol=6e-3, rtol=0, msg=f"{kv_len}, {of_k}, {of_v}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ....arrays.operand import Operand
 from ....choose.specializations import TILE
 from ....schedule.few_queries import device_tables
 from ....schedule.pack_heads import variant_of_groups
@@ -18,15 +19,24 @@ __all__ = ["of_rows"]
 
 
 def of_rows(
-    known: Sequence[Launches], words: np.ndarray, variant: np.ndarray, kv_len: int, workers: int, staging: Any
+    known: Sequence[Launches],
+    words: np.ndarray,
+    variant: np.ndarray,
+    k: Operand,
+    v: Operand,
+    workers: int,
+    staging: Any,
 ) -> tuple[int, Launches] | None:
     """Return launches for rows of bits, (variants, queries, words), made from those of another step, and its number.
 
-    `known` are the launches of plans by rows with one tile, for these shapes and strides, apart from kv_len. Return
-    None if the rows need other kernels. The tables are copied in the order of PyTorch's current stream; the device's
-    context must be current.
+    `known` are the launches of plans by rows with one tile, for a q of these shapes and strides, and any kv_len and
+    strides of k and v. Return None if the rows or these k and v need other kernels or maps. The tables are copied in
+    the order of PyTorch's current stream; the device's context must be current.
     """
-    layout, call = known[0].part
+    numbers = [number for number, one in enumerate(known) if one.addresses(k, v)]
+    if not numbers:
+        return None
+    (layout, call), kv_len = known[0].part, k.shape[2]
     plan, (batch, heads) = call.plan, call.q.shape[:2]
     own = variant if call.packed == 1 else variant_of_groups(variant, call.packed)
     if own is None or any(one.part.call.packed != call.packed for one in known):
@@ -44,11 +54,12 @@ def of_rows(
     if not tasks:
         return None
     merge_blocks, length = -(-most // ROWS_PER_BLOCK), float(TILE[1] * longest)
-    for number, first in enumerate(known):
+    for number in numbers:
+        first = known[number]
         if first.executes(length):
             owner, address = copy_in_order(call.device, image, staging)
             at = {name: address + offset for name, offset in offsets.items()}
             merges = [tuple(at[name] for name in MERGE_TABLES)]
             made = Tables(at, merges, [(0, tasks)], length, counters(at["counters"]), (owner,))
-            return number, first.at_length(kv_len).with_tables(made, slots, merge_blocks)
+            return number, first.with_keys(k, v).with_tables(made, slots, merge_blocks)
     return None
