@@ -12,12 +12,14 @@ from spattn import patterns as p
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90 import maps
-from spattn.cuda.sm90.forward import launches, params, prepared
+from spattn.cuda.sm90.forward import launches, params, prepared, steps
 from spattn.planning.contract.validated import validated
 from spattn.schedule import few_queries
+from spattn.schedule.tasks import TASK
 
 pytestmark = pytest.mark.family("sm90")
 
+STRIDED = p.strided(9)
 BATCH, HEADS, HEADS_KV, QUERIES, HEAD_DIM = 3, 6, 2, 2, 64
 GPU = type("Gpu", (contextlib.nullcontext,), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 OF_KEYS = "k_stride", "v_stride", "q_offset", "q_batch", "kv_batch", "batch_maps", "heads_q", "group", "q_stride"
@@ -67,8 +69,8 @@ def unaligned(kv_len):
 JOINED, TAKEN = (contiguous, part_of_a_cache), (contiguous, part_of_a_cache, heads_inside, shared_heads)
 
 
-def launches_of(kv_len, of_k, of_v):
-    plan = validated(few_queries.plan_rows(p.strided(9), QUERIES, kv_len, BATCH, HEADS, 4, 16))
+def launches_of(kv_len, of_k, of_v, pattern=STRIDED):
+    plan = validated(few_queries.plan_rows(pattern, QUERIES, kv_len, BATCH, HEADS, 4, 16))
     q = Operand(1 << 30, (BATCH, HEADS, QUERIES, HEAD_DIM), row_major((BATCH, HEADS, QUERIES, HEAD_DIM)))
     k, v = (
         Operand(base << 30, (BATCH, HEADS_KV, kv_len, HEAD_DIM), own(kv_len)) for base, own in ((2, of_k), (3, of_v))
@@ -102,3 +104,27 @@ def test_arrays_that_maps_cannot_address():
     assert known.addresses(k, v)
     odd = k._replace(strides=unaligned(1000))
     assert not known.addresses(odd, v) and not known.addresses(k, odd)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,), (1,)])
+def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatch):
+    """Heads of a group share a tile if their rows are the same, whatever was called before."""
+    images = []
+    monkeypatch.setattr(steps, "copy_in_order", lambda device, image, staging: (images.append(image), 4096))
+    by_head = p.PerHead((p.strided(9), p.strided(8), p.Causal()) * HEADS_KV)
+    patterns = p.strided(9), by_head
+    made = [launches_of(1000, contiguous, contiguous, pattern) for pattern in patterns]
+    known, (_, k, v) = [made[number][0] for number in order], made[0]
+    assert [one.part.call.packed for one, *_ in made] == [3, 1]
+    for number, pattern in enumerate(patterns):
+        rows = few_queries.rows_of(pattern, QUERIES, 1000, BATCH, HEADS)
+        found = steps.of_rows(known, *rows, k, v, 4, None)
+        if number not in order:
+            assert found is None
+            continue
+        of, own = found
+        assert order[of] == number and own.part.call.packed == made[number][0].part.call.packed
+        ((_, count),) = own._tables.ranges
+        tasks = images[-1][: count * TASK.itemsize].view(TASK)
+        assert set(tasks["head_q"]) == set(range((HEADS_KV, HEADS)[number]))
+        assert set(tasks["head_kv"]) == set(range(HEADS_KV))

@@ -16,15 +16,22 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     between heads of a group, score functions (they depend on the head), and arrays in which (head, query) is not
     one axis of constant stride.
     """
-    heads_kv, q_len = call.k.shape[1], call.q.shape[2]
-    group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text:
-        return call
+    group = packing(call)
+    found = None if group == 1 else pack_heads(call.plan, group)
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
-    if q is None or out is None:
+    if found is None or q is None or out is None:
         return call
-    found = pack_heads(call.plan, group)
-    return call if found is None else replace(call, plan=found, q=q, out=out, packed=group)
+    return replace(call, plan=found, q=q, out=out, packed=group)
+
+
+def packing(call: ForwardPass) -> int:
+    """Return how many heads a query tile of a call gets if its pattern is the same for all heads of a group."""
+    group = call.q.shape[1] // call.k.shape[1]
+    if call.packed > 1 or group == 1:
+        return call.packed
+    if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text:
+        return 1
+    return group if _merge_axes(call.q, group) and _merge_axes(call.out, group) else 1
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:

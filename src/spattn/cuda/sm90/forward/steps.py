@@ -13,6 +13,7 @@ from ....schedule.few_queries import device_tables
 from ....schedule.pack_heads import variant_of_groups
 from ....schedule.proof import Writers, prove
 from ...driver.buffer import copy_in_order
+from .heads import packing
 from .launches import COUNTERS, MERGE_TABLES, ROWS_PER_BLOCK, Launches, Tables, counters
 
 __all__ = ["of_rows"]
@@ -33,29 +34,29 @@ def of_rows(
     strides of k and v. Return None if the rows or these k and v need other kernels or maps. The tables are copied in
     the order of PyTorch's current stream; the device's context must be current.
     """
-    numbers = [number for number, one in enumerate(known) if one.addresses(k, v)]
-    if not numbers:
+    most, kv_len = max(packing(one.part.call) for one in known), k.shape[2]
+    grouped = variant_of_groups(variant, most)
+    packed, own = (1, variant) if grouped is None else (most, grouped)
+    suited = [(number, one) for number, one in enumerate(known) if one.part.call.packed == packed]
+    suited = [(number, one) for number, one in suited if one.addresses(k, v)]
+    if not suited:
         return None
-    (layout, call), kv_len = known[0].part, k.shape[2]
+    layout, call = suited[0][1].part
     plan, (batch, heads) = call.plan, call.q.shape[:2]
-    own = variant if call.packed == 1 else variant_of_groups(variant, call.packed)
-    if own is None or any(one.part.call.packed != call.packed for one in known):
-        return None
     index = np.empty((batch, heads), np.int32)
     index[:] = own
     keys = layout.key_views.copy()
     keys["extent"][1, -1] = kv_len
     tables = layout.query_views.view(np.uint8), keys.view(np.uint8)
     image, offsets, items, (tasks, longest, slots, most) = device_tables(
-        words, index, kv_len, call.packed, heads // call.k.shape[1], plan.block_q, workers, *tables, COUNTERS
+        words, index, kv_len, packed, heads // call.k.shape[1], plan.block_q, workers, *tables, COUNTERS
     )
     rest: list[Any] = [*items, plan.q_len, plan.block_q]
     prove(Writers(plan.views, np.zeros(len(words), np.int32), *rest))  # it reads the query view alone
     if not tasks:
         return None
     merge_blocks, length = -(-most // ROWS_PER_BLOCK), float(TILE[1] * longest)
-    for number in numbers:
-        first = known[number]
+    for number, first in suited:
         if first.executes(length):
             owner, address = copy_in_order(call.device, image, staging)
             at = {name: address + offset for name, offset in offsets.items()}
