@@ -28,15 +28,38 @@ def repeated_ms(call: Callable[[], object], seconds: float, most: int) -> list[f
     return taken
 
 
-def medians_in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of CPU time of calls that alternate, after an untimed one of each."""
+def medians_in_turns(
+    calls: dict[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    slow_seconds: float = math.inf,
+) -> dict[str, float]:
+    """Median milliseconds of calls that alternate, after an untimed one of each.
+
+    Parameters
+    ----------
+    calls : dict
+        Callables by name.
+    rounds : int
+        Timed runs of each call.
+    clock : callable
+        In seconds; CPU time unless given.
+    slow_seconds : float
+        A call whose first run takes longer runs once, and that run counts.
+    """
     taken: dict[str, list[float]] = {name: [] for name in calls}
+    slow = set()
     for turn in range(rounds + 1):
         for name, call in calls.items():
-            start = time.process_time()
+            if name in slow:
+                continue
+            start = clock()
             call()
-            if turn:
-                taken[name].append(1e3 * (time.process_time() - start))
+            seconds = clock() - start
+            if not turn and seconds > slow_seconds:
+                slow.add(name)
+            if turn or name in slow:
+                taken[name].append(1e3 * seconds)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

@@ -1,0 +1,220 @@
+"""Patterns, naive attention and the checks of the study, for CPU and GPU. Needs PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator
+
+import gpu_timing
+import torch
+
+import spattn
+from spattn import patterns as sp
+from spattn.patterns import deepspeed
+
+LENGTHS = tuple(512 << n for n in range(8))
+HEAD_DIM = 64
+NAIVE, DENSE = "naive", "dense"
+# DeepSpeed's have the defaults of its classes; all heads share the random blocks of head 0.
+PATTERNS: dict[str, sp.Pattern] = {
+    DENSE: sp.Full(),
+    "DeepSpeed fixed": deepspeed.fixed(),
+    "DeepSpeed variable": deepspeed.variable(),
+    "DeepSpeed BigBird": deepspeed.bigbird(head=0),
+    "DeepSpeed BSLongformer": deepspeed.bslongformer(),
+    "strided 128": sp.strided(128),
+    "fixed 128, 8": sp.fixed(128, 8),
+    "Longformer ±256 + 16": sp.longformer(512, global_tokens=16),
+    "BigBird, blocks of 64": sp.BigBird(64, head=0),
+}
+PASSES = ("forward", "forward and backward")
+CHECKED = 2048  # longest sequence whose results are compared in full; more than one block of naive attention's
+
+
+def naive(q, k, v, masked, cells: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Product, mask, softmax, product: the output of one block of queries after the other.
+
+    A block has at most `cells` scores, which bounds the memory; all pairs are computed. `masked` is True where a pair
+    is not allowed, as `masked_fill_` takes it.
+    """
+    tokens = q.shape[2]
+    rows = max(1, cells // (q.shape[0] * q.shape[1] * tokens))
+    for start in range(0, tokens, rows):
+        block = slice(start, start + rows)
+        scores = (q[:, :, block] * q.shape[3] ** -0.5) @ k.mT
+        yield block, scores.masked_fill_(masked[block], -math.inf).softmax(-1) @ v
+
+
+def naive_forward(q, k, v, masked, cells: int) -> torch.Tensor:
+    """The output of naive attention."""
+    with torch.no_grad():
+        return torch.cat([out for _, out in naive(q, k, v, masked, cells)], 2)
+
+
+def naive_gradients(q, k, v, dout, masked, cells: int) -> list[torch.Tensor]:
+    """Gradients of q, k and v by autograd, one block of queries after the other."""
+    found = [torch.zeros_like(x) for x in (q, k, v)]
+    for block, out in naive(q, k, v, masked, cells):
+        for total, part in zip(found, torch.autograd.grad(out, (q, k, v), dout[:, :, block]), strict=True):
+            total += part
+    return found
+
+
+def forward(q, k, v, pattern: sp.Pattern) -> torch.Tensor:
+    """spattn's output."""
+    with torch.no_grad():
+        return spattn.attention(q, k, v, pattern)
+
+
+def gradients(q, k, v, dout, pattern: sp.Pattern) -> tuple[torch.Tensor, ...]:
+    """spattn's gradients of q, k and v by autograd, after a forward."""
+    return torch.autograd.grad(spattn.attention(q, k, v, pattern), (q, k, v), dout)
+
+
+def inputs(heads: int, tokens: int, dtype: torch.dtype, device: str, seed: int = 0) -> list[torch.Tensor]:
+    """q, k, v, which require gradients, and dout: standard normal, (1, heads, tokens, 64)."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (1, heads, tokens, HEAD_DIM)
+    made = [torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4)]
+    return [x.requires_grad_() for x in made[:3]] + made[3:]
+
+
+def outside_window(tokens: int, device: str, side: int = 256) -> torch.Tensor:
+    """The mask of naive attention's timings: pairs more than `side` apart. No mask changes what naive does."""
+    at = torch.arange(tokens, device=device, dtype=torch.int32)
+    return torch.cat([(at[None] - rows[:, None]).abs() > side for rows in at.split(1024)])
+
+
+def calls(sets: list, which: str, cells: int, names: Collection[str]) -> dict[str, Callable[[int], object]]:
+    """A function of the number of an input set for naive attention and for spattn with each pattern, if in `names`."""
+    tokens, device = sets[0][0].shape[2], sets[0][0].device
+    found: dict[str, Callable[[int], object]] = {}
+    if NAIVE in names:
+        found[NAIVE] = _call(sets, which, naive_forward, naive_gradients, outside_window(tokens, device), cells)
+    return found | {
+        name: _call(sets, which, forward, gradients, pattern) for name, pattern in PATTERNS.items() if name in names
+    }
+
+
+def _call(sets: list, which: str, of_output: Callable, of_gradients: Callable, *rest) -> Callable[[int], object]:
+    if which == PASSES[0]:
+        return lambda i: of_output(*sets[i][:3], *rest)
+    return lambda i: of_gradients(*sets[i], *rest)
+
+
+def check(given: list, cells: int, tolerance: float, names: Collection[str]) -> dict[str, float]:
+    """Largest relative error against float64, by contender; raise if one exceeds `tolerance`.
+
+    Sampled rows of spattn's output; up to :data:`CHECKED` tokens everything, gradients and naive attention included.
+    """
+    tokens, device, errors = given[0].shape[2], given[0].device, {}
+    for name, pattern in PATTERNS.items():
+        if name in names:
+            errors[name] = gpu_timing.worst_error(pattern, *_detached(given), forward(*given[:3], pattern))
+    if tokens <= CHECKED:
+        wide = [x.detach().double().requires_grad_() for x in given[:3]] + [given[3].double()]
+        masked = outside_window(tokens, device)
+        exact = naive_forward(*wide[:3], masked, cells), *naive_gradients(*wide, masked, cells)
+        found = naive_forward(*given[:3], masked, cells), *naive_gradients(*given, masked, cells)
+        errors[NAIVE] = _distance(found, exact)
+        for name, pattern in PATTERNS.items():
+            masked = torch.from_numpy(~pattern.index_set(tokens, tokens).to_dense()).to(device)
+            exact = naive_forward(*wide[:3], masked, cells), *naive_gradients(*wide, masked, cells)
+            found = forward(*given[:3], pattern), *gradients(*given, pattern)
+            errors[name] = max(errors[name], _distance(found, exact))
+    for name, error in errors.items():
+        if not error <= tolerance:
+            raise AssertionError(f"{name}, {tokens} tokens: relative error {error:.2g}, expected <= {tolerance:.2g}")
+    return errors
+
+
+def _detached(given: list) -> list:
+    return [x.detach() for x in given[:3]]
+
+
+def _distance(found: tuple, exact: tuple) -> float:
+    """Largest relative distance; NaN in a result is infinite."""
+    distances = [torch.linalg.norm(x.double() - y) / torch.linalg.norm(y) for x, y in zip(found, exact, strict=True)]
+    return max(float(distance) if torch.isfinite(distance) else math.inf for distance in distances)
+
+
+@functools.cache
+def allowed_pairs(name: str, tokens: int) -> int:
+    """Allowed pairs of one head, as a plan counts them."""
+    return spattn.plan(PATTERNS[name], tokens).nnz
+
+
+def rows_of(ms: dict[str, dict], which: str, tokens: int, errors: dict[str, float], **facts) -> list[dict]:
+    """One row per contender, with the speed-ups over naive attention and over spattn's dense attention.
+
+    `ms` maps a contender to its row's own fields, ``median_ms`` and ``extrapolated`` among them.
+    """
+    rows = []
+    for name, own in ms.items():
+        row = {"pass": which, "tokens": tokens, "contender": name, **facts, **own}
+        if name != NAIVE:
+            guessed = own["extrapolated"] or ms[NAIVE]["extrapolated"]
+            times = ms[NAIVE]["median_ms"] / own["median_ms"]
+            row |= {
+                "pairs_percent": round(100 * allowed_pairs(name, tokens) / tokens**2, 3),
+                "times_naive": round(times, 3),
+                "times_naive_extrapolated": guessed,
+                "times_naive_shown": f"{'≈ ' * guessed}{times:.3g}",
+                "times_dense": round(ms[DENSE]["median_ms"] / own["median_ms"], 3),
+            }
+        if name in errors:
+            row["relative_error"] = float(f"{errors[name]:.2g}")
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict]) -> None:
+    """Print a line of speed-ups for each length and pass."""
+    for key in dict.fromkeys((r.get("threads"), r["pass"], r["tokens"]) for r in rows):
+        own = [r for r in rows if (r.get("threads"), r["pass"], r["tokens"]) == key]
+        cells = " ".join(
+            f"{r['contender']} {r.get('times_naive_shown') or format(r['median_ms'], '.4g')}," for r in own
+        )
+        print(*key, cells, flush=True)
+
+
+def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dtype, rounds: int) -> list[dict]:
+    """Milliseconds of the parts of each layer of a BERT encoder with random weights, for each kind of attention.
+
+    The rows with ``layer = "all"`` are sums over the layers. Attention is the module between the projections of q, k, v
+    and that of the output.
+    """
+    from sentence_encoder import layers
+    from transformers import BertConfig, BertModel
+
+    from spattn.transformers import register
+
+    register()
+    torch.manual_seed(0)
+    bert = BertModel(BertConfig(max_position_embeddings=512, **sizes), add_pooling_layer=False)
+    bert = bert.eval().to(device, dtype)
+    ids = torch.randint(0, bert.config.vocab_size, (1, tokens)).numpy()
+    kinds = {
+        "before: eager, all pairs": ("eager", None),
+        "before: SDPA, all pairs": ("sdpa", None),
+        "after: spattn, all pairs": ("spattn", None),
+        "after: spattn, Longformer ±256 + 16": ("spattn", PATTERNS["Longformer ±256 + 16"]),
+        "after: spattn, DeepSpeed BigBird": ("spattn", PATTERNS["DeepSpeed BigBird"]),
+    }
+    profiles, difference = layers.measure(bert, ids, 512, kinds, rounds)
+    if not difference <= (1e-4 if dtype == torch.float32 else 0.1):
+        raise AssertionError(f"hidden states of dense attention differ by {difference:.2g}")
+    rows = []
+    for profile in profiles:
+        total = {part: sum(layer[part] for layer in profile.layers) for part in layers.PARTS}
+        for number, layer in [*enumerate(profile.layers), ("all", total)]:
+            row = {"contender": profile.name, "layer": number}
+            row |= {f"{part}_ms": round(1e3 * seconds, 3) for part, seconds in layer.items()}
+            if number == "all":
+                row |= {"embedding_ms": round(1e3 * profile.embedding, 3), "rest_ms": round(1e3 * profile.rest, 3)}
+                row |= {"whole_ms": round(1e3 * profile.whole, 3), "largest_difference": float(f"{difference:.2g}")}
+                row["attention_percent"] = round(100 * total["attention"] / profile.whole, 1)
+                print(row, flush=True)
+            rows.append(row)
+    return rows
