@@ -5,7 +5,7 @@
     python benchmarks/study/study_cpu.py --quick     # seconds, writes nothing
     python benchmarks/study/study_cpu.py --only layers
 
-float32. *Speed-up*: one head of 64, 512 to 65,536 tokens, on one thread by CPU time and on two by wall time; naive
+float32. *Speed-up*: one head of 64, 128 to 65,536 tokens, on one thread by CPU time and on two by wall time; naive
 attention in PyTorch, in blocks of queries. A time that would exceed 20 s is extrapolated from the longest measured
 length with the square of the length, and marked. *Layers*: parts of a BERT encoder of MiniLM's sizes with random
 weights. *Bounds*: floors of the allowed pairs at the measured ceilings of one core (docs/cpu-roofline.md). Each part

@@ -5,7 +5,7 @@
     python benchmarks/study/study_cuda.py --quick     # short problems, writes nothing
     python benchmarks/study/study_cuda.py --only layers
 
-*Speed-up*: bfloat16, 8 heads of 64, 512 to 65,536 tokens; naive attention is PyTorch's eager mode. *Unfused*: float32,
+*Speed-up*: bfloat16, 8 heads of 64, 128 to 65,536 tokens; naive attention is PyTorch's eager mode. *Unfused*: float32,
 8 heads of 64, 8192 tokens; the fused kernel beside cuSPARSE's SDDMM and SpMM with a softmax of PyTorch or Triton.
 *Layers*: parts of a BERT encoder of BERT-base's sizes with random weights, 16,384 tokens. Every result is checked
 against float64 before it is timed. Writes ``study_speedup_cuda``, ``study_unfused_cuda`` and ``study_layers_cuda``.

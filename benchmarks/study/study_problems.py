@@ -13,7 +13,7 @@ import spattn
 from spattn import patterns as sp
 from spattn.patterns import deepspeed
 
-LENGTHS = tuple(512 << n for n in range(8))
+LENGTHS = tuple(128 << n for n in range(10))
 HEAD_DIM = 64
 NAIVE, DENSE = "naive", "dense"
 # DeepSpeed's have the defaults of its classes; all heads share the random blocks of head 0.
