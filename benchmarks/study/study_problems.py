@@ -32,30 +32,28 @@ PASSES = ("forward", "forward and backward")
 CHECKED = 2048  # longest sequence whose results are compared in full; more than one block of naive attention's
 
 
-def naive(q, k, v, masked, cells: int) -> Iterator[tuple[slice, torch.Tensor]]:
+def naive(q, k, v, masked, rows: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """Product, mask, softmax, product: the output of one block of queries after the other.
 
-    A block has at most `cells` scores, which bounds the memory; all pairs are computed. `masked` is True where a pair
-    is not allowed, as `masked_fill_` takes it.
+    A block has `rows` queries, which bounds the memory; all pairs are computed. `masked` is True where a pair is not
+    allowed, as `masked_fill_` takes it.
     """
-    tokens = q.shape[2]
-    rows = max(1, cells // (q.shape[0] * q.shape[1] * tokens))
-    for start in range(0, tokens, rows):
+    for start in range(0, q.shape[2], rows):
         block = slice(start, start + rows)
         scores = (q[:, :, block] * q.shape[3] ** -0.5) @ k.mT
         yield block, scores.masked_fill_(masked[block], -math.inf).softmax(-1) @ v
 
 
-def naive_forward(q, k, v, masked, cells: int) -> torch.Tensor:
+def naive_forward(q, k, v, masked, rows: int) -> torch.Tensor:
     """The output of naive attention."""
     with torch.no_grad():
-        return torch.cat([out for _, out in naive(q, k, v, masked, cells)], 2)
+        return torch.cat([out for _, out in naive(q, k, v, masked, rows)], 2)
 
 
-def naive_gradients(q, k, v, dout, masked, cells: int) -> list[torch.Tensor]:
+def naive_gradients(q, k, v, dout, masked, rows: int) -> list[torch.Tensor]:
     """Gradients of q, k and v by autograd, one block of queries after the other."""
     found = [torch.zeros_like(x) for x in (q, k, v)]
-    for block, out in naive(q, k, v, masked, cells):
+    for block, out in naive(q, k, v, masked, rows):
         for total, part in zip(found, torch.autograd.grad(out, (q, k, v), dout[:, :, block]), strict=True):
             total += part
     return found
@@ -86,12 +84,12 @@ def outside_window(tokens: int, device: str, side: int = 256) -> torch.Tensor:
     return torch.cat([(at[None] - rows[:, None]).abs() > side for rows in at.split(1024)])
 
 
-def calls(sets: list, which: str, cells: int, names: Collection[str]) -> dict[str, Callable[[int], object]]:
+def calls(sets: list, which: str, rows: int, names: Collection[str]) -> dict[str, Callable[[int], object]]:
     """A function of the number of an input set for naive attention and for spattn with each pattern, if in `names`."""
     tokens, device = sets[0][0].shape[2], sets[0][0].device
     found: dict[str, Callable[[int], object]] = {}
     if NAIVE in names:
-        found[NAIVE] = _call(sets, which, naive_forward, naive_gradients, outside_window(tokens, device), cells)
+        found[NAIVE] = _call(sets, which, naive_forward, naive_gradients, outside_window(tokens, device), rows)
     return found | {
         name: _call(sets, which, forward, gradients, pattern) for name, pattern in PATTERNS.items() if name in names
     }
@@ -103,7 +101,7 @@ def _call(sets: list, which: str, of_output: Callable, of_gradients: Callable, *
     return lambda i: of_gradients(*sets[i], *rest)
 
 
-def check(given: list, cells: int, tolerance: float, names: Collection[str]) -> dict[str, float]:
+def check(given: list, rows: int, tolerance: float, names: Collection[str]) -> dict[str, float]:
     """Largest relative error against float64, by contender; raise if one exceeds `tolerance`.
 
     Sampled rows of spattn's output; up to :data:`CHECKED` tokens everything, gradients and naive attention included.
@@ -115,12 +113,12 @@ def check(given: list, cells: int, tolerance: float, names: Collection[str]) -> 
     if tokens <= CHECKED:
         wide = [x.detach().double().requires_grad_() for x in given[:3]] + [given[3].double()]
         masked = outside_window(tokens, device)
-        exact = naive_forward(*wide[:3], masked, cells), *naive_gradients(*wide, masked, cells)
-        found = naive_forward(*given[:3], masked, cells), *naive_gradients(*given, masked, cells)
+        exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
+        found = naive_forward(*given[:3], masked, rows), *naive_gradients(*given, masked, rows)
         errors[NAIVE] = _distance(found, exact)
         for name, pattern in PATTERNS.items():
             masked = torch.from_numpy(~pattern.index_set(tokens, tokens).to_dense()).to(device)
-            exact = naive_forward(*wide[:3], masked, cells), *naive_gradients(*wide, masked, cells)
+            exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
             found = forward(*given[:3], pattern), *gradients(*given, pattern)
             errors[name] = max(errors[name], _distance(found, exact))
     for name, error in errors.items():
