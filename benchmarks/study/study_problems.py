@@ -107,28 +107,26 @@ def check(given: list, rows: int, tolerance: float, names: Collection[str]) -> d
     Sampled rows of spattn's output; up to :data:`CHECKED` tokens everything, gradients and naive attention included.
     """
     tokens, device, errors = given[0].shape[2], given[0].device, {}
+    wide = [x.detach().double().requires_grad_() for x in given[:3]] + [given[3].double()]
     for name, pattern in PATTERNS.items():
-        if name in names:
-            errors[name] = gpu_timing.worst_error(pattern, *_detached(given), forward(*given[:3], pattern))
-    if tokens <= CHECKED:
-        wide = [x.detach().double().requires_grad_() for x in given[:3]] + [given[3].double()]
-        masked = outside_window(tokens, device)
-        exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
-        found = naive_forward(*given[:3], masked, rows), *naive_gradients(*given, masked, rows)
-        errors[NAIVE] = _distance(found, exact)
-        for name, pattern in PATTERNS.items():
+        if name not in names:
+            continue
+        errors[name] = gpu_timing.worst_error(pattern, *[x.detach() for x in given[:3]], forward(*given[:3], pattern))
+        if tokens <= CHECKED:
             masked = torch.from_numpy(~pattern.index_set(tokens, tokens).to_dense()).to(device)
             exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
             found = forward(*given[:3], pattern), *gradients(*given, pattern)
             errors[name] = max(errors[name], _distance(found, exact))
+    if NAIVE in names and tokens <= CHECKED:
+        masked = outside_window(tokens, device)
+        exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
+        errors[NAIVE] = _distance(
+            (naive_forward(*given[:3], masked, rows), *naive_gradients(*given, masked, rows)), exact
+        )
     for name, error in errors.items():
         if not error <= tolerance:
             raise AssertionError(f"{name}, {tokens} tokens: relative error {error:.2g}, expected <= {tolerance:.2g}")
     return errors
-
-
-def _detached(given: list) -> list:
-    return [x.detach() for x in given[:3]]
 
 
 def _distance(found: tuple, exact: tuple) -> float:
