@@ -137,28 +137,27 @@ def _distance(found: tuple, exact: tuple) -> float:
 
 @functools.cache
 def allowed_pairs(name: str, tokens: int) -> int:
-    """Allowed pairs of one head, as a plan counts them."""
-    return spattn.plan(PATTERNS[name], tokens).nnz
+    """Pairs of one head: those of a plan, or all for naive attention."""
+    return tokens**2 if name == NAIVE else spattn.plan(PATTERNS[name], tokens).nnz
 
 
 def rows_of(ms: dict[str, dict], which: str, tokens: int, errors: dict[str, float], **facts) -> list[dict]:
-    """One row per contender, with the speed-ups over naive attention and over spattn's dense attention.
+    """Return one row per contender, with the speed-ups over naive attention and over spattn's dense attention.
 
     `ms` maps a contender to its row's own fields, ``median_ms`` and ``extrapolated`` among them.
     """
     rows = []
     for name, own in ms.items():
+        guessed = own["extrapolated"] or ms[NAIVE]["extrapolated"]
+        pairs, times = allowed_pairs(name, tokens), ms[NAIVE]["median_ms"] / own["median_ms"]
         row = {"pass": which, "tokens": tokens, "contender": name, **facts, **own}
-        if name != NAIVE:
-            guessed = own["extrapolated"] or ms[NAIVE]["extrapolated"]
-            times = ms[NAIVE]["median_ms"] / own["median_ms"]
-            row |= {
-                "pairs_percent": round(100 * allowed_pairs(name, tokens) / tokens**2, 3),
-                "times_naive": round(times, 3),
-                "times_naive_extrapolated": guessed,
-                "times_naive_shown": f"{'≈ ' * guessed}{times:.3g}",
-                "times_dense": round(ms[DENSE]["median_ms"] / own["median_ms"], 3),
-            }
+        row |= {
+            "pairs_percent": round(100 * pairs / tokens**2, 3),
+            "times_naive": round(times, 3),
+            "times_naive_extrapolated": guessed,
+            "times_naive_shown": f"{'≈ ' * guessed}{times:.3g}",
+            "times_dense": round(ms[DENSE]["median_ms"] / own["median_ms"], 3),
+        }
         if name in errors:
             row["relative_error"] = float(f"{errors[name]:.2g}")
         rows.append(row)
@@ -166,13 +165,10 @@ def rows_of(ms: dict[str, dict], which: str, tokens: int, errors: dict[str, floa
 
 
 def show(rows: list[dict]) -> None:
-    """Print a line of speed-ups for each length and pass."""
-    for key in dict.fromkeys((r.get("threads"), r["pass"], r["tokens"]) for r in rows):
-        own = [r for r in rows if (r.get("threads"), r["pass"], r["tokens"]) == key]
-        cells = " ".join(
-            f"{r['contender']} {r.get('times_naive_shown') or format(r['median_ms'], '.4g')}," for r in own
-        )
-        print(*key, cells, flush=True)
+    """Print the rows of one length and pass in a line; naive attention's is the first."""
+    first = rows[0]
+    speedups = ", ".join(f"{row['contender']} {row['times_naive_shown']}" for row in rows[1:])
+    print(f"{first['tokens']} tokens, {first['pass']}: naive {first['median_ms']:.4g} ms; × {speedups}", flush=True)
 
 
 def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dtype, rounds: int) -> list[dict]:
