@@ -195,7 +195,9 @@ def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dty
         "after: spattn, DeepSpeed BigBird": ("spattn", PATTERNS["DeepSpeed BigBird"]),
     }
     profiles, difference = layers.measure(bert, ids, 512, kinds, rounds)
-    if not difference <= (1e-4 if dtype == torch.float32 else 0.1):
+    if not difference <= (
+        1e-4 if dtype == torch.float32 else 0.3
+    ):  # states up to 8, whose bfloat16 neighbours are 0.03 apart
         raise AssertionError(f"hidden states of dense attention differ by {difference:.2g}")
     rows = []
     for profile in profiles:
