@@ -33,6 +33,7 @@ TIME = "gpu__time_duration.sum"
 METRICS = {
     "tensor_percent": (
         "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
         "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_elapsed",
     ),
@@ -94,7 +95,8 @@ def metrics(ncu: str) -> dict[str, str]:
     for field, names in METRICS.items():
         name = next((name for name in names if name.partition(".")[0] in known), None)
         if name is None:
-            raise SystemExit(f"study_profile_cuda: this ncu has none of {names}; add its metric of {field}")
+            like = [name for name in known if field.partition("_")[0] in name]
+            raise SystemExit(f"study_profile_cuda: add this ncu's metric of {field} to METRICS; {like}")
         found[field] = name
     return found
 
