@@ -82,6 +82,20 @@ def test_speedups_and_extrapolated_times(script, monkeypatch):
         assert row["pairs_percent"] == pytest.approx(100 * allowed, abs=1e-3)
 
 
+@pytest.mark.parametrize(("before", "meanwhile", "kept"), [(0.5, 0.0, 1), (0.0, 0.5, 1), (0.0, 0.0, 2)])
+def test_two_threads_need_an_idle_machine(script, monkeypatch, before, meanwhile, kept):
+    study_cpu, written = script("study_cpu"), {}
+    monkeypatch.setattr(study_cpu.sys, "argv", ["study_cpu.py", "--only", "speedup"])
+    monkeypatch.setattr(study_cpu, "taken", lambda: before)
+    monkeypatch.setattr(study_cpu, "child", lambda *_, **__: {"rows": [{}], "taken_by_other_programs": meanwhile})
+    monkeypatch.setattr(
+        study_cpu.record, "write", lambda name, rows, **facts: written.update(facts, name=name, rows=rows)
+    )
+    assert study_cpu.main() == 0
+    assert (written["name"], len(written["rows"])) == ("study_speedup_cpu", kept)
+    assert ("other programs" in str(written["conditions"]["speedup2"])) == (kept == 1)
+
+
 def test_separate_kernels(script, monkeypatch):
     study, study_cuda = script("study_problems"), script("study_cuda")
     monkeypatch.setattr(study_cuda, "DEVICE", "cpu")

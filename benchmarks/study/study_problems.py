@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Collection, Iterator
 
 import gpu_timing
@@ -174,6 +175,8 @@ def show(rows: list[dict]) -> None:
 def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dtype, rounds: int) -> list[dict]:
     """Milliseconds of the parts of each layer of a BERT encoder with random weights, for each kind of attention.
 
+    CPU time on the CPU, wall time on a GPU.
+
     The rows with ``layer = "all"`` are sums over the layers. Attention is the module between the projections of q, k, v
     and that of the output.
     """
@@ -194,7 +197,7 @@ def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dty
         "after: spattn, Longformer ±256 + 16": ("spattn", PATTERNS["Longformer ±256 + 16"]),
         "after: spattn, DeepSpeed BigBird": ("spattn", PATTERNS["DeepSpeed BigBird"]),
     }
-    profiles, difference = layers.measure(bert, ids, 512, kinds, rounds)
+    profiles, difference = layers.measure(bert, ids, 512, kinds, rounds, time.process_time if device == "cpu" else None)
     if not difference <= (
         1e-4 if dtype == torch.float32 else 0.3
     ):  # states up to 8, whose bfloat16 neighbours are 0.03 apart

@@ -122,6 +122,7 @@ def measure(
     text_len: int,
     contenders: dict[str, tuple[str, Pattern | None]] = CONTENDERS,
     rounds: int | None = None,
+    seconds: Callable[[], float] | None = None,
 ) -> tuple[list[Profile], float]:
     """Profile all contenders in turns, after a warm-up round, on packed texts.
 
@@ -135,6 +136,8 @@ def measure(
         Name -> ``attn_implementation`` and ``config.spattn_pattern``.
     rounds : int, optional
         Timed runs of each; by default :data:`ROUNDS`.
+    seconds : callable, optional
+        The clock; by default that of the wall.
 
     Returns
     -------
@@ -151,7 +154,7 @@ def measure(
     rounds = ROUNDS if rounds is None else rounds
     progress = Progress()
     progress.start(f"{rounds + 1} rounds of {len(contenders)} contenders", rounds + 1)
-    with torch.no_grad(), _Clock(bert) as clock:
+    with torch.no_grad(), _Clock(bert, seconds) as clock:
         for _ in progress.each(range(rounds + 1)):
             for name, (implementation, pattern) in contenders.items():
                 bert.set_attn_implementation(implementation)
@@ -177,8 +180,8 @@ def _profile(name: str, runs: list[Seconds], layers: int) -> Profile:
 class _Clock:
     """Attributes the time of a forward pass to the innermost running part."""
 
-    def __init__(self, bert: Any) -> None:
-        self._bert = bert
+    def __init__(self, bert: Any, seconds: Callable[[], float] | None = None) -> None:
+        self._bert, self._seconds_now = bert, seconds or time.perf_counter
         self._hooks: list[Any] = []
         self._running: list[Part] = []
         self._seconds: Seconds = defaultdict(float)
@@ -221,7 +224,7 @@ class _Clock:
             import torch
 
             torch.cuda.synchronize()
-        now = time.perf_counter()
+        now = self._seconds_now()
         if self._running:
             self._seconds[self._running[-1]] += now - self._last
         self._last = now
