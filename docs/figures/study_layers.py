@@ -13,9 +13,9 @@ PARTS = {
 }
 
 paths = sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("study_layers_c*.json"))
-count = max(len(paths), 1)
-figure, axes = plt.subplots(count, 1, figsize=(8, 2.4 * count), layout="constrained", squeeze=False)
-for axis, path in zip(axes[:, 0], paths, strict=False):
+size = (8, 2.3 * len(paths) + 0.3)
+figure, axes = plt.subplots(len(paths), 1, figsize=size, layout="constrained", squeeze=False)
+for axis, path in zip(axes[:, 0], paths, strict=True):
     record = json.loads(path.read_text())
     rows = [row for row in record["results"] if row["layer"] == "all"]
     left = [0.0] * len(rows)
@@ -32,9 +32,4 @@ for axis, path in zip(axes[:, 0], paths, strict=False):
     axis.set_xlabel("ms, one forward of the encoder", fontsize=8)
     axis.tick_params(axis="x", labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-if paths:
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False
-    )
-else:
-    axes[0, 0].set_title("not measured yet")
+figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False)

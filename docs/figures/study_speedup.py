@@ -1,4 +1,4 @@
-"""Speed-up over naive attention by sequence length, one column for each device and number of threads."""
+"""Speed-up over naive attention by sequence length, one row of panels for each device and number of threads."""
 
 import json
 from pathlib import Path
@@ -20,19 +20,19 @@ COLOURS = {
 }
 PASSES = ("forward", "forward and backward")
 
-columns = []
+measured = []
 for path in sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("study_speedup_c*.json")):
     record = json.loads(path.read_text())
     for threads in sorted({row.get("threads", 0) for row in record["results"]}):
         rows = [row for row in record["results"] if row.get("threads", 0) == threads]
         title = record["machine"].get("gpu") or f"{record['machine']['cpu']}, {threads} thread{'s' * (threads > 1)}"
-        columns.append((title, rows))
-count = max(len(columns), 1)
+        measured.append((title, rows))
+size = (8, 3.9 * len(measured) + 0.4)
 figure, axes = plt.subplots(
-    2, count, figsize=(3.6 * count, 7.2), layout="constrained", sharex=True, sharey=True, squeeze=False
+    len(measured), 2, figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
 )
-for column, (title, rows) in zip(axes.T, columns, strict=False):
-    for axis, which in zip(column, PASSES, strict=True):
+for line, (title, rows) in zip(axes, measured, strict=True):
+    for axis, which in zip(line, PASSES, strict=True):
         for name, (colour, style, marker) in COLOURS.items():
             own = [row for row in rows if row["pass"] == which and row["contender"] == name]
             tokens, times = [row["tokens"] for row in own], [row["times_naive"] for row in own]
@@ -42,7 +42,7 @@ for column, (title, rows) in zip(axes.T, columns, strict=False):
                 face = "white" if row["times_naive_extrapolated"] else colour
                 axis.plot(row["tokens"], row["times_naive"], marker, ms=4, mec=colour, mfc=face, mew=1, zorder=4)
         axis.axhline(1, color="#888888", lw=1, ls=":")
-        axis.set_title(f"{title}\n{which}", fontsize=9)
+        axis.set_title(f"{title}: {which}", fontsize=9)
         ticks = sorted({row["tokens"] for row in rows})
         axis.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks])
         axis.xaxis.set_minor_locator(NullLocator())
@@ -52,9 +52,4 @@ for column, (title, rows) in zip(axes.T, columns, strict=False):
         axis.set_xlabel("tokens", fontsize=8)
 for axis in axes[:, 0]:
     axis.set_ylabel("naive attention's time over spattn's", fontsize=8)
-if columns:
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=5, frameon=False
-    )
-else:
-    axes[0, 0].set_title("not measured yet")
+figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False)

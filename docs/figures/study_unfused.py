@@ -8,14 +8,15 @@ from common import INK
 
 STAGES = {"SDDMM_ms": ("SDDMM", "#6f94bd"), "softmax_ms": ("softmax", "#e0a080"), "SpMM_ms": ("SpMM", "#7a9a5a")}
 
-paths = sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("study_unfused_cuda-*.json"))
-count = max(len(paths), 1)
-figure, axes = plt.subplots(1, count, figsize=(8 * count, 4.2), layout="constrained", squeeze=False)
-for axis, path in zip(axes[0], paths, strict=False):
-    record = json.loads(path.read_text())
+RESULTS = Path.cwd().parents[1] / "benchmarks" / "results"
+
+
+def draw(record: dict) -> None:
+    """One bar per pattern and contender."""
+    figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")
     rows, at, labels = record["results"], [], []
     for n, row in enumerate(rows):
-        at.append(n + 0.7 * (len({r["problem"] for r in rows[: n + 1]}) - 1))
+        at.append(n + 0.7 * (len({each["problem"] for each in rows[: n + 1]}) - 1))
         labels.append(f"{row['problem']}: {row['contender']}")
         left = 0.0
         for field, (label, colour) in STAGES.items():
@@ -25,9 +26,8 @@ for axis, path in zip(axes[0], paths, strict=False):
         if not left:
             left = row["median_ms"]
             axis.barh(at[-1], left, color=INK, label="fused" if n == 0 else None)
-        axis.text(
-            left, at[-1], f" {row['times_fused']:.3g}×" if row["times_fused"] != 1 else "", va="center", fontsize=7
-        )
+        times = f" {row['times_fused']:.3g}×" if row["times_fused"] != 1 else ""
+        axis.text(left, at[-1], times, va="center", fontsize=7)
     axis.set_yticks(at, labels, fontsize=7)
     axis.invert_yaxis()
     axis.margins(x=0.1)
@@ -35,9 +35,9 @@ for axis, path in zip(axes[0], paths, strict=False):
     axis.set_xlabel("ms; × = the whole pipeline's time over the fused kernel's", fontsize=8)
     axis.tick_params(axis="x", labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-if paths:
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False
-    )
-else:
-    axes[0, 0].set_title("not measured yet")
+    handles = axis.get_legend_handles_labels()
+    figure.legend(*handles, fontsize=8, loc="outside upper center", ncols=4, frameon=False)
+
+
+for path in sorted(RESULTS.glob("study_unfused_cuda-*.json")):  # no figure before it is measured
+    draw(json.loads(path.read_text()))
