@@ -156,7 +156,7 @@ def rows_of(ms: dict[str, dict], which: str, tokens: int, errors: dict[str, floa
             "pairs_percent": round(100 * pairs / tokens**2, 3),
             "times_naive": round(times, 3),
             "times_naive_extrapolated": guessed,
-            "times_naive_shown": f"{'≈ ' * guessed}{times:.3g}",
+            "times_naive_shown": "≈ " * guessed + (f"{times:.0f}" if times >= 100 else f"{times:.3g}"),
             "times_dense": round(ms[DENSE]["median_ms"] / own["median_ms"], 3),
         }
         if name in errors:
