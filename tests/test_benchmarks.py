@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "costs", "workloads", "scores")
+QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "costs", "workloads", "scores", "study")
 SCRIPTS = sorted(path for name in QUESTIONS for path in (FOLDER / name).glob("*.py"))
 SCRIPTS = [path for path in SCRIPTS if path.read_text(encoding="utf-8").startswith("#!")]
 RESULTS = sorted((FOLDER / "results").glob("*.json"))
