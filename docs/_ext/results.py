@@ -21,6 +21,7 @@ class ResultsTable(SphinxDirective):
     NAME is a file's name, such as ``peers_cuda-h200``, or without the machine if only one machine has it.
 
     ``:where: field = value; …`` keeps some rows. ``:split-by: field`` makes a table for each of its values.
+    ``:of: field`` shows another field than ``results``, a list of rows or one row.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     Tables of several files are headed by the processor that they were measured on.
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
@@ -32,6 +33,7 @@ class ResultsTable(SphinxDirective):
         "columns": directives.unchanged_required,
         "where": directives.unchanged,
         "split-by": directives.unchanged,
+        "of": directives.unchanged,
         "no-source": directives.flag,
     }
 
@@ -53,8 +55,8 @@ class ResultsTable(SphinxDirective):
             return [nodes.paragraph(text=f"Not measured yet: {path.name} is not in benchmarks/results/.")]
         self.env.note_dependency(str(path))
         record = json.loads(path.read_text())
-        lines = []
-        for value, rows in self._tables(record["results"]):
+        lines, rows = [], record[self.options.get("of", "results")]
+        for value, rows in self._tables(rows if isinstance(rows, list) else [rows]):
             lines += self._table([record["machine"]["cpu"]] * headed + [value] * (value is not None), rows)
         lines += ["" if "no-source" in self.options else source_line(path.name, record), ""]
         return self.parse_text_to_nodes(StringList(lines, source=str(path)))
