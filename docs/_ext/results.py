@@ -55,8 +55,8 @@ class ResultsTable(SphinxDirective):
             return [nodes.paragraph(text=f"Not measured yet: {path.name} is not in benchmarks/results/.")]
         self.env.note_dependency(str(path))
         record = json.loads(path.read_text())
-        lines, rows = [], record[self.options.get("of", "results")]
-        for value, rows in self._tables(rows if isinstance(rows, list) else [rows]):
+        lines, found = [], record[self.options.get("of", "results")]
+        for value, rows in self._tables(found if isinstance(found, list) else [found]):
             lines += self._table([record["machine"]["cpu"]] * headed + [value] * (value is not None), rows)
         lines += ["" if "no-source" in self.options else source_line(path.name, record), ""]
         return self.parse_text_to_nodes(StringList(lines, source=str(path)))
