@@ -73,7 +73,9 @@ class ResultsTable(SphinxDirective):
         return list(groups.items())
 
     def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
-        columns = _pairs(self.options["columns"])
+        return self._lines(titles, rows, _pairs(self.options["columns"]))
+
+    def _lines(self, titles: list[str], rows: list[dict], columns: list[tuple[str, ...]]) -> list[str]:
         lines = [f".. list-table:: {': '.join(titles)}", "   :header-rows: 1", "   :class: results", ""]
         for row in [None, *rows]:
             cells = [heading if row is None else _text(row.get(field)) for field, heading in columns]
@@ -98,8 +100,7 @@ class ResultsBySide(ResultsTable):
         ((of_rows, heading),) = _pairs(self.options["rows"])
         contenders = _pairs(self.options["columns"])
         table = side_by_side(rows, of_rows, self.options["cells"], contenders)
-        self.options["columns"] = "; ".join([f"row = {heading}", *(f"{title} = {title}" for _, title in contenders)])
-        return super()._table(titles, table)
+        return self._lines(titles, table, [("row", heading), *((title, title) for _, title in contenders)])
 
 
 class ResultsIndex(SphinxDirective):
