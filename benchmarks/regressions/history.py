@@ -4,9 +4,10 @@
     python benchmarks/regressions/history.py --packages /tmp/history      # 20 minutes, 2 more per missing package
 
 ``benchmarks/history/commits.json`` declares the commits and says what changed since the one before. Builds each
-commit that ``--packages`` lacks (``tools/package_of.sh``, whose environment this script passes on: for one instruction
-set ``PIP_CONFIG_SETTINGS=setup-args=-Disa=native``), then runs the asv suite ``benchmarks/history/suite`` on all of
-them, ``--rounds`` times in turns: CPU time on one thread, bytes of plans, peak memory, import.
+commit that ``--packages`` lacks (``tools/package_of.sh``; for one instruction set alone set
+``PIP_CONFIG_SETTINGS=setup-args=-Disa=avx512bf16``), or with ``--built`` leaves them out. Then runs the asv suite
+``benchmarks/history/suite`` on all of them, ``--rounds`` times in turns: CPU time on one thread, bytes of plans, peak
+memory, import.
 
 Needs asv and the build requirements of ``pyproject.toml``. Writes ``history`` with all figures, and ``history_steps``
 with the changes by 15 % or more that asv's step detection finds. ``--report`` only writes again.

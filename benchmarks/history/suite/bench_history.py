@@ -54,9 +54,9 @@ class Timed:
 
     timer = time.process_time
     rounds = 1
-    repeat = (3, 10, 0.1)
-    warmup_time = 0.02
-    sample_time = 0.01
+    repeat = (3, 10, 0.06)
+    warmup_time = 0.01
+    sample_time = 0.005
 
 
 class Forward(Timed):
