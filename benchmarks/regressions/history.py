@@ -42,8 +42,8 @@ SERIES = {  # asv's names: heading, unit, units per asv's unit
     "bench_history.Import.track_import": ("import", "ms", 1e3),
 }
 NOTES = (
-    "CPU time on one thread: medians of asv's samples over all rounds; import beyond NumPy's. "
-    "A dash or a gap is a commit that lacks the function."
+    "CPU time on one thread in a new process: the least of asv's samples of all rounds, since other processes only add "
+    "time. import: beyond NumPy's."
 )
 
 
@@ -74,6 +74,7 @@ def measure(commits: list[dict], packages: Path, rounds: int) -> None:
             ran = subprocess.run([*asv, "run", *arguments, *CONFIG], env=environment, stdout=subprocess.PIPE, text=True)
             if ran.returncode not in (0, 2):  # 2: a benchmark failed, since the commit lacks what it needs
                 raise RuntimeError(f"asv run failed at {commit}:\n{ran.stdout}")
+            print(*(line for line in ran.stdout.splitlines() if "failed" in line), sep="\n", end="", flush=True)
 
 
 def collect(commits: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -93,10 +94,10 @@ def collect(commits: list[dict]) -> tuple[list[dict], list[dict]]:
             if name not in results.get_all_result_keys():
                 continue
             params = results.get_result_params(name)
-            value = results.get_result_value(name, params)
-            for problem, one in zip(params[0] if params else [""], value, strict=True):
+            of_asv, samples = results.get_result_value(name, params), results.get_result_samples(name, params)
+            for problem, one, times in zip(params[0] if params else [""], of_asv, samples, strict=True):
                 if one is not None and not math.isnan(one):
-                    values.setdefault((name, problem.strip("'")), {})[len(measured)] = one
+                    values.setdefault((name, problem.strip("'")), {})[len(measured)] = min(times or [one])
         measured.append(entry)
     rows = []
     for (name, problem), by_commit in sorted(values.items(), key=lambda item: list(SERIES).index(item[0][0])):

@@ -54,7 +54,7 @@ class Timed:
 
     timer = time.process_time
     rounds = 1
-    repeat = (3, 10, 0.06)
+    repeat = (4, 10, 0.06)
     warmup_time = 0.01
     sample_time = 0.005
 
