@@ -328,6 +328,7 @@ LOOKUPS = {  # as FlexAttention evaluates them, but index_select by a 0-d index,
     "rows": (lambda b, h, q, k: LAYOUT[h, q, :][k], lambda b, h, q, k: LAYOUT[h, q, k]),
     "columns": (lambda b, h, q, k: LAYOUT[:, :, k][h, q], lambda b, h, q, k: LAYOUT[h, q, k]),
     "ellipsis": (lambda b, h, q, k: LAYOUT[..., k][h][q], lambda b, h, q, k: LAYOUT[h, q, k]),
+    "one by one": (lambda b, h, q, k: LAYOUT[:, :, k][:, q][h], lambda b, h, q, k: LAYOUT[h, q, k]),
     "slices": (lambda b, h, q, k: LAYOUT[1:, q, 2:][0, k % 7], lambda b, h, q, k: LAYOUT[1, q, k % 7 + 2]),
     "sum": (lambda b, h, q, k: LAYOUT[h, :, k].sum() > q, lambda b, h, q, k: LAYOUT.sum(1)[h, k] > q),
     "index_select": (
@@ -347,6 +348,9 @@ def test_look_ups_by_slices(name):
     mask_mod, same = LOOKUPS[name]
     expected = everywhere(same, 1, 4, 9, 9)
     assert np.array_equal(pairs(p.interop.from_mask_mod(mask_mod), 1, 4, 9, 9), expected)
+    if name in ("rows", "columns", "ellipsis", "one by one"):  # as if written so
+        joined, written = (p.interop.from_mask_mod(function).trace.steps for function in (mask_mod, same))
+        assert [step.args for step in joined] == [step.args for step in written]
     if "select" not in name:
         assert np.array_equal(everywhere(mask_mod, 1, 4, 9, 9), expected)
 

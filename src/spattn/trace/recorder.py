@@ -52,11 +52,12 @@ class _Recorder:
         return Traced(self, result, sample)
 
     def _joined(self, table: Any, indices: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the operands of a look-up; ``table[i][j]`` becomes ``table[i, j]``."""
+        """Return the operands of a look-up; ``table[i][j]`` and ``table[:, j][i]`` become ``table[i, j]``."""
         made = next((x for x in self.steps if x.result == table), None)
-        if made is None or made.name != "aten.index.Tensor" or not all(map(_is_number, (*made.args[1], *indices))):
+        if made is None or made.name != "aten.index.Tensor" or not all(map(_selects, (*made.args[1], *indices))):
             return table, indices
-        return made.args[0], (*made.args[1], *indices)
+        rest = iter(indices)  # they are of the axes that `made` keeps
+        return made.args[0], (*(next(rest, None) if i is None else i for i in made.args[1]), *rest)
 
     def operand(self, x: Any) -> Any:
         """Return the recorded form of an operand: a Ref, a Constant or the value itself."""
@@ -154,7 +155,7 @@ def _looked_up(table: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor | No
     if any(isinstance(i, slice) for i in index):
         if any(isinstance(i, torch.Tensor) and i.ndim for i in index):
             return None
-        table = table[slices]
+        table = table if all(own == slice(None) for own in slices) else table[slices]
     found: torch.Tensor = torch.ops.aten.index(
         table, [None if isinstance(i, slice) else torch.as_tensor(i, device="cpu") for i in index]
     )
@@ -167,11 +168,11 @@ class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _is_number(index: Any) -> bool:
-    """Return whether an index selects an element."""
+def _selects(index: Any) -> bool:
+    """Return whether an index selects an element of its axis, or is None and keeps the axis."""
     if isinstance(index, Ref):
         return not index.shape and index.dtype.startswith(("int", "uint"))
-    return isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
+    return index is None or isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
 
 
 def _leaves(operand: Any) -> Iterator[Any]:
