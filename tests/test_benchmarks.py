@@ -120,3 +120,11 @@ def test_what_a_script_imports_exists(path):
 @pytest.mark.parametrize("name", re.findall(r"`([a-z]+/\w+\.py)", README))
 def test_listed_script_exists(name):
     assert (FOLDER / name).is_file() or (ROOT / name).is_file()
+
+
+def test_commits_of_the_history():
+    """In order of time, each with what changed, which the page prints."""
+    commits = json.loads((FOLDER / "history" / "commits.json").read_text(encoding="utf-8"))
+    assert len(commits) >= 40
+    assert [entry["date"] for entry in commits] == sorted(entry["date"] for entry in commits)
+    assert all(re.fullmatch("[0-9a-f]{12}", entry["commit"]) and entry["why"] for entry in commits)
