@@ -176,6 +176,61 @@ def bits(rank):
     wire.remove()
 
 
+#: Pattern, (batch, heads_q, heads_kv, length, head_dim, head_dim_v), dtype.
+LEARNED = {
+    "streaming": (p.Causal() & (p.Sinks(4) | p.SlidingWindow(60, 0)), (2, 4, 2, 333, 32, 32), "float32"),
+    "strided": (p.strided(16) | p.SlidingWindow(5), (1, 4, 2, 320, 16, 24), "bfloat16"),
+    "clusters": (p.Clusters(np.arange(301) * 7919 % 9) | p.GlobalTokens((3,)), (1, 2, 2, 301, 16, 16), "float64"),
+    "heads": (p.PerHead((p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full())), (2, 4, 4, 111, 16, 16), "float32"),
+    "few": (p.Full(), (1, 2, 1, 3, 16, 16), "float32"),
+}
+
+
+def learned(rank):
+    """Each element of the gradients of sinks and captured arrays is on one rank, with the bits of one process."""
+    groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
+    names = ("contiguous", "balanced", "head_tail", "striped")
+    for number, (pattern, shape, dtype) in enumerate(LEARNED.values()):
+        batch, heads, _, length, *_ = shape
+        *own, dout = tensors(shape, dtype, number)
+        generator = torch.Generator().manual_seed(number)
+        sizes = (heads,), (heads, 2 * length), (length,), (batch, heads, length, length)
+        slopes, diagonals, keys, pairs = leaves = [
+            torch.rand(size, generator=generator).mul_(0.1).requires_grad_() for size in sizes
+        ]
+        leaves.append(sinks := torch.rand(heads, generator=generator).requires_grad_())
+        fixed = np.float32([0.5])  # a captured array without a gradient
+
+        def biased(s, b, h, q, k, of=(slopes, diagonals, keys, pairs), fixed=fixed):
+            slopes, diagonals, keys, pairs = of
+            return s + slopes[h] * (k - q) * 0.01 + diagonals[h, k - q] + keys[k] * fixed[0] + pairs[b, h, q, k]
+
+        def found(compute, given, dout, leaves=leaves):
+            given = [x.clone().requires_grad_() for x in given]
+            out = compute(*given)
+            return out.detach(), *torch.autograd.grad(out, given + leaves, dout)
+
+        options = {"score": biased, "sinks": sinks}
+        want = found(lambda *x, of=pattern, more=options: spattn.attention(*x, of, **more), own, dout)
+        for size, group in groups.items():
+            if rank >= size:
+                continue
+            sharding = sd.shard(pattern, shape[:5], size, names[(number + size) % 4], dtype=dtype)
+            rows = torch.from_numpy(sharding.rows(rank))
+            more = {"length": length, "sharding": sharding, **options}
+            got = found(
+                lambda *x, of=pattern, group=group, more=more: sd.attention(*x, of, group, **more),
+                [x[:, :, rows] for x in own],
+                dout[:, :, rows],
+            )
+            assert same_bits(got[:4], [x[:, :, rows] for x in want[:4]]), (number, size)
+            for at, (part, whole) in enumerate(zip(got[4:], want[4:], strict=True)):
+                parts = [torch.empty_like(part) for _ in range(size)]
+                dist.all_gather(parts, part, group=group)
+                parts = torch.stack(parts)
+                assert ((parts != 0).sum(0) <= 1).all() and torch.equal(parts.sum(0), whole), (number, size, at)
+
+
 def raises(kind, words, call):
     try:
         call()
@@ -220,8 +275,8 @@ def mismatches(rank):
     raises(ValueError, ["seed"], lambda: attend(dropout_p=0.5, seed=rank))
     attend(dropout_p=0.5, seed=2)
     del os.environ["SPATTN_CHECK_RANKS"]
-    sinks = torch.zeros(2, requires_grad=True)
-    raises(ValueError, ["no gradients of their arrays"], lambda: attend(sinks=sinks))
+    sinks = torch.zeros(2, requires_grad=odd)
+    raises(ValueError, ["which arrays need gradients", "(True,) on ranks [2]"], lambda: attend(sinks=sinks))
     far = (q * (1e6 if odd else 1)).requires_grad_()
     raises(ValueError, ["ranks [2]", "scale"], lambda: attend(q=far).sum().backward())
     attend()
@@ -280,15 +335,17 @@ def modules(rank):
     mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
     torch.manual_seed(5)
     layer = SparseAttention(32, 4, p.Causal() & p.SlidingWindow(30, 0), num_kv_heads=2, sinks=True)
-    layer.sinks.requires_grad_(False)
     x = torch.randn(2, 90, 32)
     want = layer(x, x, x)[0]
+    (of_sinks,) = torch.autograd.grad(want.sum(), [layer.sinks], retain_graph=True)
     sharding = sd.shard("causal", (2, 4, 2, 90, 8), WORLD_SIZE, "head_tail")
     rows = torch.from_numpy(sharding.rows(rank))
     sharded = parallelize_module(layer, mesh, sd.ContextParallel(length=90, sharding=sharding))
     own = x[:, rows].requires_grad_()
     torch.testing.assert_close(sharded(own, own, own)[0], want[:, rows])
     assert sharded(own, own, own)[0].sum().backward() is None and own.grad.abs().sum() > 0
+    dist.all_reduce(layer.sinks.grad)  # as of any parameter of all ranks
+    torch.testing.assert_close(layer.sinks.grad, of_sinks)
     mask = torch.zeros(len(rows), len(rows), dtype=torch.bool)
     raises(ValueError, ["not supported over several ranks"], lambda: sharded(own, own, own, attn_mask=mask))
 
@@ -350,7 +407,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, memberships, dtensors, modules, graphs, example, faults):
+    for part in (bits, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "part", ["bits", "mismatches", "memberships", "dtensors", "modules", "graphs", "example", "faults"]
+    "part", ["bits", "learned", "mismatches", "memberships", "dtensors", "modules", "graphs", "example", "faults"]
 )
 def test_parts_of_the_program(finished, part):
     """The functions of this name in rank_program.py; in the last, rank 2 dies and rank 3 stops."""

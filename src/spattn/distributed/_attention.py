@@ -22,14 +22,17 @@ from ..cpu import FAR_LSE
 from ..cuda import families
 from ..cuda.driver import device
 from ..dispatch import scores
+from ..dispatch.calls import backward_with_score
 from ..dispatch.plans import resolve
+from ..dispatch.scores import Given
 from ..patterns import Pattern, PerHead
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages
+from ..request.score import Portion
+from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages, lists_of_tables
 from ._agreement import agree, digest, digest_of_plan
-from ._exchange import exchange, whole
+from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
@@ -77,8 +80,8 @@ def attention(
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
-        As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Their arrays
-        get no gradients. Not supported on GPUs.
+        As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Not supported
+        on GPUs.
 
     Returns
     -------
@@ -101,7 +104,13 @@ def attention(
     receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
     key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
     (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks
-    are visited twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed pair.
+    are visited twice: for dq, and for dk and dv.
+
+    The gradients of sinks and of arrays that the score function captures are parts: each element is complete on one
+    rank, with the bits of one process, and 0 on the others. As for any parameter that all ranks hold, sum the gradients
+    over the ranks. The terms of a tile are added on one rank, which receives its other rows and their keys.
+
+    The bits may differ where a NaN or an infinity is at an allowed pair.
     """
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
     if isinstance(q, DTensor):
@@ -127,12 +136,12 @@ def attention(
 
     agree(group, key, describe)
     job = made[0] if made else jobs.get(here)
-    job = make() if job is None else job._replace(options=options, group=group)
+    job = make() if job is None else job._replace(group=group).of(q, k, v, options)
     if isinstance(key, tuple) and options["sinks"] is None:
-        jobs.keep(here, job._replace(group=None))  # a kept job must not keep its group
+        jobs.keep(here, job._replace(group=None, given=None))  # a kept job must not keep its group, or arrays
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
-    return _Attention.apply(q, k, v, job)
+    return _Attention.apply(q, k, v, job, *(() if job.given is None else job.given.captured))
 
 
 class _Job(NamedTuple):
@@ -146,7 +155,15 @@ class _Job(NamedTuple):
     pattern: Any
     plan: Plan
     options: dict[str, Any]
+    given: Given | None
+    wanted: tuple[bool, ...]  # which of given.captured need gradients
     on_gpu: OnGpu | None
+
+    def of(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> _Job:
+        """Return the job of a call with these options."""
+        given = _given(self.call, q, k, v, options)
+        wanted = () if given is None else tuple(map(_wants_gradient, given.captured))
+        return self._replace(options=options, given=given, wanted=wanted)
 
     @property
     def rows(self) -> torch.Tensor:
@@ -161,7 +178,7 @@ class _Job(NamedTuple):
     @property
     def described(self) -> dict[str, Any]:
         """What all ranks must agree on."""
-        given, shape = _given(self), self.shape
+        given, shape = None if self.given is None else self.given.operands, self.shape
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
             "q, k, v: dtype": self.call.dtype,
@@ -172,6 +189,7 @@ class _Job(NamedTuple):
             "seed": self.options["seed"],
             "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
             "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
+            "sinks, score: which arrays need gradients": self.wanted,
         }
 
 
@@ -210,28 +228,25 @@ def _make(
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
         own = of_gradients, gpu, families.of_call(call, gpu)
         on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
-    return _Job(group, rank, sharding, shape, call, pattern, plan, options, on_gpu)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu).of(q, k, v, options)
 
 
-def _given(job: _Job) -> Any:
-    """Return the score operands of a call; raise ValueError if an array wants a gradient."""
-    score, sinks, dropout_p, seed = (job.options[name] for name in ("score", "sinks", "dropout_p", "seed"))
+def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:
+    """Return the score function, sinks and dropout of the whole call, for autograd as for local shards."""
+    score, sinks, dropout_p, seed = (options[name] for name in ("score", "sinks", "dropout_p", "seed"))
     if score is None and sinks is None and dropout_p == 0.0:
         return None
-    kind = getattr(torch, job.call.dtype)
-    q, k, v = (torch.zeros((), dtype=kind).expand(x.shape) for x in (job.call.q, job.call.k, job.call.v))
-    dropout = scores.dropout_of(dropout_p, seed, q) if dropout_p != 0.0 else None
-    with torch.no_grad():
-        given = scores.read(score, sinks, dropout, q, k, v, "cpu", "bhsd")
-    if given is None:
-        return None
-    given.check(job.call)
-    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given.captured):
-        raise ValueError(
-            "score, sinks: distributed attention computes no gradients of their arrays; pass x.detach(), or use "
-            "spattn.attention in one process"
-        )
-    return given.operands
+    local, of = (q, k, v), (call.q, call.k, call.v)
+    whole = [x.new_zeros(()).requires_grad_(x.requires_grad).expand(y.shape) for x, y in zip(local, of, strict=True)]
+    dropout = scores.dropout_of(dropout_p, seed, whole[0]) if dropout_p != 0.0 else None
+    given = scores.read(score, sinks, dropout, whole[0], whole[1], whole[2], "cpu", "bhsd")
+    if given is not None:
+        given.check(call)
+    return given
+
+
+def _wants_gradient(x: Any) -> bool:
+    return torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _key(
@@ -241,17 +256,19 @@ def _key(
     if not isinstance(pattern, (Pattern, Plan, str)) or options["score"] is not None:
         raise TypeError
     shapes = tuple((dtype_name(x), *x.shape[:2], x.shape[3]) for x in (q, k, v))
-    of_call = options["scale"], options["sinks"] is None, options["dropout_p"], torch.is_grad_enabled()
+    sinks = options["sinks"]
+    of_call = options["scale"], sinks is None, _wants_gradient(sinks), options["dropout_p"]
     return pattern, shapes, q.shape[2] if length is None else length, sharding, of_call
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(q, k, v, job)``: the local rows of the output."""
+    """``apply(q, k, v, job, sinks, *tables)``: the local rows of the output."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job, *captured: Any) -> torch.Tensor:
         of, rows, length = job.shape, job.rows, job.shape.length
-        transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
+        of_tables = whole_plan(job.pattern, job.call, backward=True) if any(job.wanted[1:]) else None
+        transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
         keys, values = (whole(x, rows, length) for x in (k, v))
         finish = exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
         options = {**job.options, "scale": job.call.scale, "backend": "cpu", "return_lse": True}
@@ -267,29 +284,39 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             found = _select(mine, own, found) if found else own
         finish()
         out, lse = found
-        ctx.save_for_backward(q, k, v, keys, values, out, lse)
+        # Saved, so that PyTorch raises an error if the caller changes a captured tensor before the backward pass.
+        ctx.save_for_backward(q, k, v, keys, values, out, lse, *(x for x in captured if isinstance(x, torch.Tensor)))
         ctx.job = job
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, keys, values, out, lse = ctx.saved_tensors
+        q, k, v, keys, values, out, lse, *_ = ctx.saved_tensors
         job: _Job = ctx.job
         of, rows, length = job.shape, job.rows, job.shape.length
         _check_lse(job, lse)
         plan = whole_plan(job.pattern, job.call, backward=True)
-        transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q)
+        transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q, any(job.wanted[1:]))
         local = q, dout, out, lse[..., None]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
         exchange(job.group, transfers, job.header, local, rows, filled)()
         own = backward_part(plan, job.sharding, job.rank)
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled
-        found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
-        return *(x[:, :, rows] for x in found[:3]), None
+        arrays = douts, queries, keys, values, outs, lses[..., 0]
+        if job.given is None:
+            found = attention_backward(*arrays, own, scale=job.call.scale, backend="cpu")
+            return *(x[:, :, rows] for x in found), None
+        given = job.given
+        if any(job.wanted):
+            lists = lists_of_tables(plan, job.sharding, job.rank)
+            of_rank = job.sharding.owners() == job.rank, lists.items(own), functools.partial(scatter, job.group)
+            given = given._replace(operands=given.operands._replace(portion=Portion(*of_rank)))
+        options = {"scale": job.call.scale, "backend": "cpu", "precision": None, "layout": "bhsd"}
+        dq, dk, dv, dtables, dsinks = backward_with_score(*arrays, own, given=given, wanted=job.wanted[1:], **options)
+        return *(x[:, :, rows] for x in (dq, dk, dv)), None, dsinks if job.wanted[0] else None, *dtables
 
 
 class _OfGpu(torch.autograd.Function):  # type: ignore[misc]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from ._plans import Block, Transfer
 
-__all__ = ["exchange", "whole"]
+__all__ = ["exchange", "scatter", "whole"]
 
 
 def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -61,19 +62,20 @@ def exchange(
     }
     first = torch.tensor(list(header), dtype=torch.uint8)
     sends = {transfer.peer: _packed(first, transfer.send, local, number) for transfer in transfers if transfer.send}
+    peers = [transfer.peer for transfer in transfers]
     operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
     operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
     try:
         works = dist.batch_isend_irecv(operations)
     except RuntimeError as error:
-        raise _no_exchange(transfers) from error
+        raise _no_exchange(peers) from error
 
     def finish() -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise _no_exchange(transfers) from error
+            raise _no_exchange(peers) from error
         others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
         if others:
             raise ValueError(
@@ -87,8 +89,36 @@ def exchange(
     return finish
 
 
-def _no_exchange(transfers: Sequence[Transfer]) -> RuntimeError:
-    peers = sorted(transfer.peer for transfer in transfers)
+def scatter(group: Any, x: np.ndarray) -> tuple[slice, np.ndarray]:
+    """Divide the rows of an array, (n, words), among the ranks.
+
+    Returns
+    -------
+    slice
+        The rank's part.
+    (ranks, rows, words) array
+        This part of the arrays of all ranks.
+
+    Raises
+    ------
+    RuntimeError
+        If a rank does not answer within the timeout of the process group.
+    """
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+    bounds = [len(x) * part // world_size for part in range(world_size + 1)]
+    counts = [stop - start for start, stop in itertools.pairwise(bounds)]
+    received = torch.from_numpy(np.empty((world_size, counts[rank], x.shape[1]), x.dtype))
+    try:
+        dist.all_to_all_single(
+            received.flatten(0, 1), torch.from_numpy(x), [counts[rank]] * world_size, counts, group=group
+        )
+    except RuntimeError as error:
+        raise _no_exchange(set(range(world_size)) - {rank}) from error
+    return slice(*bounds[rank : rank + 2]), received.numpy()
+
+
+def _no_exchange(ranks: Iterable[int]) -> RuntimeError:
+    peers = sorted(ranks)
     return RuntimeError(
         f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
         "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
