@@ -18,6 +18,7 @@ import spattn
 import spattn.distributed as sd
 from spattn import patterns as p
 from spattn import score
+from spattn.distributed._traffic import EXCHANGES
 from spattn.torch import SparseAttention
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -82,29 +83,48 @@ def same_bits(got, want):
 
 
 class Wire:
-    """Counts the bytes that this rank sends, and refuses collectives that do arithmetic."""
+    """Counts the bytes of rows that this rank sends, and refuses collectives that do arithmetic."""
 
     def __init__(self):
-        names = "batch_isend_irecv", "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
-        self.sent, self.before = 0, {name: getattr(dist, name) for name in names}
-        for name in names:
-            setattr(dist, name, self.count if name == "batch_isend_irecv" else self.refuse)
+        counted = {
+            "batch_isend_irecv": self.count,
+            "all_to_all_single": self.count_all_to_all,
+            "all_gather": self.count_all_gather,
+        }
+        refused = "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
+        self.sent, self.kinds = 0, []
+        self.before = {name: getattr(dist, name) for name in (*counted, *refused)}
+        for name in self.before:
+            setattr(dist, name, counted.get(name, self.refuse))
 
     def remove(self):
         for name, function in self.before.items():
             setattr(dist, name, function)
 
     def count(self, operations):
+        self.kinds.append("point_to_point")
         self.sent += sum(x.tensor.nbytes for x in operations if x.op is dist.isend)
         return self.before["batch_isend_irecv"](operations)
+
+    def count_all_to_all(self, received, sent, *sizes, **options):
+        if sent.dtype == torch.uint8:  # rows
+            self.kinds.append("all_to_all")
+            self.sent += sent.nbytes
+        return self.before["all_to_all_single"](received, sent, *sizes, **options)
+
+    def count_all_gather(self, received, sent, **options):
+        if sent.dtype == torch.uint8:
+            self.kinds.append("all_gather")
+            self.sent += sent.nbytes * (len(received) - 1)
+        return self.before["all_gather"](received, sent, **options)
 
     @staticmethod
     def refuse(*_, **__):
         raise AssertionError("a reducing collective")
 
     def taken(self):
-        sent, self.sent = self.sent, 0
-        return sent
+        sent, kinds, self.sent, self.kinds = self.sent, self.kinds, 0, []
+        return sent, kinds
 
 
 def allowed(pattern, shape):
@@ -115,10 +135,11 @@ def allowed(pattern, shape):
     return pairs[np.broadcast_to(index, shape[:2])]
 
 
-def needed_bytes(pattern, shape, dtype, sharding, rank):
-    """Bytes that a rank must send forward and backward: the rows of others' pairs, once for each head of k and q.
+def needed_bytes(pattern, shape, dtype, sharding, rank, kinds):
+    """Bytes that a rank must send forward and backward by exchanges of these kinds.
 
-    A message has 8 more.
+    They are the rows of others' pairs, once for each head of k and q, or in an all-gather those of the largest shard. A
+    message has 8 more.
     """
     batch, heads_q, heads_kv, length, head_dim, head_dim_v = shape
     pairs, owners = allowed(pattern, shape), sharding.owners()
@@ -130,8 +151,13 @@ def needed_bytes(pattern, shape, dtype, sharding, rank):
         rows = pairs[:, :, owners == rank][..., owners == peer].any(axis=3)
         of_rows += int(rows.sum())
         key_messages, row_messages = key_messages + keys.any(), row_messages + rows.any()
-    row_bytes = (head_dim + 2 * head_dim_v) * size + max(4, size)
-    return of_keys * (head_dim + head_dim_v) * size + 8 * key_messages, of_rows * row_bytes + 8 * row_messages
+    widths = (head_dim + head_dim_v) * size, (head_dim + 2 * head_dim_v) * size + max(4, size)
+    found = [of_keys * widths[0] + 8 * key_messages, of_rows * widths[1] + 8 * row_messages]
+    most = max(len(sharding.rows(of)) for of in range(sharding.world_size))
+    for number, heads in enumerate((heads_kv, heads_q)):
+        if kinds[number] == "all_gather":
+            found[number] = (sharding.world_size - 1) * (8 + batch * heads * most * widths[number])
+    return found
 
 
 def bits(rank):
@@ -143,7 +169,7 @@ def bits(rank):
         for name in p.registry.names()
         for of, length, _ in [p.registry.example(name)]
     }
-    names, count = ("contiguous", "balanced", "head_tail", "striped"), 0
+    names, count, chosen = ("contiguous", "balanced", "head_tail", "striped"), 0, set()
     for name, (pattern, shape, dtype, options) in (CASES | registered).items():
         shape = (*(max(1, x) for x in shape[:2]), *shape[2:])
         q, k, v, dout = tensors(shape, dtype)
@@ -160,7 +186,8 @@ def bits(rank):
                 sharding = sd.shard(pattern, shape[:5], size, of, dtype=dtype)
                 rows = torch.from_numpy(sharding.rows(rank))
                 own = [x[:, :, rows] for x in (q, k, v, dout)]
-                given = {"length": shape[3], "sharding": sharding, **options}
+                exchange = ("auto", *EXCHANGES)[count % 4]
+                given = {"length": shape[3], "sharding": sharding, "exchange": exchange, **options}
                 sent = []
 
                 def compute(*x, of=pattern, group=group, given=given, sent=sent):
@@ -171,8 +198,18 @@ def bits(rank):
                 got = gradients(compute, own[:3], own[3])
                 sent.append(wire.taken())
                 assert same_bits(got, [x[:, :, rows] for x in want]), (name, size, of)
-                assert tuple(sent) == needed_bytes(pattern, shape, dtype, sharding, rank), (name, size, of, sent)
-    assert count > 90
+                kinds = [exchange] * 2
+                if exchange == "auto":
+                    kinds = [
+                        sd.simulate(pattern, shape[:5], size, sharding=of, dtype=dtype, backward=backward).exchange
+                        for backward in (False, True)
+                    ]
+                want_sent = needed_bytes(pattern, shape, dtype, sharding, rank, kinds)
+                assert [x for x, _ in sent] == want_sent, (name, size, of, kinds, sent)
+                for kind, (_, used) in zip(kinds, sent, strict=True):
+                    assert used in ([kind], []) if kind == "point_to_point" else used == [kind], (name, kind, used)
+                    chosen.add(kind if exchange == "auto" else None)
+    assert count > 90 and (rank or chosen == {None, *EXCHANGES}), chosen
     wire.remove()
 
 
@@ -257,6 +294,7 @@ def mismatches(rank):
         (ValueError, ["scale", "0.5 on ranks [2]"], {"scale": 0.5}, {}),
         (ValueError, ["sinks"], {"sinks": torch.ones(2)}, {"sinks": torch.zeros(2)}),
         (ValueError, ["score"], {"score": score.softcap(2.0)}, {"score": score.softcap(3.0)}),
+        (ValueError, ["exchange", "all_gather on ranks [2]"], {"exchange": "all_gather"}, {}),
         (ValueError, ["sharding"], {"sharding": "striped"}, {"sharding": "head_tail"}),
         (ValueError, ["expected 32 of 128 rows on rank 2, got 31"], short, {"length": 128}),
     ]
@@ -268,9 +306,13 @@ def mismatches(rank):
     raises(*wrong, lambda: attend(q=q.int() if odd else q))
     raises(ValueError, ["q: expected 31 of 127 rows on rank 3" if rank == 3 else "rank"], lambda: attend(length=127))
     # Once compared, the messages tell.
-    attend(dropout_p=0.5, seed=1)
-    raises(ValueError, ["passed another pattern, shape, scale or seed"], lambda: attend(dropout_p=0.5, seed=2 + odd))
-    attend(dropout_p=0.5, seed=2)
+    for exchange in EXCHANGES:
+        same = {"dropout_p": 0.5, "exchange": exchange}
+        attend(seed=1, **same)
+        words = ["passed another pattern, shape, scale or seed"]
+        raises(ValueError, words, lambda same=same: attend(seed=2 + odd, **same))
+        attend(seed=2, **same)
+    raises(ValueError, ["exchange: expected 'auto' or one of", "'ring'"], lambda: attend(exchange="ring"))
     os.environ["SPATTN_CHECK_RANKS"] = "1"
     raises(ValueError, ["seed"], lambda: attend(dropout_p=0.5, seed=rank))
     attend(dropout_p=0.5, seed=2)

@@ -18,6 +18,7 @@ from .. import attention as attention_of_one
 from .. import attention_backward
 from .._util.cached import BoundedCache
 from ..arrays import autocast, dtype_name
+from ..arrays.namespace import numpy_dtype
 from ..cpu import FAR_LSE
 from ..cuda import families
 from ..cuda.driver import device
@@ -37,6 +38,7 @@ from ._on_gpu import OnGpu, readable
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
+from ._traffic import EXCHANGES, fastest, traffic
 
 __all__ = ["attention"]
 
@@ -54,6 +56,7 @@ def attention(
     *,
     length: int | None = None,
     sharding: Sharding | str = "contiguous",
+    exchange: str = "auto",
     scale: float | None = None,
     score: Any = None,
     sinks: torch.Tensor | None = None,
@@ -77,6 +80,9 @@ def attention(
         Length of the whole sequence. By default n times the number of ranks, or that of the DTensor.
     sharding : Sharding or str, optional
         Which rank has which rows, as returned by :func:`shard` or as its argument. A DTensor is "contiguous".
+    exchange : {"auto", "point_to_point", "all_to_all", "all_gather"}, optional
+        How rows travel. "auto": the one for which :func:`simulate` predicts the least time; on GPUs, point-to-point,
+        the only one there. Results have the same bits.
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
@@ -112,7 +118,10 @@ def attention(
 
     The bits may differ where a NaN or an infinity is at an allowed pair.
     """
+    if exchange != "auto" and exchange not in EXCHANGES:
+        raise ValueError(f"exchange: expected 'auto' or one of {', '.join(map(repr, EXCHANGES))}; got {exchange!r}")
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
+    options["exchange"] = exchange
     if isinstance(q, DTensor):
         return _on_dtensors(q, k, v, pattern, length, sharding, options)
     group = group.get_group() if hasattr(group, "get_group") else dist.group.WORLD if group is None else group
@@ -169,6 +178,13 @@ class _Job(NamedTuple):
     def rows(self) -> torch.Tensor:
         return torch.from_numpy(self.sharding.rows(self.rank))
 
+    def exchange(self, plan: Plan, backward: bool = False) -> str:
+        """Return how rows travel in a pass."""
+        if self.options["exchange"] != "auto":
+            return str(self.options["exchange"])
+        itemsize = numpy_dtype(self.call.dtype).itemsize
+        return fastest(traffic(plan, self.sharding, self.shape, itemsize, backward).seconds())
+
     @property
     def header(self) -> bytes:
         """What all messages of a call start with."""
@@ -185,6 +201,7 @@ class _Job(NamedTuple):
             "scale": self.call.scale,
             "pattern: digest of the plan": digest_of_plan(self.plan),
             "sharding: digest": digest(*self.sharding),
+            "exchange": self.options["exchange"],
             "dropout_p": self.options["dropout_p"],
             "seed": self.options["seed"],
             "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
@@ -200,6 +217,8 @@ def _make(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
     scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
+    if local.device != "cpu" and options["exchange"] not in ("auto", "point_to_point"):
+        raise ValueError(f"exchange: on GPUs, rows travel point-to-point; got {options['exchange']!r}")
     if local.device != "cpu" and scored:
         raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
     if local.q_len != local.kv_len:
@@ -257,7 +276,7 @@ def _key(
         raise TypeError
     shapes = tuple((dtype_name(x), *x.shape[:2], x.shape[3]) for x in (q, k, v))
     sinks = options["sinks"]
-    of_call = options["scale"], sinks is None, _wants_gradient(sinks), options["dropout_p"]
+    of_call = options["exchange"], options["scale"], sinks is None, _wants_gradient(sinks), options["dropout_p"]
     return pattern, shapes, q.shape[2] if length is None else length, sharding, of_call
 
 
@@ -270,9 +289,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         of_tables = whole_plan(job.pattern, job.call, backward=True) if any(job.wanted[1:]) else None
         transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
         keys, values = (whole(x, rows, length) for x in (k, v))
-        finish = exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu", "return_lse": True}
-        queries = whole(q, rows, length)
+        kind = job.exchange(job.plan)
+        finish = exchange(job.group, kind, transfers, job.header, (k, v), job.sharding, (keys, values))
+        queries, options = whole(q, rows, length), _of_one({**job.options, "scale": job.call.scale})
+        options |= {"backend": "cpu", "return_lse": True}
         found: tuple[torch.Tensor, ...] = ()
         for stage in forward_stages(job.plan, job.sharding, job.rank, sides=False):
             if stage.where != LOCAL:
@@ -302,7 +322,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, transfers, job.header, local, rows, filled)()
+        exchange(job.group, job.exchange(plan, True), transfers, job.header, local, job.sharding, filled)()
         own = backward_part(plan, job.sharding, job.rank)
         queries, douts, outs, _ = filled
         arrays = douts, queries, keys, values, outs, lses[..., 0]
@@ -339,6 +359,11 @@ class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
         received = list(zip(ctx.blocks, zip(rows[::2], rows[1::2], strict=True), strict=True))
         on_gpu = ctx.job.on_gpu
         return *on_gpu.backward(readable(dout), q, k, v, readable(out), lse, received, ctx.job.call.scale), None
+
+
+def _of_one(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that :func:`spattn.attention` has, too."""
+    return {name: x for name, x in options.items() if name != "exchange"}
 
 
 def _nothing() -> None:
@@ -417,7 +442,7 @@ def _on_dtensors(
     if of:
         out = attention(own_q, own_k, own_v, pattern, mesh.get_group(of[0]), length=q.shape[2], **options)
     else:
-        out = attention_of_one(own_q, own_k, own_v, pattern, **options)
+        out = attention_of_one(own_q, own_k, own_v, pattern, **_of_one(options))
     shape = (*q.shape[:3], v.shape[3])
     stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(4))
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

@@ -1,4 +1,4 @@
-"""Move rows between ranks, without arithmetic: one message from a rank to a peer."""
+"""Move rows between ranks, without arithmetic: point-to-point, by an all-to-all, or by an all-gather."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..schedule.shard import Sharding
 from ._plans import Block, Transfer
 
 __all__ = ["exchange", "scatter", "whole"]
@@ -27,13 +28,14 @@ def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
 
 def exchange(
     group: Any,
+    kind: str,
     transfers: Sequence[Transfer],
     header: bytes,
     local: Sequence[torch.Tensor],
-    rows: torch.Tensor,
+    sharding: Sharding,
     to: Sequence[torch.Tensor],
 ) -> Callable[[], None]:
-    """Begin to send rows of local shards, (batch, heads, n, width), along the transfers.
+    """Begin to send rows of local shards, (batch, heads, n, width), along the transfers; an all-gather sends all rows.
 
     Each message starts with the sender's digest of the call, `header`.
 
@@ -49,24 +51,27 @@ def exchange(
     ValueError
         If a received header differs.
     """
-    if not transfers:
+    rank, peers = dist.get_rank(group), [transfer.peer for transfer in transfers]
+    rows = sharding.rows(rank)
+    if kind != "point_to_point":
+        peers = [peer for peer in range(sharding.world_size) if peer != rank]
+    if kind == "all_gather":
+        heads = np.arange(local[0].shape[0] * local[0].shape[1])
+        mine = (Block(heads, rows),)
+        transfers = [Transfer(peer, mine, (Block(heads, sharding.rows(peer)),)) for peer in peers]
+    if not peers:
         return lambda: None
-    number = torch.full((to[0].shape[2],), -1)
-    number[rows] = torch.arange(len(rows))
-    receives = {
-        transfer.peer: torch.empty(
-            len(header) + sum(_bytes(block, to) for block in transfer.receive), dtype=torch.uint8
-        )
-        for transfer in transfers
-        if transfer.receive
-    }
+    number = torch.full((sharding.length,), -1)
+    number[torch.from_numpy(rows)] = torch.arange(len(rows))
     first = torch.tensor(list(header), dtype=torch.uint8)
-    sends = {transfer.peer: _packed(first, transfer.send, local, number) for transfer in transfers if transfer.send}
-    peers = [transfer.peer for transfer in transfers]
-    operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
-    operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
+    sizes = {x.peer: len(header) + sum(_bytes(block, to) for block in x.receive) for x in transfers if x.receive}
     try:
-        works = dist.batch_isend_irecv(operations)
+        if kind == "all_gather":
+            own = _packed(first, mine, local, number)
+            works, receives = _all_gather(group, own, sizes)
+        else:
+            sends = {x.peer: _packed(first, x.send, local, number) for x in transfers if x.send}
+            works, receives = (_all_to_all if kind == "all_to_all" else _point_to_point)(group, sends, sizes)
     except RuntimeError as error:
         raise _no_exchange(peers) from error
 
@@ -87,6 +92,32 @@ def exchange(
                 _unpack(transfer.receive, receives[transfer.peer][len(header) :], to)
 
     return finish
+
+
+_Begun = tuple[Sequence[Any], dict[int, torch.Tensor]]  # works, and the messages by peer
+
+
+def _point_to_point(group: Any, sends: dict[int, torch.Tensor], sizes: dict[int, int]) -> _Begun:
+    receives = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in sizes.items()}
+    operations = [_operation(dist.irecv, x, group, peer) for peer, x in receives.items()]
+    operations += [_operation(dist.isend, x, group, peer) for peer, x in sends.items()]
+    return dist.batch_isend_irecv(operations), receives
+
+
+def _all_to_all(group: Any, sends: dict[int, torch.Tensor], sizes: dict[int, int]) -> _Begun:
+    ranks = range(dist.get_world_size(group))
+    given, taken = [len(sends[peer]) if peer in sends else 0 for peer in ranks], [sizes.get(peer, 0) for peer in ranks]
+    received, nothing = torch.empty(sum(taken), dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+    sent = torch.cat([nothing, *(sends[peer] for peer in sorted(sends))])
+    work = dist.all_to_all_single(received, sent, taken, given, group=group, async_op=True)
+    return [work], {peer: x for peer, x in enumerate(received.split(taken)) if peer in sizes}
+
+
+def _all_gather(group: Any, own: torch.Tensor, sizes: dict[int, int]) -> _Begun:
+    most = max(len(own), *sizes.values())  # messages of an all-gather have one length
+    received = [torch.empty(most, dtype=torch.uint8) for _ in range(dist.get_world_size(group))]
+    work = dist.all_gather(received, torch.nn.functional.pad(own, (0, most - len(own))), group=group, async_op=True)
+    return [work], {peer: received[peer] for peer in sizes}
 
 
 def scatter(group: Any, x: np.ndarray) -> tuple[slice, np.ndarray]:

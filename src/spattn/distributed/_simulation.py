@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..schedule.shard import Sharding
-from ..schedule.shard_totals import totals
 from ._plans import Shape, call_of, whole_plan
 from ._shardings import NAMES, named, shape_of
+from ._traffic import BANDWIDTH, LATENCY, fastest, traffic
 
 __all__ = ["Simulation", "shard", "simulate"]
 
@@ -32,9 +31,13 @@ class Simulation:
     name : str
         Name of the sharding.
     sent, received : (world_size,) int64 array
-        Bytes that each rank sends and receives.
+        Bytes that each rank needs to send and to receive.
     messages : (world_size,) int64 array
-        Messages that each rank receives.
+        Messages that each rank needs to receive.
+    exchange : str
+        The exchange that :func:`attention` chooses: "point_to_point", "all_to_all" or "all_gather".
+    exchanges : dict of str to float
+        Predicted time of each exchange on its slowest rank. An all-gather sends all rows to all ranks.
     work : (world_size,) float64 array
         Share of each rank in the computed tiles of one process. The sum exceeds 1 if tiles are computed twice.
     seconds : float
@@ -49,6 +52,8 @@ class Simulation:
     sent: np.ndarray
     received: np.ndarray
     messages: np.ndarray
+    exchange: str
+    exchanges: dict[str, float]
     work: np.ndarray
     seconds: float
     others: dict[str, float]
@@ -65,8 +70,8 @@ def simulate(
     world_size: int,
     *,
     sharding: str = "auto",
-    bandwidth: float = 25e9,
-    latency: float = 20e-6,
+    bandwidth: float = BANDWIDTH,
+    latency: float = LATENCY,
     seconds: float | None = None,
     dtype: str = "float32",
     backward: bool = False,
@@ -167,28 +172,35 @@ def _simulated(
     backward: bool,
 ) -> Simulation:
     sharding, itemsize = named(name, shape, world_size, plan), numpy_dtype(dtype).itemsize
-    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
-    heads = np.bincount(variant.ravel(), minlength=plan.variants)
-    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
-    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
-    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
-    of_keys = width = (shape.head_dim + shape.head_dim_v) * itemsize
-    if backward:
-        width += shape.head_dim_v * itemsize + max(itemsize, 4)
-    found = totals(plan, sharding, of_group, heads, backward)
-    sent, received, messages = found.sent * width, found.received * width, found.messages
+    found = traffic(plan, sharding, shape, itemsize, backward)
+    exchanges = found.seconds(bandwidth, latency)
+    exchange = fastest(exchanges)
+    heads = np.bincount(np.broadcast_to(plan.variant, (shape.batch, shape.heads_q)).ravel(), minlength=plan.variants)
     of_item = np.repeat(heads, np.diff(plan.work_indptr))
     total = max(1, of_item @ (plan.work["end"] - plan.work["begin"]))
     work, once = found.tiles / total, found.own_tiles / total
-    times = seconds * work + latency * messages + np.maximum(sent, received) / bandwidth
+    times = seconds * work + exchanges[exchange]
 
     # Backward, the others send keys and values again, and their gradients.
     others, peers, of_pass = {}, world_size - 1, 2 if backward else 1
     compute = seconds * float(once.max())
+    of_keys = (shape.head_dim + shape.head_dim_v) * itemsize
     all_keys = of_pass * shape.batch * shape.heads_kv * of_keys * shape.length * peers / world_size / bandwidth
     others["ring"] = compute + of_pass * peers * latency + all_keys
-    others["all_gather"] = compute + of_pass * latency + all_keys
+    others["all_gather"] = compute + of_pass * peers.bit_length() * latency + all_keys
     if shape.heads_kv % world_size == 0:
         moved = (shape.heads_q + shape.heads_kv) * of_keys * shape.batch * shape.length * peers / world_size**2
         others["ulysses"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
-    return Simulation(sharding, name, sent, received, messages, work, float(times.max()), others)
+    most = {kind: float(each.max()) for kind, each in exchanges.items()}
+    return Simulation(
+        sharding,
+        name,
+        found.sent,
+        found.received,
+        found.messages,
+        exchange,
+        most,
+        work,
+        float(times.max()),
+        others,
+    )
