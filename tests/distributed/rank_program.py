@@ -113,7 +113,7 @@ class Wire:
         return self.before["all_to_all_single"](received, sent, *sizes, **options)
 
     def count_all_gather(self, received, sent, **options):
-        if sent.dtype == torch.uint8:
+        if sent.dtype == torch.uint8 and sent.nbytes > 9:  # no digest of a call
             self.kinds.append("all_gather")
             self.sent += sent.nbytes * (len(received) - 1)
         return self.before["all_gather"](received, sent, **options)
@@ -138,25 +138,23 @@ def allowed(pattern, shape):
 def needed_bytes(pattern, shape, dtype, sharding, rank, kinds):
     """Bytes that a rank must send forward and backward by exchanges of these kinds.
 
-    They are the rows of others' pairs, once for each head of k and q, or in an all-gather those of the largest shard. A
-    message has 8 more.
+    They are the rows of others' pairs, once for each head of k and q, or in an all-gather those of the largest shard.
     """
     batch, heads_q, heads_kv, length, head_dim, head_dim_v = shape
     pairs, owners = allowed(pattern, shape), sharding.owners()
     size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
-    of_keys = of_rows = key_messages = row_messages = 0
+    of_keys = of_rows = 0
     for peer in set(range(sharding.world_size)) - {rank}:
         keys = pairs[:, :, owners == peer][..., owners == rank].any(axis=2)
         of_keys += int(keys.reshape(batch, heads_kv, heads_q // heads_kv, -1).any(axis=2).sum())
         rows = pairs[:, :, owners == rank][..., owners == peer].any(axis=3)
         of_rows += int(rows.sum())
-        key_messages, row_messages = key_messages + keys.any(), row_messages + rows.any()
     widths = (head_dim + head_dim_v) * size, (head_dim + 2 * head_dim_v) * size + max(4, size)
-    found = [of_keys * widths[0] + 8 * key_messages, of_rows * widths[1] + 8 * row_messages]
+    found = [of_keys * widths[0], of_rows * widths[1]]
     most = max(len(sharding.rows(of)) for of in range(sharding.world_size))
     for number, heads in enumerate((heads_kv, heads_q)):
         if kinds[number] == "all_gather":
-            found[number] = (sharding.world_size - 1) * (8 + batch * heads * most * widths[number])
+            found[number] = (sharding.world_size - 1) * batch * heads * most * widths[number]
     return found
 
 
@@ -305,13 +303,35 @@ def mismatches(rank):
     wrong = (TypeError, ["q:"]) if odd else (ValueError, ["rank 2 raised TypeError: q:"])
     raises(*wrong, lambda: attend(q=q.int() if odd else q))
     raises(ValueError, ["q: expected 31 of 127 rows on rank 3" if rank == 3 else "rank"], lambda: attend(length=127))
-    # Once compared, the messages tell.
-    for exchange in EXCHANGES:
-        same = {"dropout_p": 0.5, "exchange": exchange}
-        attend(seed=1, **same)
-        words = ["passed another pattern, shape, scale or seed"]
-        raises(ValueError, words, lambda same=same: attend(seed=2 + odd, **same))
-        attend(seed=2, **same)
+    # Also if all ranks have compared either call before; messages would have other lengths.
+    double = {"q": torch.cat([q, q]), "k": torch.cat([k, k]), "v": torch.cat([v, v])}
+    short = {name: x[:, :, :16] for name, x in {"q": q, "k": k, "v": v}.items()}
+    wide = {name: x.double() for name, x in {"q": q, "k": k, "v": v}.items()}
+    calls = [
+        (["shape", "(2, 2, 2, 128, 16, 16) on ranks [2]"], double),
+        (["shape", "(1, 2, 2, 64, 16, 16) on ranks [2]"], short),
+        (["dtype"], wide),
+        (["pattern"], {"of": "causal"}),
+        (["seed", "3 on ranks [2]"], {"dropout_p": 0.5, "seed": 3}),
+        (["sinks: digest"], {"sinks": torch.ones(2)}),
+    ]
+    for number, (words, changed) in enumerate(calls):
+        same = {"exchange": EXCHANGES[number % 3]}
+        if "seed" in changed:
+            same |= {"dropout_p": 0.5, "seed": 2}
+        if "sinks" in changed:
+            same["sinks"] = torch.zeros(2)
+        for again in (same, same | changed, same):
+            attend(**again)
+        raises(ValueError, words, lambda same=same, changed=changed: attend(**(same | (changed if odd else {}))))
+        attend(**same)
+    for name, wrong in (("v", v[:, :, :31]), ("q", q[0])):
+        changed = {name: wrong} if odd else {}
+        words = [f"{name}: expected"] if odd else [f"rank 2 raised ValueError: {name}: expected"]
+        raises(ValueError, words, lambda changed=changed: attend(**changed))
+        attend()
+    one, other = (attend(q=q.clone().requires_grad_(), scale=scale).sum() for scale in (0.25, 0.5))
+    raises(ValueError, ["gradients of different calls"], (other if odd else one).backward)
     raises(ValueError, ["exchange: expected 'auto' or one of", "'ring'"], lambda: attend(exchange="ring"))
     os.environ["SPATTN_CHECK_RANKS"] = "1"
     raises(ValueError, ["seed"], lambda: attend(dropout_p=0.5, seed=rank))
@@ -427,22 +447,23 @@ def example(rank):
 
 
 def faults(rank):
-    """After a rank died and one stopped, the others get an error within the timeout of a group, and another works."""
+    """One rank dies and one stops while rows travel: the others get errors within the timeout; another group works."""
     timeout = datetime.timedelta(seconds=3)
-    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(2)), dist.new_group([0, 1])]
+    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(3)), dist.new_group([0, 1])]
     q, k, v, _ = tensors((1, 2, 2, 20, 16, 16), "float32", rank)
-    for group in groups[: 3 if rank < 2 else 2]:
-        sd.attention(q, k, v, "causal", group)
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 3:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    pending = sd.attention(q.clone().requires_grad_(), k, v, "full", groups[2])
+    for group in groups[: 4 if rank < 2 else 3]:
+        sd.attention(q, k, v, "full", group)
+    if rank >= 2:
+        end = signal.SIGKILL if rank == 2 else signal.SIGSTOP
+        sys.modules["spattn.distributed._attention"].exchange = lambda *_: os.kill(os.getpid(), end)
     words = ["died", "new process group"]
     begin = time.monotonic()
-    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "causal", groups[0]))
-    raises(RuntimeError, [*words, "compare"], lambda: sd.attention(q, k, v, "full", groups[1]))
+    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "full", groups[0]))
+    for call in (lambda: sd.attention(q, k, v, "causal", groups[1]), pending.sum().backward):
+        raises(RuntimeError, [*words, "compare"], call)
     assert time.monotonic() - begin < 30
-    sd.attention(q, k, v, "causal", groups[2])
+    sd.attention(q, k, v, "full", groups[3])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +34,7 @@ from ..planning import Plan
 from ..request.call import Call
 from ..request.score import Portion
 from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages, lists_of_tables
-from ._agreement import agree, digest, digest_of_plan
+from ._agreement import agree, compare, digest, digest_of_plan, gathered
 from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
 from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
@@ -97,9 +99,9 @@ def attention(
     Raises
     ------
     ValueError
-        On every rank, if arguments differ between ranks or one rank refuses its own. Arguments are compared once for
-        each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``. Without,
-        later differences are found by the ranks that receive rows from another.
+        On every rank, if arguments differ between ranks or one rank refuses its own; the next call works. On GPUs,
+        arguments are compared once for each group, pattern, shape and dtype; always with the environment variable
+        ``SPATTN_CHECK_RANKS=1``.
     RuntimeError
         If a rank does not answer within the timeout of the process group.
 
@@ -118,8 +120,6 @@ def attention(
 
     The bits may differ where a NaN or an infinity is at an allowed pair.
     """
-    if exchange != "auto" and exchange not in EXCHANGES:
-        raise ValueError(f"exchange: expected 'auto' or one of {', '.join(map(repr, EXCHANGES))}; got {exchange!r}")
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
     options["exchange"] = exchange
     if isinstance(q, DTensor):
@@ -131,23 +131,28 @@ def attention(
         raise ValueError("group: this rank is not in the group")
     q, k, v = autocast(q, k, v) or (q, k, v)
     make = functools.partial(_make, q, k, v, pattern, group, length, sharding, options)
-    try:
-        key: Hashable = _key(q, k, v, pattern, length, sharding, options)
-        hash(key)
-    except (AttributeError, TypeError):
-        key = object()  # compared in each call
-    jobs, here = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), (key, tuple(q.shape), q.device)
-    made: list[_Job] = []
+    jobs, key = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), None
+    on_gpu, always = getattr(q, "is_cuda", False), os.environ.get("SPATTN_CHECK_RANKS") == "1"
+    job: _Job | None = None
+    with contextlib.suppress(Exception):  # which make() raises again, when the others know
+        key = _key(q, k, v, pattern, length, sharding, options)
+        known = None if always else jobs.get(key)
+        if known is not None:
+            job = known if on_gpu else known._replace(group=group).of(q, k, v, options)
 
     def describe() -> dict[str, Any]:
-        made.append(make())
-        return made[0].described
+        nonlocal job
+        job = make()
+        return job.described
 
-    agree(group, key, describe)
-    job = made[0] if made else jobs.get(here)
-    job = make() if job is None else job._replace(group=group).of(q, k, v, options)
-    if isinstance(key, tuple) and options["sinks"] is None:
-        jobs.keep(here, job._replace(group=None, given=None))  # a kept job must not keep its group, or arrays
+    if not on_gpu:
+        agree(group, None if job is None else job.digest, describe)
+    elif job is None:  # a comparison would let the host wait for the GPU
+        compare(group, describe)
+    assert job is not None
+    if key is not None:
+        # A kept job must not keep its group, or arrays.
+        jobs.keep(key, job._replace(group=None, options={}, given=None, described={}))
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
     return _Attention.apply(q, k, v, job, *(() if job.given is None else job.given.captured))
@@ -167,12 +172,14 @@ class _Job(NamedTuple):
     given: Given | None
     wanted: tuple[bool, ...]  # which of given.captured need gradients
     on_gpu: OnGpu | None
+    described: dict[str, Any]  # what all ranks must agree on
 
     def of(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> _Job:
         """Return the job of a call with these options."""
         given = _given(self.call, q, k, v, options)
         wanted = () if given is None else tuple(map(_wants_gradient, given.captured))
-        return self._replace(options=options, given=given, wanted=wanted)
+        found = self._replace(options=options, given=given, wanted=wanted)
+        return found._replace(described=found._describe())
 
     @property
     def rows(self) -> torch.Tensor:
@@ -186,14 +193,11 @@ class _Job(NamedTuple):
         return fastest(traffic(plan, self.sharding, self.shape, itemsize, backward).seconds())
 
     @property
-    def header(self) -> bytes:
-        """What all messages of a call start with."""
-        of_call = self.call.dtype, self.call.scale, self.options["dropout_p"], self.options["seed"]
-        return bytes.fromhex(digest(digest_of_plan(self.plan), self.shape, self.sharding, of_call))[:8]
+    def digest(self) -> bytes:
+        """Digest of what all ranks must agree on."""
+        return bytes.fromhex(digest(*self.described.items()))
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """What all ranks must agree on."""
+    def _describe(self) -> dict[str, Any]:
         given, shape = None if self.given is None else self.given.operands, self.shape
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
@@ -202,8 +206,8 @@ class _Job(NamedTuple):
             "pattern: digest of the plan": digest_of_plan(self.plan),
             "sharding: digest": digest(*self.sharding),
             "exchange": self.options["exchange"],
-            "dropout_p": self.options["dropout_p"],
-            "seed": self.options["seed"],
+            "dropout_p": float(self.options["dropout_p"]),
+            "seed": None if given is None or given.dropout is None else given.dropout.seed,
             "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
             "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
             "sinks, score: which arrays need gradients": self.wanted,
@@ -217,6 +221,9 @@ def _make(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
     scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
+    if options["exchange"] not in ("auto", *EXCHANGES):
+        names = ", ".join(map(repr, EXCHANGES))
+        raise ValueError(f"exchange: expected 'auto' or one of {names}; got {options['exchange']!r}")
     if local.device != "cpu" and options["exchange"] not in ("auto", "point_to_point"):
         raise ValueError(f"exchange: on GPUs, rows travel point-to-point; got {options['exchange']!r}")
     if local.device != "cpu" and scored:
@@ -247,7 +254,7 @@ def _make(
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
         own = of_gradients, gpu, families.of_call(call, gpu)
         on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
-    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu).of(q, k, v, options)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu, {}).of(q, k, v, options)
 
 
 def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:
@@ -271,13 +278,20 @@ def _wants_gradient(x: Any) -> bool:
 def _key(
     q: Any, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
 ) -> tuple[Hashable, ...]:
-    """Return what decides whether a call was compared; it is the same on all ranks that agree."""
+    """Return what determines a job, except for sinks and dropout; raise TypeError if nothing that is hashable does."""
     if not isinstance(pattern, (Pattern, Plan, str)) or options["score"] is not None:
         raise TypeError
-    shapes = tuple((dtype_name(x), *x.shape[:2], x.shape[3]) for x in (q, k, v))
-    sinks = options["sinks"]
-    of_call = options["exchange"], options["scale"], sinks is None, _wants_gradient(sinks), options["dropout_p"]
-    return pattern, shapes, q.shape[2] if length is None else length, sharding, of_call
+    arrays = tuple((dtype_name(x), tuple(x.shape), x.device) for x in (q, k, v))
+    key = (
+        pattern,
+        arrays,
+        length,
+        sharding,
+        *(options[name] for name in ("exchange", "scale", "dropout_p")),
+        options["sinks"] is None,
+    )
+    hash(key)
+    return key
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -290,7 +304,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
         keys, values = (whole(x, rows, length) for x in (k, v))
         kind = job.exchange(job.plan)
-        finish = exchange(job.group, kind, transfers, job.header, (k, v), job.sharding, (keys, values))
+        finish = exchange(job.group, kind, transfers, (k, v), job.sharding, (keys, values))
         queries, options = whole(q, rows, length), _of_one({**job.options, "scale": job.call.scale})
         options |= {"backend": "cpu", "return_lse": True}
         found: tuple[torch.Tensor, ...] = ()
@@ -315,14 +329,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, keys, values, out, lse, *_ = ctx.saved_tensors
         job: _Job = ctx.job
         of, rows, length = job.shape, job.rows, job.shape.length
-        _check_lse(job, lse)
+        _check_backward(job, lse)
         plan = whole_plan(job.pattern, job.call, backward=True)
         transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q, any(job.wanted[1:]))
         local = q, dout, out, lse[..., None]
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, job.exchange(plan, True), transfers, job.header, local, job.sharding, filled)()
+        exchange(job.group, job.exchange(plan, True), transfers, local, job.sharding, filled)()
         own = backward_part(plan, job.sharding, job.rank)
         queries, douts, outs, _ = filled
         arrays = douts, queries, keys, values, outs, lses[..., 0]
@@ -377,13 +391,17 @@ def _select(rows: torch.Tensor, chosen: Sequence[torch.Tensor], others: Sequence
     )
 
 
-def _check_lse(job: _Job, lse: torch.Tensor) -> None:
-    """Raise ValueError on every rank if an lse is too large: the float64 fallback needs all keys of its rows."""
+def _check_backward(job: _Job, lse: torch.Tensor) -> None:
+    """Raise ValueError on every rank if ranks differentiate different calls.
+
+    Also if an lse is too large: the float64 fallback needs all keys of its rows.
+    """
     limit = FAR_LSE[lse.element_size()]
-    far = ((lse.abs() > limit) & (lse != -math.inf)).any().to(torch.int64).reshape(1)
-    found = [torch.empty_like(far) for _ in range(dist.get_world_size(job.group))]
-    dist.all_gather(found, far, group=job.group)
-    ranks = [rank for rank, x in enumerate(found) if x]
+    far = ((lse.abs() > limit) & (lse != -math.inf)).any()
+    found = gathered(job.group, bytes([bool(far)]) + job.digest)
+    if len({x[1:] for x in found}) > 1:
+        raise ValueError("attention: ranks compute the gradients of different calls")
+    ranks = [rank for rank, x in enumerate(found) if x[0]]
     if ranks:
         raise ValueError(
             f"attention: scores on ranks {ranks} exceed {limit:.4g}; gradients need all keys of a row on one rank: "

@@ -30,14 +30,11 @@ def exchange(
     group: Any,
     kind: str,
     transfers: Sequence[Transfer],
-    header: bytes,
     local: Sequence[torch.Tensor],
     sharding: Sharding,
     to: Sequence[torch.Tensor],
 ) -> Callable[[], None]:
     """Begin to send rows of local shards, (batch, heads, n, width), along the transfers; an all-gather sends all rows.
-
-    Each message starts with the sender's digest of the call, `header`.
 
     Returns
     -------
@@ -48,8 +45,6 @@ def exchange(
     ------
     RuntimeError
         If a rank does not answer within the timeout of the process group.
-    ValueError
-        If a received header differs.
     """
     rank, peers = dist.get_rank(group), [transfer.peer for transfer in transfers]
     rows = sharding.rows(rank)
@@ -63,14 +58,13 @@ def exchange(
         return lambda: None
     number = torch.full((sharding.length,), -1)
     number[torch.from_numpy(rows)] = torch.arange(len(rows))
-    first = torch.tensor(list(header), dtype=torch.uint8)
-    sizes = {x.peer: len(header) + sum(_bytes(block, to) for block in x.receive) for x in transfers if x.receive}
+    sizes = {x.peer: sum(_bytes(block, to) for block in x.receive) for x in transfers if x.receive}
     try:
         if kind == "all_gather":
-            own = _packed(first, mine, local, number)
+            own = _packed(mine, local, number)
             works, receives = _all_gather(group, own, sizes)
         else:
-            sends = {x.peer: _packed(first, x.send, local, number) for x in transfers if x.send}
+            sends = {x.peer: _packed(x.send, local, number) for x in transfers if x.send}
             works, receives = (_all_to_all if kind == "all_to_all" else _point_to_point)(group, sends, sizes)
     except RuntimeError as error:
         raise _no_exchange(peers) from error
@@ -81,15 +75,9 @@ def exchange(
                 work.wait()
         except RuntimeError as error:
             raise _no_exchange(peers) from error
-        others = [peer for peer, x in receives.items() if not torch.equal(x[: len(header)], first)]
-        if others:
-            raise ValueError(
-                f"attention: ranks {sorted(others)} passed another pattern, shape, scale or seed; "
-                "SPATTN_CHECK_RANKS=1 says which"
-            )
         for transfer in transfers:
             if transfer.receive:
-                _unpack(transfer.receive, receives[transfer.peer][len(header) :], to)
+                _unpack(transfer.receive, receives[transfer.peer], to)
 
     return finish
 
@@ -151,8 +139,8 @@ def scatter(group: Any, x: np.ndarray) -> tuple[slice, np.ndarray]:
 def _no_exchange(ranks: Iterable[int]) -> RuntimeError:
     peers = sorted(ranks)
     return RuntimeError(
-        f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died, "
-        "stalled, or made another call (SPATTN_CHECK_RANKS=1 compares all calls). Make a new process group"
+        f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died "
+        "or stalled. Make a new process group"
     )
 
 
@@ -168,10 +156,8 @@ def _index(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(block.heads)[:, None], torch.from_numpy(block.rows)
 
 
-def _packed(
-    header: torch.Tensor, blocks: Sequence[Block], local: Sequence[torch.Tensor], number: torch.Tensor
-) -> torch.Tensor:
-    parts = [header]
+def _packed(blocks: Sequence[Block], local: Sequence[torch.Tensor], number: torch.Tensor) -> torch.Tensor:
+    parts = []
     for block in blocks:
         heads, rows = _index(block)
         parts += [x.flatten(0, 1)[heads, number[rows]].view(torch.uint8).flatten() for x in local]
