@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 
-__all__ = ["agree", "compare", "digest", "digest_of_plan", "gathered"]
+__all__ = ["DIGEST", "agree", "compare", "digest", "digest_of_plan", "gathered"]
 
 DIGEST = 8  # bytes of the digest of a call; zeros if there is none
 

@@ -20,7 +20,6 @@ from .. import attention as attention_of_one
 from .. import attention_backward
 from .._util.cached import BoundedCache
 from ..arrays import autocast, dtype_name
-from ..arrays.namespace import numpy_dtype
 from ..cpu import FAR_LSE
 from ..cuda import families
 from ..cuda.driver import device
@@ -34,13 +33,13 @@ from ..planning import Plan
 from ..request.call import Call
 from ..request.score import Portion
 from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages, lists_of_tables
-from ._agreement import agree, compare, digest, digest_of_plan, gathered
+from ._agreement import DIGEST, agree, compare, digest, digest_of_plan, gathered
 from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
-from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
+from ._plans import Shape, Transfer, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
-from ._traffic import EXCHANGES, fastest, traffic
+from ._traffic import EXCHANGES, fastest, of_rank, of_ranks
 
 __all__ = ["attention"]
 
@@ -147,6 +146,9 @@ def attention(
 
     if not on_gpu:
         agree(group, None if job is None else job.digest, describe)
+        assert job is not None
+        if not job.exchange:  # on all ranks: they made it together
+            job = job._replace(exchange=job.chosen(gathered(group, of_rank(job.transfers(), (k, v))), (k, v)))
     elif job is None:  # a comparison would let the host wait for the GPU
         compare(group, describe)
     assert job is not None
@@ -173,6 +175,7 @@ class _Job(NamedTuple):
     wanted: tuple[bool, ...]  # which of given.captured need gradients
     on_gpu: OnGpu | None
     described: dict[str, Any]  # what all ranks must agree on
+    exchange: str  # of the forward pass; on CPUs
 
     def of(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> _Job:
         """Return the job of a call with these options."""
@@ -181,16 +184,21 @@ class _Job(NamedTuple):
         found = self._replace(options=options, given=given, wanted=wanted)
         return found._replace(described=found._describe())
 
+    def chosen(self, ranks: Sequence[bytes], local: Sequence[torch.Tensor]) -> str:
+        """Return how rows of `local` travel, from :func:`of_rank` of all ranks."""
+        given = str(self.options["exchange"])
+        return fastest(of_ranks(ranks, self.sharding, local).seconds()) if given == "auto" else given
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Return the transfers of the forward pass."""
+        of, of_tables = self.shape, None
+        if any(self.wanted[1:]):
+            of_tables = whole_plan(self.pattern, self.call, backward=True)
+        return key_transfers(self.plan, self.sharding, self.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
+
     @property
     def rows(self) -> torch.Tensor:
         return torch.from_numpy(self.sharding.rows(self.rank))
-
-    def exchange(self, plan: Plan, backward: bool = False) -> str:
-        """Return how rows travel in a pass."""
-        if self.options["exchange"] != "auto":
-            return str(self.options["exchange"])
-        itemsize = numpy_dtype(self.call.dtype).itemsize
-        return fastest(traffic(plan, self.sharding, self.shape, itemsize, backward).seconds())
 
     @property
     def digest(self) -> bytes:
@@ -254,7 +262,7 @@ def _make(
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
         own = of_gradients, gpu, families.of_call(call, gpu)
         on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
-    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu, {}).of(q, k, v, options)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu, {}, "").of(q, k, v, options)
 
 
 def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:
@@ -299,12 +307,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job, *captured: Any) -> torch.Tensor:
-        of, rows, length = job.shape, job.rows, job.shape.length
-        of_tables = whole_plan(job.pattern, job.call, backward=True) if any(job.wanted[1:]) else None
-        transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
+        rows, length = job.rows, job.shape.length
         keys, values = (whole(x, rows, length) for x in (k, v))
-        kind = job.exchange(job.plan)
-        finish = exchange(job.group, kind, transfers, (k, v), job.sharding, (keys, values))
+        finish = exchange(job.group, job.exchange, job.transfers(), (k, v), job.sharding, (keys, values))
         queries, options = whole(q, rows, length), _of_one({**job.options, "scale": job.call.scale})
         options |= {"backend": "cpu", "return_lse": True}
         found: tuple[torch.Tensor, ...] = ()
@@ -329,14 +334,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, keys, values, out, lse, *_ = ctx.saved_tensors
         job: _Job = ctx.job
         of, rows, length = job.shape, job.rows, job.shape.length
-        _check_backward(job, lse)
         plan = whole_plan(job.pattern, job.call, backward=True)
         transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q, any(job.wanted[1:]))
         local = q, dout, out, lse[..., None]
+        kind = job.chosen(_checked(job, lse, of_rank(transfers, local)), local)
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, job.exchange(plan, True), transfers, local, job.sharding, filled)()
+        exchange(job.group, kind, transfers, local, job.sharding, filled)()
         own = backward_part(plan, job.sharding, job.rank)
         queries, douts, outs, _ = filled
         arrays = douts, queries, keys, values, outs, lses[..., 0]
@@ -346,8 +351,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         given = job.given
         if any(job.wanted):
             lists = lists_of_tables(plan, job.sharding, job.rank)
-            of_rank = job.sharding.owners() == job.rank, lists.items(own), functools.partial(scatter, job.group)
-            given = given._replace(operands=given.operands._replace(portion=Portion(*of_rank)))
+            portion = Portion(
+                job.sharding.owners() == job.rank, lists.items(own), functools.partial(scatter, job.group)
+            )
+            given = given._replace(operands=given.operands._replace(portion=portion))
         options = {"scale": job.call.scale, "backend": "cpu", "precision": None, "layout": "bhsd"}
         dq, dk, dv, dtables, dsinks = backward_with_score(*arrays, own, given=given, wanted=job.wanted[1:], **options)
         return *(x[:, :, rows] for x in (dq, dk, dv)), None, dsinks if job.wanted[0] else None, *dtables
@@ -391,15 +398,15 @@ def _select(rows: torch.Tensor, chosen: Sequence[torch.Tensor], others: Sequence
     )
 
 
-def _check_backward(job: _Job, lse: torch.Tensor) -> None:
-    """Raise ValueError on every rank if ranks differentiate different calls.
+def _checked(job: _Job, lse: torch.Tensor, traffic: bytes) -> list[bytes]:
+    """Return the traffic of all ranks; raise ValueError on every rank if they differentiate different calls.
 
     Also if an lse is too large: the float64 fallback needs all keys of its rows.
     """
     limit = FAR_LSE[lse.element_size()]
     far = ((lse.abs() > limit) & (lse != -math.inf)).any()
-    found = gathered(job.group, bytes([bool(far)]) + job.digest)
-    if len({x[1:] for x in found}) > 1:
+    found = gathered(job.group, bytes([bool(far)]) + job.digest + traffic)
+    if len({x[1 : 1 + DIGEST] for x in found}) > 1:
         raise ValueError("attention: ranks compute the gradients of different calls")
     ranks = [rank for rank, x in enumerate(found) if x[0]]
     if ranks:
@@ -407,6 +414,7 @@ def _check_backward(job: _Job, lse: torch.Tensor) -> None:
             f"attention: scores on ranks {ranks} exceed {limit:.4g}; gradients need all keys of a row on one rank: "
             "use a smaller scale, float64, or spattn.attention in one process"
         )
+    return [x[1 + DIGEST :] for x in found]
 
 
 def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..schedule.shard import Sharding
 from ._plans import Block, Transfer
+from ._traffic import block_bytes
 
 __all__ = ["exchange", "scatter", "whole"]
 
@@ -58,7 +59,7 @@ def exchange(
         return lambda: None
     number = torch.full((sharding.length,), -1)
     number[torch.from_numpy(rows)] = torch.arange(len(rows))
-    sizes = {x.peer: sum(_bytes(block, to) for block in x.receive) for x in transfers if x.receive}
+    sizes = {x.peer: sum(block_bytes(block, to) for block in x.receive) for x in transfers if x.receive}
     try:
         if kind == "all_gather":
             own = _packed(mine, local, number)
@@ -146,10 +147,6 @@ def _no_exchange(ranks: Iterable[int]) -> RuntimeError:
 
 def _operation(what: Any, x: torch.Tensor, group: Any, peer: int) -> Any:
     return dist.P2POp(what, x, dist.get_global_rank(group, peer), group)
-
-
-def _bytes(block: Block, tensors: Sequence[torch.Tensor]) -> int:
-    return len(block.heads) * len(block.rows) * sum(x.shape[3] * x.element_size() for x in tensors)
 
 
 def _index(block: Block) -> tuple[torch.Tensor, torch.Tensor]:

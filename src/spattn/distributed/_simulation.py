@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..schedule.shard import Sharding
+from ..schedule.shard_totals import totals
 from ._plans import Shape, call_of, whole_plan
 from ._shardings import NAMES, named, shape_of
-from ._traffic import BANDWIDTH, LATENCY, fastest, traffic
+from ._traffic import BANDWIDTH, LATENCY, Traffic, fastest
 
 __all__ = ["Simulation", "shard", "simulate"]
 
@@ -172,10 +174,19 @@ def _simulated(
     backward: bool,
 ) -> Simulation:
     sharding, itemsize = named(name, shape, world_size, plan), numpy_dtype(dtype).itemsize
-    found = traffic(plan, sharding, shape, itemsize, backward)
-    exchanges = found.seconds(bandwidth, latency)
+    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
+    heads = np.bincount(variant.ravel(), minlength=plan.variants)
+    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
+    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
+    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
+    of_keys = width = (shape.head_dim + shape.head_dim_v) * itemsize
+    if backward:
+        width += shape.head_dim_v * itemsize + max(itemsize, 4)
+    found = totals(plan, sharding, of_group, heads, backward)
+    largest = max(len(sharding.rows(rank)) for rank in range(world_size))
+    exchanged = Traffic(found.sent * width, found.received * width, found.messages, largest * len(groups) * width)
+    exchanges = exchanged.seconds(bandwidth, latency)
     exchange = fastest(exchanges)
-    heads = np.bincount(np.broadcast_to(plan.variant, (shape.batch, shape.heads_q)).ravel(), minlength=plan.variants)
     of_item = np.repeat(heads, np.diff(plan.work_indptr))
     total = max(1, of_item @ (plan.work["end"] - plan.work["begin"]))
     work, once = found.tiles / total, found.own_tiles / total
@@ -184,7 +195,6 @@ def _simulated(
     # Backward, the others send keys and values again, and their gradients.
     others, peers, of_pass = {}, world_size - 1, 2 if backward else 1
     compute = seconds * float(once.max())
-    of_keys = (shape.head_dim + shape.head_dim_v) * itemsize
     all_keys = of_pass * shape.batch * shape.heads_kv * of_keys * shape.length * peers / world_size / bandwidth
     others["ring"] = compute + of_pass * peers * latency + all_keys
     others["all_gather"] = compute + of_pass * peers.bit_length() * latency + all_keys
@@ -195,9 +205,9 @@ def _simulated(
     return Simulation(
         sharding,
         name,
-        found.sent,
-        found.received,
-        found.messages,
+        exchanged.sent,
+        exchanged.received,
+        exchanged.messages,
         exchange,
         most,
         work,

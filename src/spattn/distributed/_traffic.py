@@ -1,26 +1,23 @@
-"""Bytes and messages of a call, and the exchange of least predicted time: point-to-point, all-to-all or all-gather."""
+"""Bytes and messages of a pass, and the exchange of least predicted time: point-to-point, all-to-all or all-gather."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..planning import Plan
-from ..planning.contract.cache import kept_with_plan
 from ..schedule.shard import Sharding
-from ..schedule.shard_totals import totals
-from ._plans import Shape
+from ._plans import Block, Transfer
 
-__all__ = ["BANDWIDTH", "EXCHANGES", "LATENCY", "Traffic", "fastest", "traffic"]
+__all__ = ["BANDWIDTH", "EXCHANGES", "LATENCY", "Traffic", "block_bytes", "fastest", "of_rank", "of_ranks"]
 
 EXCHANGES = "all_gather", "all_to_all", "point_to_point"  # of equals, the first: fewer calls of the library
 BANDWIDTH, LATENCY = 25e9, 20e-6  # bytes per second into a rank, and seconds per message
 
 
 class Traffic(NamedTuple):
-    """What ranks exchange, and the tiles that they compute.
+    """What ranks exchange.
 
     Attributes
     ----------
@@ -28,16 +25,12 @@ class Traffic(NamedTuple):
         Bytes that each rank sends and receives, and messages that it receives, if only needed rows are sent.
     shard : int
         Bytes of the largest shard.
-    own_tiles, tiles : (world_size,) int64 array
-        See :class:`spattn.schedule.shard_totals.Totals`.
     """
 
     sent: np.ndarray
     received: np.ndarray
     messages: np.ndarray
     shard: int
-    own_tiles: np.ndarray
-    tiles: np.ndarray
 
     def seconds(self, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> dict[str, np.ndarray]:
         """Return the time of each exchange on each rank.
@@ -54,29 +47,26 @@ class Traffic(NamedTuple):
         return found
 
 
-@kept_with_plan
-def traffic(plan: Plan, sharding: Sharding, shape: Shape, itemsize: int, backward: bool) -> Traffic:
-    """Return what a pass exchanges: keys and values, or backward rows of q, the gradient of out, out and lse."""
-    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
-    heads = np.bincount(variant.ravel(), minlength=plan.variants)
-    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
-    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
-    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
-    width = (shape.head_dim + shape.head_dim_v) * itemsize
-    if backward:
-        width += shape.head_dim_v * itemsize + max(itemsize, 4)
-    found = totals(plan, sharding, of_group, heads, backward)
-    largest = max(len(sharding.rows(rank)) for rank in range(sharding.world_size))
-    return Traffic(
-        found.sent * width,
-        found.received * width,
-        found.messages,
-        largest * len(groups) * width,
-        found.own_tiles,
-        found.tiles,
-    )
-
-
 def fastest(seconds: dict[str, np.ndarray]) -> str:
     """Return the exchange whose slowest rank is fastest."""
     return min((name for name in EXCHANGES if name in seconds), key=lambda name: float(seconds[name].max()))
+
+
+def of_rank(transfers: Sequence[Transfer], local: Sequence[Any]) -> bytes:
+    """Return what a rank sends and receives along transfers, for :func:`of_ranks` of all ranks."""
+    sent = sum(block_bytes(block, local) for transfer in transfers for block in transfer.send)
+    received = [sum(block_bytes(block, local) for block in transfer.receive) for transfer in transfers]
+    return np.array([sent, sum(received), np.count_nonzero(received)], np.int64).tobytes()
+
+
+def of_ranks(ranks: Sequence[bytes], sharding: Sharding, local: Sequence[Any]) -> Traffic:
+    """Return the traffic of all ranks."""
+    sent, received, messages = np.array([np.frombuffer(x, np.int64) for x in ranks]).T
+    largest = max(len(sharding.rows(rank)) for rank in range(sharding.world_size))
+    heads = np.arange(local[0].shape[0] * local[0].shape[1])
+    return Traffic(sent, received, messages, block_bytes(Block(heads, np.arange(largest)), local))
+
+
+def block_bytes(block: Block, tensors: Sequence[Any]) -> int:
+    """Return the bytes of a block's rows of some tensors."""
+    return len(block.heads) * len(block.rows) * sum(x.shape[3] * x.element_size() for x in tensors)
