@@ -380,7 +380,7 @@ def dtensors(rank):
     assert same_bits([x.full_tensor() for x in got], [torch.cat(x, 1) for x in zip(*want, strict=True)])
     raises(ValueError, ["not supported with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
     # Patterns and sinks of heads go where the heads are, on this mesh and if heads alone are sharded.
-    each, sinks = [p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full()], torch.arange(4.0)
+    each, sinks = [p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full()], torch.arange(4.0, requires_grad=True)
     own = [x.detach() for x in own]
     halves = [[x.chunk(2, 1)[half] for x in (q, k, v)] for half in range(2)]
     parts = [
@@ -390,6 +390,13 @@ def dtensors(rank):
     for placements in ([Shard(1), Shard(2)], [Shard(1), Replicate()]):
         got = sd.attention(*(x.redistribute(mesh, placements) for x in own[:3]), p.PerHead(each), sinks=sinks)
         assert same_bits([got.full_tensor()], [torch.cat(parts, 1)]) and got.placements == tuple(placements)
+        # Gradients of sinks are summed over the dimensions that shard q.
+        (of_sinks,) = torch.autograd.grad(got.to_local().sum(), sinks)
+        for number, placement in enumerate(placements):
+            if isinstance(placement, Shard):
+                dist.all_reduce(of_sinks, group=mesh.get_group(number))
+        (want,) = torch.autograd.grad(torch.cat(parts, 1).sum(), sinks, retain_graph=True)
+        assert torch.equal(of_sinks, want)
 
 
 def modules(rank):

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import cpu
+from spattn.cpu import _score
 from spattn.dispatch import scores
 from spattn.dispatch.calls import backward_with_score
 from spattn.distributed._plans import Shape, key_transfers, row_transfers
@@ -107,9 +109,10 @@ def square(drawn):
     st.sampled_from(NAMES),
     st.integers(2, 4),
     st.lists(st.sampled_from(TABLES), min_size=1, max_size=3, unique=True),
+    st.sampled_from([_score._MOST_ELEMENTS, 200]),
 )
-def test_each_sum_is_on_one_rank_with_the_bits_of_one_process(problem, name, world_size, names):
-    """Rows that a rank does not need hold other numbers; they may not matter."""
+def test_each_sum_is_on_one_rank_with_the_bits_of_one_process(problem, name, world_size, names, at_once):
+    """Rows that a rank does not need hold other numbers; they may not matter. Nor may the number of passes."""
     sizes, pattern = problem.case.sizes, problem.case.pattern
     shape = Shape(sizes.batch, sizes.heads_q, sizes.heads_kv, sizes.q_len, problem.head_dim, problem.head_dim_v)
     q, k, v = inputs(*problem.shape, dtype=problem.dtype, seed=problem.seed)
@@ -155,7 +158,8 @@ def test_each_sum_is_on_one_rank_with_the_bits_of_one_process(problem, name, wor
             *arrays, seen(lse, of_rows, -np.inf), part, given=given, wanted=order.operands.wanted, **fixed
         )[3:]
 
-    found = ranks.run(of_rank)
+    with mock.patch.object(_score, "_MOST_ELEMENTS", at_once):
+        found = ranks.run(of_rank)
     for number, expected in enumerate([*of_tables, of_sinks]):
         parts = np.stack([[*dtables, dsinks][number] for dtables, dsinks in found])
         assert ((parts != 0).sum(axis=0) <= 1).all()
