@@ -115,8 +115,8 @@ def attention(
 
     The gradients of sinks and of arrays that the score function captures are parts: each element is complete on one
     rank, with the bits of one process, and 0 on the others. As for any parameter that all ranks hold, sum the gradients
-    over the ranks; of DTensors, over the dimensions of the mesh that shard q. The terms of a tile are added on one rank,
-    which receives its other rows and their keys.
+    over the ranks; of DTensors, over the dimensions of the mesh that shard q. The terms of a tile are added on one
+    rank, which receives its other rows and their keys.
 
     The bits may differ where a NaN or an infinity is at an allowed pair.
     """
