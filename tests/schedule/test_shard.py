@@ -136,6 +136,15 @@ def test_a_part_without_a_row_is_refused(change):
             shard._prove(plan, part, np.zeros(0, np.int64), owned[None])
 
 
+def test_a_part_without_tiles_of_table_gradients_is_refused():
+    plan, sharding = causal_plan(2500), named("contiguous", Shape(1, 1, 1, 2500, 32, 32), 2, None)
+    for rank in range(2):
+        lists = shard.lists_of_tables(plan, sharding, rank)
+        assert lists.items(shard.backward_part(plan, sharding, rank)).any()
+        with pytest.raises(RuntimeError, match="lacks tiles of table gradients"):
+            lists.items(shard.backward_part(plan, sharding, 1 - rank))
+
+
 def test_the_simulation_has_the_bytes_of_the_transfers():
     """Sums over the transfers of each rank, forward and backward, with grouped heads of different patterns."""
     some = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.longformer(4, global_tokens=(0, 77))))

@@ -364,10 +364,15 @@ class ListsOfTables(NamedTuple):
     rows: np.ndarray
 
     def items(self, part: Plan) -> np.ndarray:
-        """Return the items of these lists in a backward part of the rank, (items,) bool."""
+        """Return the items of these lists in the rank's backward part, (items,) bool; check that it has all of them."""
         of = validated(part).part
         assert of is not None
-        return self.lists[spans_of(of.whole).lists[of.items]]
+        spans = spans_of(of.whole)
+        found = self.lists[spans.lists[of.items]]
+        tiles = [np.sum(x["end"] - x["begin"]) for x in (by_rows(part)[found], spans.work[self.lists[spans.lists]])]
+        if tiles[0] != tiles[1]:
+            raise RuntimeError("plan: a part lacks tiles of table gradients; this is a bug in spattn, please report it")
+        return found
 
 
 @kept_with_plan
