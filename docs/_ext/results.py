@@ -20,7 +20,7 @@ class ResultsTable(SphinxDirective):
 
     NAME is a file's name, such as ``peers_cuda-h200``, or without the machine if only one machine has it.
 
-    ``:where: field = value; …`` keeps some rows. ``:split-by: field`` makes a table for each of its values.
+    ``:where: field = value; …`` keeps some rows; a field without a value, the rows that have it. ``:split-by: field`` makes a table for each of its values.
     ``:of: field`` shows another field than ``results``, a list of rows or one row.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     Tables of several files are headed by the processor that they were measured on.
@@ -64,7 +64,7 @@ class ResultsTable(SphinxDirective):
     def _tables(self, rows: list[dict]) -> list[tuple[str | None, list[dict]]]:
         """Rows that are wanted, by the value of the field to split by."""
         wanted = _pairs(self.options.get("where", ""))
-        rows = [row for row in rows if all(str(row.get(field)) == value for field, value in wanted)]
+        rows = [row for row in rows if all(_has(row, *each) for each in wanted)]
         if "split-by" not in self.options:
             return [(None, rows)]
         groups: dict[str, list[dict]] = {}
@@ -129,6 +129,11 @@ def source_line(name: str | None, record: dict) -> str:
     head = f"*From* ``{name}``: " if name else ""
     notes = f" {record['notes']}" if "notes" in record else ""
     return head + ("; ".join(fact for fact in facts if fact) or "no header") + f".{notes}"
+
+
+def _has(row: dict, field: str, *value: str) -> bool:
+    """Whether a row has a field or, if one is given, its value; None is a field that is not there."""
+    return field in row if not value else str(row.get(field)) == value[0]
 
 
 def _pairs(text: str) -> list[tuple[str, ...]]:
