@@ -61,7 +61,6 @@ def measure(commits: list[dict], packages: Path, rounds: int) -> None:
     missing = [commit for commit, folder in folders.items() if folder is None]
     if missing:
         print(f"history: left out, since they do not build: {', '.join(missing)}", file=sys.stderr)
-    shutil.rmtree(MEASURED, ignore_errors=True)
     asv = [sys.executable, "-m", "asv"]
     subprocess.run([*asv, "machine", "--yes", *CONFIG], check=True, stdout=subprocess.DEVNULL)
     for turn in range(rounds):
@@ -143,18 +142,21 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, help="folder that holds, or gets, the package of each commit")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--built", action="store_true", help="measure only commits whose package is there")
-    parser.add_argument("--only", nargs="*", metavar="COMMIT", help="measure only these of the declared commits")
+    parser.add_argument("--only", nargs="*", metavar="COMMIT", help="add a measurement of these commits")
     parser.add_argument("--report", action="store_true", help="write the last run's figures again")
     args = parser.parse_args()
     if args.packages is None and not args.report:
         parser.error("expected --packages or --report")
     commits = json.loads((FOLDER / "commits.json").read_text())
+    chosen = commits
     if args.only:
-        commits = [entry for entry in commits if entry["commit"].startswith(tuple(args.only))]
+        chosen = [entry for entry in commits if entry["commit"].startswith(tuple(args.only))]
     if args.built:
-        commits = [entry for entry in commits if list(args.packages.glob(f"{entry['commit']}*/spattn"))]
+        chosen = [entry for entry in chosen if list(args.packages.glob(f"{entry['commit']}*/spattn"))]
     if not args.report:
-        measure([entry for entry in commits if "skipped" not in entry], args.packages, args.rounds)
+        if not args.only:
+            shutil.rmtree(MEASURED, ignore_errors=True)
+        measure(chosen, args.packages, args.rounds)
     measured, rows = collect(commits)
     found = steps(measured, rows)
     facts = {"commits": [entry["commit"] for entry in measured], "dates": [entry["date"] for entry in measured]}
