@@ -13,6 +13,7 @@ from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90 import maps
 from spattn.cuda.sm90.forward import launches, params, prepared, steps
+from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.schedule import few_queries
 from spattn.schedule.tasks import TASK
@@ -116,6 +117,7 @@ def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatc
     made = [launches_of(1000, contiguous, contiguous, pattern) for pattern in patterns]
     known, (_, k, v) = [made[number][0] for number in order], made[0]
     assert [one.part.call.packed for one, *_ in made] == [3, 1]
+    assert all(with_packed_heads(one.part.call) is one.part.call for one, *_ in made)
     for number, pattern in enumerate(patterns):
         rows = few_queries.rows_of(pattern, QUERIES, 1000, BATCH, HEADS)
         found = steps.of_rows(known, *rows, k, v, 4, None)

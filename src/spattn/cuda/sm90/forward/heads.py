@@ -12,14 +12,16 @@ from ...host.forward_pass import ForwardPass
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
-    It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
-    between heads of a group, score functions (they depend on the head), and arrays in which (head, query) is not
-    one axis of constant stride.
+    It is impossible for packed calls, groups of one head, groups that exceed a tile, ordered and gathered plans,
+    patterns that differ between heads of a group, score functions (they depend on the head), and arrays in which (head,
+    query) is not one axis of constant stride.
     """
     group = packing(call)
-    found = None if group == 1 else pack_heads(call.plan, group)
+    found = None if group == 1 or call.packed > 1 else pack_heads(call.plan, group)
+    if found is None:
+        return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
-    if found is None or q is None or out is None:
+    if q is None or out is None:
         return call
     return replace(call, plan=found, q=q, out=out, packed=group)
 
