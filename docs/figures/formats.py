@@ -15,7 +15,7 @@ FORMATS = {
     "bitmask": ("bitmask", "#7a9a5a"),
 }
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "formats-xeon-amx.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "formats-zen4.json"
 results = json.loads(path.read_text())["results"] if path.exists() else []
 names = list(dict.fromkeys(row["name"] for row in results)) or ["no results"]
 size = (2.3 * len(names), 2.6)
