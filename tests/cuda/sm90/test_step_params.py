@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from spattn import patterns as p
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90 import maps
 from spattn.cuda.sm90.forward import launches, params, prepared, steps
 from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
@@ -27,21 +25,7 @@ OF_KEYS = "k_stride", "v_stride", "q_offset", "q_batch", "kv_batch", "batch_maps
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    """An encoded tensor map is the address, then sizes, strides and box."""
-
-    class Driver:
-        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, extents, strides, box, *_):
-            image = address.value.to_bytes(8, "little") + bytes(extents) + bytes(strides) + bytes(box)
-            ctypes.memmove(target.value, image.ljust(128, b"\0"), 128)
-            return 0
-
-        def cuTensorMapReplaceAddress(self, target, address):
-            ctypes.memmove(target, address.to_bytes(8, "little"), 8)
-            return 0
-
-    driver = Driver()
-    monkeypatch.setattr(maps, "library", lambda: driver)
+def no_gpu(monkeypatch, tensor_maps):
     monkeypatch.setattr(prepared, "upload", lambda device, arrays: (None, dict.fromkeys(arrays, 4096)))
     monkeypatch.setattr(launches, "load_kernels", lambda device, requests: requests)
 
