@@ -175,8 +175,8 @@ def show(rows: list[dict]) -> None:
 def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dtype, rounds: int) -> list[dict]:
     """Milliseconds of the parts of each layer of a BERT encoder with random weights, for each kind of attention.
 
-    CPU time on the CPU, wall time on a GPU. The rows with ``layer = "all"`` are sums over the layers. Attention is the module between the projections of q, k, v
-    and that of the output.
+    CPU time on the CPU, wall time on a GPU. The rows with ``layer = "all"`` are sums over the layers. Attention is the
+    module between the projections of q, k, v and that of the output.
     """
     from sentence_encoder import layers
     from transformers import BertConfig, BertModel
