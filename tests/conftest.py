@@ -46,6 +46,14 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes more than about two seconds; skip with `-m 'not slow'`")
 
 
+def pytest_runtest_logreport(report):
+    """Append a failure to the file ``SPATTN_TEST_FAILURES`` at once: a run that is stopped prints no summary."""
+    path = os.environ.get("SPATTN_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(path, "a") as file:
+            print(f"FAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)\n{report.longreprtext}", file=file)
+
+
 def pytest_collection_modifyitems(config, items):
     """Skip GPU tests unless ``-m`` names ``gpu``: a plain run needs no GPU, and reports them as skipped."""
     if "gpu" in (config.getoption("-m") or ""):

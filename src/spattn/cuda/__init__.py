@@ -200,10 +200,15 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     most patterns are planned by their rows.
     """
     gpu = device.get(call.kind.ordinal(call.q))
+<<<<<<< HEAD
     if not backward and call.dtype != FLOAT8 and by_rows(pattern, call, call.kv_len):
+=======
+    family = families.of_call(call, gpu)  # checks the head dimensions
+    if not backward and by_rows(pattern, call, call.kv_len):
+>>>>>>> main
         workers, rows = steps.shape_of(call, gpu)
         return few_queries.plan_for(pattern, call, workers, max_bytes, rows)
-    return families.of_call(call, gpu).plan_for(pattern, call, gpu, max_bytes, backward)
+    return family.plan_for(pattern, call, gpu, max_bytes, backward)
 
 
 def by_rows(pattern: Pattern, call: Call, kv_len: int) -> bool:
@@ -294,7 +299,7 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
         raise ValueError(f"head_dim {head_dim} is not covered by the GPU cost model (max {LARGEST_HEAD_DIM})")
     if not executes(*plan.tile) or (plan.ordered and plan.block_q > ROWS):
         raise ValueError(
-            f"plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got {plan!r}"
+            f"plan: the GPU cost model requires tiles of 64 keys and of 192, 128 or at most 64 queries, got {plan!r}"
         )
 
 

@@ -107,7 +107,14 @@ class Launcher(Protocol):
         """Return launches, in order, each with its call indices; omit calls whose arrays the kernels cannot address."""
 
     def of_rows(
-        self, known: Sequence[Any], words: np.ndarray, variant: np.ndarray, kv_len: int, workers: int, staging: Any
+        self,
+        known: Sequence[Any],
+        words: np.ndarray,
+        variant: np.ndarray,
+        k: Operand,
+        v: Operand,
+        workers: int,
+        staging: Any,
     ) -> tuple[int, ForwardLaunches] | None:
         """Return launches for rows of bits: see :func:`.sm90.forward.steps.of_rows`."""
 

@@ -47,8 +47,9 @@ def for_all_patterns(call: Call, device: Device, prepare: _Prepare) -> Callable[
 
 
 class _Steps:
-    """Dispatch of calls that differ in pattern and kv_len. Tables of PyTorch tensors are copied in stream order.
+    """Dispatch of calls that differ in pattern, kv_len and the strides of k and v.
 
+    Tables of PyTorch tensors are copied in stream order.
     The first calls plan and prepare launches; later ones only make tables, if the family's launcher can.
     """
 
@@ -63,9 +64,11 @@ class _Steps:
 
     def bind(self, pattern: Pattern) -> PreparedForward:
         """Return the dispatch of a pattern."""
+        torch = self._torch
 
         def run(q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
-            key = pattern, int(k.shape[2]), self._stream(q)
+            strides = None if torch is None else (k.stride(), v.stride())  # other dispatches take any
+            key = pattern, int(k.shape[2]), strides, self._stream(q)
             own = self._lately.get(key) or self._lately.keep(key, self._at(pattern, q, k, v))
             found: tuple[Any, Any] = own(q, k, v, scale) if score is None else own(q, k, v, scale, score)
             return found
@@ -78,8 +81,9 @@ class _Steps:
         if self._known and self._launcher is not None and not captures:
             rows = few_queries.rows_of(pattern, call.q_len, kv_len, call.batch, call.heads_q)
             launches = [one.launches for one in self._known]
+            operands = call.kind.operand(k), call.kind.operand(v)
             with self._device.made_current():
-                found = self._launcher.of_rows(launches, *rows, kv_len, self._shape[0], torch)
+                found = self._launcher.of_rows(launches, *rows, *operands, self._shape[0], torch)
             if found is not None:
                 known = self._known[found[0]]
                 return known.with_launches(found[1], _Planned(self, pattern, known.general))

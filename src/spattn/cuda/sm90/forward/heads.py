@@ -12,6 +12,7 @@ from ...host.forward_pass import ForwardPass
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
+<<<<<<< HEAD
     It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
     between heads of a group, score functions and scales of float8 (they depend on the head), and arrays in which
     (head, query) is not one axis of constant stride.
@@ -19,18 +20,33 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
     if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text or call.score.scales:
+=======
+    It is impossible for packed calls, groups of one head, groups that exceed a tile, ordered and gathered plans,
+    patterns that differ between heads of a group, score functions (they depend on the head), and arrays in which (head,
+    query) is not one axis of constant stride.
+    """
+    group = packing(call)
+    found = None if group == call.packed else pack_heads(call.plan, group)
+    if found is None:
+>>>>>>> main
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
-    if q is None or out is None:
-        return call
-    found = pack_heads(call.plan, group)
-    return call if found is None else replace(call, plan=found, q=q, out=out, packed=group)
+    return replace(call, plan=found, q=q, out=out, packed=group)
 
 
-def _merge_axes(x: Operand, group: int) -> Operand | None:
-    """View (batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if impossible."""
+def packing(call: ForwardPass) -> int:
+    """Return how many heads a query tile of a call gets if its pattern is the same for all heads of a group."""
+    group = call.q.shape[1] // call.k.shape[1]
+    if call.packed > 1 or group == 1:
+        return call.packed
+    if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text:
+        return 1
+    return group if all(x.shape[2] == 1 or x.strides[1] == x.shape[2] * x.strides[2] for x in (call.q, call.out)) else 1
+
+
+def _merge_axes(x: Operand, group: int) -> Operand:
+    """View (batch, heads, rows, columns), of which heads and rows are one axis of constant stride, as (batch,
+    heads / group, group · rows, columns)."""
     (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
-    if rows > 1 and by_head != rows * by_row:
-        return None
     shape = batch, heads // group, group * rows, columns
     return Operand(x.pointer, shape, (by_batch, group * by_head, by_head if rows == 1 else by_row, by_column))

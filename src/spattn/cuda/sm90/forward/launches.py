@@ -10,14 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._util.cached import BoundedCache
+<<<<<<< HEAD
 from ....arrays import FLOAT8
+=======
+from ....arrays.operand import Operand
+>>>>>>> main
 from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
-from ....schedule.tensor_maps import MAPS
+from ....schedule.tensor_maps import MAPS, joint_heads
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, Request, load_kernels, start
 from ...host.forward_pass import ForwardPass, partial_bytes
 from ...host.sinks import sink_macros
+from ..maps import readable
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
 from .terms import blocks as blocks_of_split
@@ -28,7 +33,7 @@ __all__ = ["COUNTERS", "MERGE_TABLES", "ROWS_PER_BLOCK", "Launches", "Part", "Ta
 COUNTERS = 1024  # at most this many calls of a plan run at once on different streams
 MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
 ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
-_LENGTHS_KEPT = 8
+_KEYS_KEPT = 8
 _ALIGNMENT = 256  # of a problem's partials, in bytes
 
 
@@ -90,7 +95,7 @@ class Launches:
 
     def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
         call = parts[0].call
-        self.part, self._lengths = parts[0], BoundedCache(_LENGTHS_KEPT)
+        self.part, self._of_keys = parts[0], BoundedCache(_KEYS_KEPT)
         self._row = row = specialization(call, tables.keys)
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
         self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
@@ -125,15 +130,21 @@ class Launches:
         """Return whether the attention kernel suits other tables of the plan, with `keys` keys per work item."""
         return specialization(self.part.call, keys) == self._row and self.computes > 0 and not self._terms
 
-    def at_length(self, kv_len: int) -> Launches:
-        """Return the launches for another kv_len, cached; their tables are those of this kv_len."""
-        if kv_len == self.part.call.plan.kv_len:
-            return self
-        found: Launches | None = self._lengths.get(kv_len)
+    def addresses(self, k: Operand, v: Operand) -> bool:
+        """Return whether :meth:`with_keys` takes these arrays: TMA can address them, and batch and heads are one axis
+        of all arrays, or of none, as in these launches."""
+        call = self.part.call
+        joint = [all(map(joint_heads, (call.q, call.out, *keys))) for keys in ((k, v), (call.k, call.v))]
+        return readable(k) and readable(v) and joint[0] == joint[1]
+
+    def with_keys(self, k: Operand, v: Operand) -> Launches:
+        """Return the launches for another k and v, cached by length and strides; their tables are those of this k."""
+        shape = k.shape[2], k.strides, v.strides
+        found: Launches | None = self._of_keys.get(shape)
         if found is None:
             found = copy.copy(self)
-            found.template = self.template.at_length(*self.part, kv_len)
-            self._lengths.keep(kv_len, found)
+            found.template = self.template.with_keys(*self.part, k, v)
+            self._of_keys.keep(shape, found)
         return found
 
     def with_tables(self, tables: Tables, slots: int, merge_blocks: int) -> Launches:

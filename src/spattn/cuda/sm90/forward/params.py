@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....arrays.operand import Operand
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.device import address
@@ -33,6 +34,7 @@ _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_
 _FLOATS = ("scale_log2", "sign")
 _TERMS = struct.Struct("@3Q")
 _MOVED, _ADDRESS, _COUNT = struct.Struct("@q"), struct.Struct("@Q"), struct.Struct("@i")
+_STRIDES = struct.Struct("@3q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
@@ -196,13 +198,17 @@ class Template:
         made._tails = [bytes(tail)]
         return made
 
-    def at_length(self, layout: PlanLayout, call: ForwardPass, kv_len: int) -> Template:
-        """Return the parameters for another kv_len of the only problem, whose plan has one view of all keys."""
-        (spec,), operands = layout.key_specs, (call.q, call.k, call.v, call.out)
+    def with_keys(self, layout: PlanLayout, call: ForwardPass, k: Operand, v: Operand) -> Template:
+        """Return the parameters for another k and v of the only problem, of other lengths or strides, whose plan has
+        one view of all keys. Batch and heads must be one axis of all arrays, or of none, as before."""
+        (spec,), operands, kv_len = layout.key_specs, (call.q, k, v, call.out), k.shape[2]
         keys = replace(spec, extents=(kv_len, *spec.extents[1:]))
         specs = (layout.query_specs, (0, 3)), ((keys,), (1, 2))
-        tail, made = bytearray(self._tails[0]), copy.copy(self)
-        _COUNT.pack_into(tail, self._problems_at[0] + _PROBLEM_AT["q_offset"], kv_len - call.plan.q_len)
+        tail, made, first = bytearray(self._tails[0]), copy.copy(self), self._problems_at[0]
+        _COUNT.pack_into(tail, first + _PROBLEM_AT["q_offset"], kv_len - call.plan.q_len)
+        _COUNT.pack_into(tail, self._at["kv_len"] - self._head_bytes, kv_len)
+        for name, operand in (("k_stride", k), ("v_stride", v)):
+            _STRIDES.pack_into(tail, first + _PROBLEM_AT[name], *operand.strides[:3])
         made._maps, made._tails = Maps(self._head_bytes // MAP_BYTES), [bytes(tail)]
         made._maps.encode(operands, specs, [call.dtype] * 4, all(map(joint_heads, operands)))
         return made
