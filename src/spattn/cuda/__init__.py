@@ -200,12 +200,8 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     most patterns are planned by their rows.
     """
     gpu = device.get(call.kind.ordinal(call.q))
-<<<<<<< HEAD
-    if not backward and call.dtype != FLOAT8 and by_rows(pattern, call, call.kv_len):
-=======
     family = families.of_call(call, gpu)  # checks the head dimensions
-    if not backward and by_rows(pattern, call, call.kv_len):
->>>>>>> main
+    if not backward and call.dtype != FLOAT8 and by_rows(pattern, call, call.kv_len):
         workers, rows = steps.shape_of(call, gpu)
         return few_queries.plan_for(pattern, call, workers, max_bytes, rows)
     return family.plan_for(pattern, call, gpu, max_bytes, backward)

@@ -12,23 +12,13 @@ from ...host.forward_pass import ForwardPass
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
-<<<<<<< HEAD
-    It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
-    between heads of a group, score functions and scales of float8 (they depend on the head), and arrays in which
-    (head, query) is not one axis of constant stride.
-    """
-    heads_kv, q_len = call.k.shape[1], call.q.shape[2]
-    group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered or call.score.text or call.score.scales:
-=======
     It is impossible for packed calls, groups of one head, groups that exceed a tile, ordered and gathered plans,
-    patterns that differ between heads of a group, score functions (they depend on the head), and arrays in which (head,
-    query) is not one axis of constant stride.
+    patterns that differ between heads of a group, score functions and scales of float8 (they depend on the head), and
+    arrays in which (head, query) is not one axis of constant stride.
     """
     group = packing(call)
     found = None if group == call.packed else pack_heads(call.plan, group)
     if found is None:
->>>>>>> main
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     return replace(call, plan=found, q=q, out=out, packed=group)
@@ -39,7 +29,7 @@ def packing(call: ForwardPass) -> int:
     group = call.q.shape[1] // call.k.shape[1]
     if call.packed > 1 or group == 1:
         return call.packed
-    if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text:
+    if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text or call.score.scales:
         return 1
     return group if all(x.shape[2] == 1 or x.strides[1] == x.shape[2] * x.strides[2] for x in (call.q, call.out)) else 1
 

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._util.cached import BoundedCache
-<<<<<<< HEAD
 from ....arrays import FLOAT8
-=======
 from ....arrays.operand import Operand
->>>>>>> main
 from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
 from ....schedule.tensor_maps import MAPS, joint_heads
