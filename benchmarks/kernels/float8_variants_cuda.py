@@ -38,62 +38,38 @@ from spattn.schedule.tensor_maps import MAPS
 
 HEADS, TOKENS, HEAD_DIM, CALLS, ROUNDS, SECONDS = 16, 16384, 128, 5, 4, 74
 START = time.monotonic()
-CONFIG, CONSUMER, SOFTMAX = (f"sm90/forward/{name}.cuh" for name in ("config", "consumer", "softmax"))
-TRANSPOSER, PRODUCTS = "sm90/forward/transposer.cuh", "sm90/isa/wgmma.cuh"
-
-NO_TURNS = (
-    (CONSUMER, "if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);", ""),
-    (CONSUMER, "if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);", ""),
-    (CONSUMER, "if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);", ""),
+CONSUMER, FLOAT8_CONSUMER, SOFTMAX, TRANSPOSER = (
+    f"sm90/forward/{name}.cuh" for name in ("consumer", "float8", "checked_softmax", "transposer")
 )
-ONE_SUM = ((CONFIG, "kSeparate = kTerms == 3 || kFloat8;", "kSeparate = kTerms == 3;"),)
-IN_ORDER = ((CONFIG, "kInOrder = kFloat8 && kBlockQ == 192;", "kInOrder = kFloat8;"),)
-UNROLLED = ((TRANSPOSER, "#pragma unroll 1\n", "#pragma unroll 2\n"),)
-# A PV product of four iterations is a sum of its own. The running maximum moves in some warps only; they scale both.
-_VALUES = "multiply_values(product, weights, next_addresses(), "
-TOGETHER = (
+
+ONE_SUM = (
+    (FLOAT8_CONSUMER, "b + i * 32 / 16, i > 0);", "b + i * 32 / 16);"),
     (
-        CONSUMER,
-        "multiply_transposed(o, weights, values.stage[0]);",
-        "multiply_transposed(o, weights, values.stage[0], first);",
+        FLOAT8_CONSUMER,
+        "        start_values(s, ",
+        "        if (moved) scale_rows(o, rescale);\n        start_values(o, ",
     ),
     (
-        CONSUMER,
-        "const Weights& weights, uint32_t values) {",
-        "const Weights& weights, uint32_t values, bool fresh = true) {",
-    ),
-    (CONSUMER, "b + i * 32 / 16, i > 0 || !kSeparate);", "b + i * 32 / 16, i > 0 || !fresh);"),
-    (CONSUMER, "bool last = steps == 1, first = true;", "bool last = steps == 1, first = true;\n    int sums = 0;"),
-    (CONSUMER, _VALUES + "first);\n      if (kWarp", _VALUES + "sums == 0);\n      if (kWarp"),
-    (
-        CONSUMER,
-        "      add_product(o, product);\n      release(value_slices);\n",
-        "      pin(product);\n      if (++sums == 4 || finished) add_product(o, product), sums = 0;\n"
-        "      release(value_slices);\n",
+        FLOAT8_CONSUMER,
+        "        if (moved) scale_rows(o, rescale);\n        wgmma_wait<0>();",
+        "        wgmma_wait<0>();",
     ),
     (
-        CONSUMER,
-        "        scale_rows(o, rescale);\n      }\n      first = finished;",
-        "        scale_rows(o, rescale);\n        scale_rows(product, rescale);\n      }\n      first = finished;",
+        FLOAT8_CONSUMER,
+        "        pin(s);\n#pragma unroll\n        for (int i = 0; i < kDim / 2; ++i) o[i] += s[i];",
+        "        pin(o);",
     ),
-    (CONSUMER, _VALUES + "first);\n    wgmma_wait<0>();", _VALUES + "sums == 0);\n    wgmma_wait<0>();"),
 )
 NO_TRANSPOSE = ((TRANSPOSER, "      transpose(shared_address(shared.ring[ring.stage]));\n", ""),)
-CHEAP_NARROWING = (
-    (
-        PRODUCTS,
-        "  uint32_t packed;\n",
-        "  return __byte_perm(__float_as_uint(a + b), __float_as_uint(c + d), 0x7362);\n  uint32_t packed;\n",
-    ),
-)
 CHEAP_EXPONENTIALS = (
+    (SOFTMAX, "exp2_flushed(s[i] * scale_log2 - reference[h])", "fmaxf(s[i] * scale_log2 - reference[h], 0.1f)"),
+)
+NO_SOFTMAX = (
     (
-        SOFTMAX,
-        "struct Softmax {",
-        "__device__ __forceinline__ float cheap(float x) { return fmaxf(x, 0.1f); }\n\nstruct Softmax {",
+        CONSUMER,
+        "    const Problem& own = problem_of(p, problem);\n    scores.apply(",
+        "    return false;\n    const Problem& own = problem_of(p, problem);\n    scores.apply(",
     ),
-    (SOFTMAX, "exp2_flushed(s[i + 2 * h] ", "cheap(s[i + 2 * h] "),
-    (SOFTMAX, "exp2_flushed(s[i + 2 * h + 1] ", "cheap(s[i + 2 * h + 1] "),
 )
 
 
@@ -109,21 +85,12 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (
+    Variant("192 rows (committed)", rows=192),
     Variant("128 rows (committed)"),
-    Variant("192 rows, in order (committed)", rows=192),
-    Variant("192 rows, in order, transposer unrolled", UNROLLED, rows=192),
-    Variant("128 rows, in order", IN_ORDER, registers=(216, 72)),
-    Variant("128 rows, no turns", NO_TURNS),
-    Variant("128 rows, sums of four iterations", TOGETHER),
-    Variant("128 rows, sums of four iterations, no turns", TOGETHER + NO_TURNS),
-    Variant("128 rows, one sum", ONE_SUM, registers=(216, 72), most_keys=1024),
-    Variant("128 rows, one sum, no turns", ONE_SUM + NO_TURNS, registers=(216, 72), most_keys=1024),
-    Variant("192 rows, in order, no transposition", NO_TRANSPOSE, rows=192, exact=False),
-    Variant("192 rows, in order, cheap narrowing", CHEAP_NARROWING, rows=192, exact=False),
-    Variant("192 rows, in order, cheap exponentials", CHEAP_EXPONENTIALS, rows=192, exact=False),
-    Variant("128 rows, no transposition", NO_TRANSPOSE, exact=False),
-    Variant("128 rows, cheap narrowing", CHEAP_NARROWING, exact=False),
-    Variant("128 rows, cheap exponentials", CHEAP_EXPONENTIALS, exact=False),
+    Variant("192 rows, one sum", ONE_SUM, rows=192, most_keys=1024),
+    Variant("192 rows, no transposition", NO_TRANSPOSE, rows=192, exact=False),
+    Variant("192 rows, cheap exponentials", CHEAP_EXPONENTIALS, rows=192, exact=False),
+    Variant("192 rows, no softmax", NO_SOFTMAX, rows=192, exact=False),
 )
 
 

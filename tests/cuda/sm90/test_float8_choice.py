@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from spattn import patterns
 from spattn.arrays import FLOAT8
 from spattn.arrays.operand import Operand, row_major
-from spattn.choose.specializations import TILE
+from spattn.choose.specializations import TILE, WIDEST
 from spattn.cuda import families
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.host.score import BoundScore
 from spattn.cuda.sm90.forward import launches, params, prepared
+from spattn.request.call import Call
 from spattn.schedule import compiler
 
 pytestmark = pytest.mark.family("sm90")
@@ -108,6 +110,27 @@ def test_which_problems_and_plans(card, monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     with pytest.raises(ValueError, match="float8 needs"):
         families.of(card, FLOAT8, 128, 128)
-    assert family.accepts(call_of().plan) and not family.accepts(call_of().plan, backward=True)
+    assert all(family.accepts(call_of(tile=tile).plan) for tile in (TILE, WIDEST)) and not family.accepts(
+        call_of().plan, backward=True
+    )
     with pytest.raises(ValueError, match="no CUDA kernel has tiles of 64 × 64"):
         families.executing(family, call_of(tile=(64, 64)).plan)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lengths", "tile"),
+    [
+        (patterns.Full(), (2000, 2000), WIDEST),
+        (patterns.Causal(), (4096, 4096), WIDEST),
+        (patterns.SlidingWindow(256), (4096, 4096), WIDEST),
+        (patterns.Full(), (128, 2000), TILE),
+        (patterns.Full(), (200, 2000), TILE),  # 384 rows instead of 256
+        (patterns.BlockLocal(128), (4096, 4096), TILE),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, patterns.Pattern) else str(x),
+)
+def test_tiles_of_a_plan(card, pattern, lengths, tile):
+    """192 queries, unless their tiles cover many more pairs."""
+    q, k = (np.zeros((1, 16, length, 128), ml_dtypes.float8_e4m3fn) for length in lengths)
+    call = Call.of(q, k, k, dtypes=(FLOAT8,))
+    assert families.FLOAT8_FAMILY.plan_for(pattern, call, card, None, False).tile == tile

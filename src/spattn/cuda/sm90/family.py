@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...arrays import FLOAT8
 from ...choose.group_plans import Member, shared
 from ...choose.machine_gpu import chosen, pieces_of, workers_of
-from ...choose.specializations import DTYPES, ROWS, TILE, executes, has_build, terms_of
+from ...choose.specializations import DTYPES, ROWS, TILE, WIDEST, executes, has_build, terms_of
 from ...patterns import Pattern
 from ...planning import Plan
 from ...request.call import Call
@@ -40,6 +40,7 @@ __all__ = ["Hopper", "HopperFloat8", "HopperFloat32"]
 
 LARGEST_HEAD_DIM = 256
 LARGEST_HEAD_DIM_OF_TERMS = LARGEST_HEAD_DIM_OF_FLOAT8 = 128
+_MORE_PAIRS = 1.2  # float8 takes 1.2 times as long for each pair in tiles of TILE as in those of WIDEST
 _log = logging.getLogger("spattn.cuda")
 
 
@@ -199,11 +200,22 @@ class HopperFloat8(Hopper):
         )
 
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
-        return not backward and plan.tile == TILE and super().accepts(plan)
+        tiles = (TILE,) if plan.ordered else (TILE, WIDEST)  # copies of rows leave three warpgroups too few registers
+        return not backward and plan.tile in tiles and super().accepts(plan)
 
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
-        each, pieces = workers_of(call.batch, call.heads_q, device.sm_count), pieces_of(call, TILE[0], device.sm_count)
-        return compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True, pieces=pieces)
+        """Choose tiles of WIDEST, unless they cover many more pairs or their boxes cannot be split."""
+        sms = device.sm_count
+        each = workers_of(call.batch, call.heads_q, sms)
+        narrow, wide = (
+            compiler.plan_for(
+                pattern, call, tile, each, max_bytes, tile_by_tile=True, pieces=pieces_of(call, tile[0], sms)
+            )
+            for tile in (TILE, WIDEST)
+        )
+        if not self.accepts(wide) or wide.tiles * WIDEST[0] > _MORE_PAIRS * narrow.tiles * TILE[0]:
+            return narrow
+        return wide
 
     def forward(self, call: ForwardPass) -> None:
         launches = forwards.prepare(call)

@@ -8,19 +8,20 @@
 //            1 .. kBlockQ / 64: consumers, 64 query rows each. Two consumer warpgroups take turns on the tensor cores
 //            (ping-pong), so that one's softmax overlaps the other's products; CTAs of one SM overlap without turns.
 //            Each consumer also overlaps its softmax with its own PV product of the previous iteration. float32 tiles
-//            of 64 rows: two consumer warpgroups take the iterations in turns (kShares). float8: warps 2 and 3 (3 alone
-//            for gathered KV) transpose values in their stages.
+//            of 64 rows: two consumer warpgroups take the iterations in turns (kShares). float8: consumers overlap
+//            each other only; warps 2 and 3 (3 alone for gathered KV) transpose values in their stages.
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
 //            224 KiB for head_dim 128, half of it with two CTAs per SM. The query tile also stages the output.
 // Registers  120 to 240 per consumer thread, 40 to 128 per producer or writer thread (choose/specializations.py).
 //            Without a score function and for head_dim up to 128, consumers do not spill, except with three terms of
-//            128 features, and float8 in tiles of 128 queries.
+//            128 features.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract:
 //            planning/contract/types.py.
 
 #include "common/chain.cuh"
 #include "sm90/forward/consumer.cuh"
+#include "sm90/forward/float8.cuh"
 #include "sm90/forward/producer.cuh"
 #include "sm90/forward/transposer.cuh"
 #include "sm90/forward/writer.cuh"
@@ -79,9 +80,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     }
   } else {
     registers_grow<kConsumerRegisters>();
-    Consumer consumer{params, shared};
-    if constexpr (kInOrder) consumer.run_in_order();
-    else if constexpr (kShares) consumer.run_shared();
+    std::conditional_t<kFloat8, Float8Consumer, Consumer> consumer{params, shared};
+    if constexpr (kShares) consumer.run_shared();
     else consumer.run();
   }
 }

@@ -60,11 +60,7 @@ constexpr int kStages = SPATTN_STAGES - (kFull && SPATTN_STAGES >= 5);
 constexpr int kProblems = SPATTN_PROBLEMS;
 // With three terms the PV product of each iteration is a sum of its own, and added to the output by ordinary float32
 // additions: tensor cores round towards zero, which over a long row would add up.
-// Products of float8 even sum with 14 bits.
-constexpr bool kSeparate = kTerms == 3 || kFloat8;
-// No product of a warpgroup overlaps its own softmax, and the PV product takes the registers of the scores: what is left
-// of 160 registers per thread has no room for more. Products and softmax of three warpgroups overlap.
-constexpr bool kInOrder = kFloat8 && kBlockQ == 192;
+constexpr bool kSeparate = kTerms == 3;
 // The first PV product of a task overwrites the output accumulators instead of clearing them first: 1 to 2 % faster for
 // short items. No gain for two warpgroups that take turns.
 constexpr bool kOverwrites = kWarpgroups == 1 && !kSeparate;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/isa/barrier.cuh"
+#include "sm90/forward/checked_softmax.cuh"
 #include "sm90/forward/config.cuh"
 #include "sm90/forward/dropout.cuh"
 #include "sm90/forward/mask.cuh"
@@ -18,7 +19,7 @@ struct Consumer {
   const int thread = threadIdx.x % 128;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
-  Softmax softmax;
+  std::conditional_t<kFloat8, CheckedSoftmax, Softmax> softmax;
   int problem = 0;  // index of the problem of the next softmax
   Scores scores;    // modifies the scores of the next softmax
   WeightDrops drops;
@@ -108,7 +109,6 @@ struct Consumer {
   // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, const Slices& values,
                                                   bool first) {
-    if constexpr (kFloat8) return multiply_transposed(o, weights, values.stage[0]);
     uint64_t b[kSlices];
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
@@ -126,18 +126,6 @@ struct Consumer {
             b[panel / kSlicePanels] + (chunk * 16 + (terms.b * kSlicePanels + slice_panel) * kStepKV) * kRowBytes / 16,
             i > 0 || !(kSeparate || (kOverwrites && first)));
       }
-    }
-    wgmma_commit();
-  }
-
-  // Starts o = weights v for float8 values that Transposer has transposed.
-  __device__ __forceinline__ void multiply_transposed(float (&o)[kDim / 2], const Weights& weights, uint32_t values) {
-    const uint64_t b = operand_descriptor(values, 16, 1024);
-    pin(o);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kStepKV / 32; ++i) {
-      Product<128>::registers(o, weights[0] + 4 * i, b + i * 32 / 16, i > 0 || !kSeparate);
     }
     wgmma_commit();
   }
@@ -196,23 +184,12 @@ struct Consumer {
 
   // Converts weights to terms.
   __device__ __forceinline__ static void split_weights(const float (&s)[kStepKV / 2], Weights& weights) {
-    if constexpr (kFloat8) return narrow_weights(s, weights);
 #pragma unroll
     for (int i = 0; i < kStepKV / 4; ++i) {
       uint32_t terms[kTerms];
       split2(s[2 * i], s[2 * i + 1], terms);
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) weights[t][i] = terms[t];
-    }
-  }
-
-  // Converts weights to float8, as the A operand of values in the order of Transposer: words 4 j to 4 j + 3 are of keys
-  // 32 j to 32 j + 31.
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2], Weights& weights) {
-#pragma unroll
-    for (int i = 0; i < kStepKV / 8; ++i) {
-      const float* pairs = s + i / 2 * 8 + i % 2 * 2;
-      weights[0][i] = narrow4(pairs[0], pairs[1], pairs[4], pairs[5]);
     }
   }
 
@@ -420,56 +397,12 @@ struct Consumer {
       }
       first = finished;
     }
-    if (kTransposers) ring.advance();  // as the producer
     wait_stages<kSlices>();
     multiply_values(product, weights, next_addresses(), first);
     wgmma_wait<0>();
     add_product(o, product);
     finish(softmax, o);
     query.advance();
-    finish_all(query);
-  }
-
-  // Runs all tasks of this CTA with kInOrder. Keys are in stages 0, 1, 3, 5, ..., values in stages 2, 4, 6, ...
-  __device__ void run_in_order() {
-    float s[kStepKV / 2], o[kDim / 2], rescale[2];
-    float (&product)[kDim / 2] = reinterpret_cast<float (&)[kDim / 2]>(s);  // with kInOrder as many registers
-    Weights weights;
-    RingPosition<kStages> values;
-    values.advance();
-    bool first = true;  // of all iterations
-    for (;; query.advance()) {
-      int steps = open(query);
-      if (steps == 0) break;
-      softmax.reset();
-      clear(o);
-      const uint32_t rows = rows_address(query.stage);
-      for (; steps > 0; --steps) {
-        wait_stages<1>();
-        const uint32_t key_stage = ring.stage;
-        const MaskNumbers numbers = read_numbers(key_stage);
-        multiply_keys(s, rows, next_addresses());
-        const StepMask<kTiles> mask = load_mask(numbers);
-        ring.advance();
-        if (!first) ring.advance();
-        first = false;
-        wgmma_wait<0>();
-        pin(s);
-        if constexpr (!kModified) release(key_stage);
-        const bool moved = weigh(s, mask, key_stage, rescale);
-        split_weights(s, weights);
-        values.advance();
-        const uint32_t value_stage = values.stage;
-        barrier_wait(shared_address(&shared.full[value_stage]), values.parity);
-        multiply_transposed(product, weights, uniform(shared_address(shared.ring[value_stage])));
-        values.advance();
-        if (moved) scale_rows(o, rescale);
-        wgmma_wait<0>();
-        release(value_stage);
-        add_product(o, product);
-      }
-      finish(softmax, o);
-    }
     finish_all(query);
   }
 

@@ -14,12 +14,11 @@ namespace spattn::sm90 {
 // Lazy rescaling: the running maximum changes only if a score exceeds it by more than this in base 2. Weights stay
 // below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
 // rescaled output.
+constexpr float kSlack = 8.0f;
 #if SPATTN_FLOAT8
-// Weights are multiplied by 2^kLift: those above 2^-13 are normal numbers, and none exceeds 2^8.7 < 448, the rounding of
-// the running maximum included.
-constexpr float kSlack = 1.5f, kLift = 7.0f, kFar = 1 << 20;
+constexpr float kFar = 1 << 20;
 #else
-constexpr float kSlack = 8.0f, kLift = 0.0f, kFar = kFarLogit<float>;
+constexpr float kFar = kFarLogit<float>;
 #endif
 constexpr float kExcess = 64.0f;  // base 2: with a sink that far above, weights vanish in the sum, which is below 2^40
 
@@ -29,7 +28,7 @@ __device__ __forceinline__ float logarithm(float x) { return kPrecise ? log2f(x)
 __device__ __forceinline__ float reciprocal_of_sum(float x) { return kPrecise ? __frcp_rn(x) : __fdividef(1.0f, x); }
 
 struct Softmax {
-  float reference[2];  // running maximum of the dot products, times scale * log2(e), minus kLift
+  float reference[2];  // running maximum of the dot products, times scale * log2(e)
   float limit[2];      // a larger dot product changes the running maximum; -inf until the row has seen a key
   float row_sum[2];    // over this thread's columns only
 
@@ -82,7 +81,7 @@ struct Softmax {
     const float slack = __fdividef(kSlack, scale_log2);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = quad_max(largest[h]), moved = top * scale_log2 - kLift;
+      const float top = quad_max(largest[h]), moved = top * scale_log2;
       const bool moves = top > limit[h], first = limit[h] == -infinity<float>();
       rescale[h] = exp2_flushed(!moves ? 0.0f : first ? -infinity<float>() : reference[h] - moved);
       reference[h] = moves ? moved : reference[h];
