@@ -121,8 +121,9 @@ def test_which_problems_and_plans(card, monkeypatch):
     ("pattern", "lengths", "tile"),
     [
         (patterns.Full(), (2000, 2000), WIDEST),
-        (patterns.Causal(), (4096, 4096), WIDEST),
-        (patterns.SlidingWindow(256), (4096, 4096), WIDEST),
+        (patterns.Causal(), (8192, 8192), WIDEST),
+        (patterns.SlidingWindow(1024), (8192, 8192), WIDEST),
+        (patterns.SlidingWindow(256), (8192, 8192), TILE),
         (patterns.Full(), (128, 2000), TILE),
         (patterns.Full(), (200, 2000), TILE),  # 384 rows instead of 256
         (patterns.BlockLocal(128), (4096, 4096), TILE),
@@ -130,7 +131,7 @@ def test_which_problems_and_plans(card, monkeypatch):
     ids=lambda x: type(x).__name__ if isinstance(x, patterns.Pattern) else str(x),
 )
 def test_tiles_of_a_plan(card, pattern, lengths, tile):
-    """192 queries, unless their tiles cover many more pairs."""
+    """192 queries, unless items are short or their tiles cover many more pairs."""
     q, k = (np.zeros((1, 16, length, 128), ml_dtypes.float8_e4m3fn) for length in lengths)
     call = Call.of(q, k, k, dtypes=(FLOAT8,))
     assert families.FLOAT8_FAMILY.plan_for(pattern, call, card, None, False).tile == tile

@@ -17,7 +17,12 @@ __device__ __forceinline__ int maximum(int a, int b, int c) { return __vimax3_s3
 // maximum must move. A weight that overflows float32 makes its row non-finite. `reference` is the running maximum minus
 // kLift; `limit` is -inf until the row has seen a key, then 0.
 struct CheckedSoftmax : Softmax {
-  __device__ __forceinline__ bool seen(int h) const { return limit[h] >= 0.0f; }
+  bool begins;  // whether any row of this warp may not have seen a key
+
+  __device__ __forceinline__ void reset() {
+    Softmax::reset();
+    begins = true;
+  }
 
   // The largest number of row h.
   template <int kCount>
@@ -34,14 +39,15 @@ struct CheckedSoftmax : Softmax {
   // As Softmax::update().
   template <int kCount>
   __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
-    if (__any_sync(0xffffffff, !seen(0) || !seen(1))) {
+    if (begins) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float top = largest(s, h);
-        const bool first = !seen(h) && top > -infinity<float>();
+        const bool first = limit[h] < 0.0f && top > -infinity<float>();
         reference[h] = first ? top * scale_log2 - kLift : reference[h];
         limit[h] = first ? 0.0f : limit[h];
       }
+      begins = __any_sync(0xffffffff, fminf(limit[0], limit[1]) < 0.0f);
     }
     float sums[2];
     const bool moved = __any_sync(0xffffffff, weigh(s, scale_log2, sums) > __float_as_int(kMost));

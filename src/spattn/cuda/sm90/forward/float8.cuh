@@ -35,8 +35,8 @@ struct Float8Consumer : Consumer {
     float s[kStepKV / 2], o[kDim / 2], rescale[2];
     Weights weights;
     RingPosition<kStages> values;
-    values.advance();
-    bool first = true;  // of all iterations
+    values.advance(2);
+    uint32_t places = 1;  // from this iteration's keys to the next ones
     for (;; query.advance()) {
       int steps = open(query);
       if (steps == 0) break;
@@ -47,21 +47,19 @@ struct Float8Consumer : Consumer {
         wait_stages<1>();
         const uint32_t key_stage = ring.stage;
         const MaskNumbers numbers = read_numbers(key_stage);
-        multiply_keys(s, rows, next_addresses());
+        multiply_keys(s, rows, {shared_address(shared.ring[key_stage])});
         const StepMask<kTiles> mask = load_mask(numbers);
-        ring.advance();
-        if (!first) ring.advance();
-        first = false;
+        ring.advance(places);
+        places = 2;
         wgmma_wait<0>();
         pin(s);
         if constexpr (!kModified) release(key_stage);
         const bool moved = weigh(s, mask, key_stage, rescale);
-        narrow_weights(s, weights);
-        values.advance();
         const uint32_t value_stage = values.stage;
         barrier_wait(shared_address(&shared.full[value_stage]), values.parity);
-        start_values(s, weights, uniform(shared_address(shared.ring[value_stage])));
-        values.advance();
+        narrow_weights(s, weights);
+        start_values(s, weights, shared_address(shared.ring[value_stage]));
+        values.advance(2);
         if (moved) scale_rows(o, rescale);
         wgmma_wait<0>();
         release(value_stage);

@@ -102,6 +102,14 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+
+  // Advances by `count` stages, at most kStages.
+  __device__ __forceinline__ void advance(uint32_t count) {
+    stage += count;
+    if (stage < kStages) return;
+    stage -= kStages;
+    parity ^= 1;
+  }
 };
 
 }  // namespace spattn::sm90
