@@ -123,12 +123,13 @@ def commit() -> str:
     """
     if "SPATTN_COMMIT" in os.environ:
         return os.environ["SPATTN_COMMIT"]
-    head = _git("rev-parse", "--short=12", "HEAD")
-    changed = _git("status", "--porcelain", "--", "src", "meson.build", "benchmarks/*.py")
+    head = git("rev-parse", "--short=12", "HEAD")
+    changed = git("status", "--porcelain", "--", "src", "meson.build", "benchmarks/*.py")
     return f"{head}-dirty" if changed else head
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """What git prints in this repository."""
     return subprocess.run(["git", "-C", ROOT, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 

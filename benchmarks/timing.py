@@ -28,16 +28,45 @@ def repeated_ms(call: Callable[[], object], seconds: float, most: int) -> list[f
     return taken
 
 
-def medians_in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of CPU time of calls that alternate, after an untimed one of each."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.process_time()
+def medians_in_turns(
+    calls: dict[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    slow_seconds: float = math.inf,
+    least_seconds: float = 0.0,
+) -> dict[str, float]:
+    """Median milliseconds of calls that alternate, after an untimed one of each.
+
+    Parameters
+    ----------
+    calls : dict
+        Callables by name.
+    rounds : int
+        Timed runs of each call.
+    clock : callable
+        In seconds; CPU time unless given.
+    slow_seconds : float
+        A call whose first run takes longer runs once, and that run counts.
+    least_seconds : float
+        A shorter call is repeated in each turn until it has taken about that long; the mean of a turn counts.
+    """
+
+    def seconds(call: Callable[[], object], repeats: int = 1) -> float:
+        start = clock()
+        for _ in range(repeats):
             call()
-            if turn:
-                taken[name].append(1e3 * (time.process_time() - start))
-    return {name: statistics.median(times) for name, times in taken.items()}
+        return (clock() - start) / repeats
+
+    taken, repeats = {}, {}
+    for name, call in calls.items():
+        first = seconds(call)
+        taken[name] = [first] if first > slow_seconds else []
+        if not taken[name]:
+            repeats[name] = max(1, math.ceil(least_seconds / max(seconds(call), 1e-9))) if least_seconds else 1
+    for _ in range(rounds):
+        for name, times in repeats.items():
+            taken[name].append(seconds(calls[name], times))
+    return {name: 1e3 * statistics.median(times) for name, times in taken.items()}
 
 
 def interleave(

@@ -87,8 +87,11 @@ def documents(*lengths):
     return allowed
 
 
-def neighborhood(grid, kernel, causal=None):
-    """The nearest `kernel` coordinates on each axis: shifted at the edges, or the last ones where an axis is causal."""
+def neighborhood(grid, kernel, causal=None, stride=(1, 1, 1)):
+    """The nearest `kernel` coordinates on each axis: shifted at the edges, or the last ones where an axis is causal.
+
+    `stride` queries of an axis share the neighborhood of the one in their middle.
+    """
 
     def allowed(at):
         found = True
@@ -97,7 +100,8 @@ def neighborhood(grid, kernel, causal=None):
             if causal and causal[axis]:
                 found &= (y <= x) & (y > x - width)
             else:
-                first = np.clip(x - width // 2, 0, length - width)
+                middle = np.minimum(x - x % stride[axis] + stride[axis] // 2, length - 1)
+                first = np.clip(middle - width // 2, 0, length - width)
                 found &= (first <= y) & (y < first + width)
         return found
 
@@ -130,6 +134,11 @@ def swin(grid, width, shift=0):
 def cross(side):
     """The row and the column of a pixel."""
     return lambda at: (at.q // side == at.k // side) | (at.q % side == at.k % side)
+
+
+def last_blocks(block, each):
+    """The query's own group of `each` blocks, and the last block of every group."""
+    return lambda at: (at.q // (block * each) == at.k // (block * each)) | (at.k // block % each == each - 1)
 
 
 def behind_prefix(count, grid, kernel):
@@ -189,7 +198,6 @@ ALLOWED = {
         STREAMING: square(1000, streaming(4, 256)),
         "spattn draw 'causal & (sinks(4) | sliding_window(15, 0))'": square(64, streaming(4, 16)),
     },
-    "affine-rows.rst": {"spattn.patterns.DilatedWindow(2, dilation=3)": square(100, dilated(2, 3))},
     "concepts.rst": {
         "SlidingWindow(2, 0)": square(50, window(2, 0)),
         "strided(128)": square(1000, strided(128)),
@@ -392,6 +400,28 @@ ALLOWED = {
         "Speakers(np.arange(40) % 3)": square(40, lambda at: (at.k <= at.q) & (at.q % 3 == at.k % 3)),
         "EveryFourth()": square(4096, dilated(256, 4)),
         "InViews()": square(4096, dilated(256, 4)),
+    },
+    "splat.rst": {"spattn.patterns.DilatedWindow(2, dilation=3)": square(100, dilated(2, 3))},
+    "neighborhood_attention.rst": {
+        "from_natten((16, 16), 5, stride=(1, 2))": square(256, neighborhood((16, 16), (5, 5), stride=(1, 2))),
+    },
+    "sparse_fusion.rst": {"spattn.patterns.SlidingWindow(16)": square(300, window(16, 16))},
+    "concurrency.rst": {"SlidingWindow(64, 0)": square(500, window(64, 0))},
+    "traced_scores.rst": {"SlidingWindow(16, 0)": square(200, window(16, 0))},
+    "tensor_parallel.rst": {
+        "PerHead([SlidingWindow(64 >> head, 0) for head in range(4)])": square(
+            300, lambda at: window((64, 32, 16, 8)[at.h], 0)(at), heads=4
+        ),
+        "PerHead([SlidingWindow(64 >> head, 0) for head in range(4)[heads]])": square(  # those of the last rank
+            300, lambda at: window((16, 8)[at.h], 0)(at), heads=2
+        ),
+    },
+    "block_masks.rst": {
+        "from_flashmask(ends[None, None, :, None])": square(300, both(causal, documents(120, 180))),
+        "Causal() & Documents((120, 180))": square(300, both(causal, documents(120, 180))),
+    },
+    "deepspeed_layouts.rst": {
+        "Causal() & from_deepspeed(section)": square(512, both(causal, last_blocks(16, 4))),
     },
     "windows.rst": {
         "SlidingWindow(6, 2)": square(64, window(6, 2)),

@@ -15,7 +15,8 @@ from .allowed_pairs import ALLOWED
 from .recipes import built, check, check_example
 
 DOCS = Path(__file__).parent
-PAGES = {page.name: page for page in (DOCS.parent / "README.md", *DOCS.glob("*.rst"), *DOCS.glob("tutorials/*.rst"))}
+FOLDERS = (DOCS, DOCS / "tutorials", DOCS / "systems")
+PAGES = {page.name: page for page in (DOCS.parent / "README.md", *(p for f in FOLDERS for p in f.glob("*.rst")))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "costs", "workloads", "scores")
+QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "costs", "workloads", "scores", "study")
 SCRIPTS = sorted(path for name in QUESTIONS for path in (FOLDER / name).glob("*.py"))
 SCRIPTS = [path for path in SCRIPTS if path.read_text(encoding="utf-8").startswith("#!")]
 RESULTS = sorted((FOLDER / "results").glob("*.json"))
@@ -120,3 +120,11 @@ def test_what_a_script_imports_exists(path):
 @pytest.mark.parametrize("name", re.findall(r"`([a-z]+/\w+\.py)", README))
 def test_listed_script_exists(name):
     assert (FOLDER / name).is_file() or (ROOT / name).is_file()
+
+
+def test_commits_of_the_history():
+    """In order of time, each with what changed, which the page prints."""
+    commits = json.loads((FOLDER / "history" / "commits.json").read_text(encoding="utf-8"))
+    assert len(commits) >= 40
+    assert [entry["date"] for entry in commits] == sorted(entry["date"] for entry in commits)
+    assert all(re.fullmatch("[0-9a-f]{12}", entry["commit"]) and entry["why"] for entry in commits)

@@ -39,6 +39,8 @@ TASKS = [
     Task("sparse models", ("Top-k",), "KeyBlocks(chosen, 64, 64)"),
     Task("JAX", ("JAX",), "jax.jit"),
     Task("context parallelism", ("Many GPUs",), "torchrun"),
+    Task("SPLAT", ("grew out of", "SPLAT"), "index_set.py::AffineRows"),
+    Task("Megatron-LM", ("grew out of", "Megatron-LM"), "examples/hybrid_block.py"),
     Task("anyone", ("position bias",), "alibi"),
     Task("anyone", ("slow",), "spattn.explain(q, k, v, pattern)"),
     Task("anyone", ("same bits",), "number of threads"),

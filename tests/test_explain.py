@@ -86,7 +86,7 @@ def test_gathered_keys_are_what_a_gpu_is_priced_for():
         ({"device": "tpu"}, "^device: "),
         (
             {"tile": (48, 128)},
-            "^plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got",
+            "^plan: the GPU cost model requires tiles of 64 keys and of 192, 128 or at most 64 queries, got",
         ),
     ],
 )

@@ -3,7 +3,8 @@
   const found = [];
   const width = document.documentElement.clientWidth;
   const name = (e) => `<${e.tagName.toLowerCase()}> ${(e.textContent || e.alt || "").trim().slice(0, 40)}`;
-  const scrolls = (e) => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+  const page = (e) => e.matches(".bd-article-container");  // the theme lets the whole article scroll
+  const scrolls = (e) => e && !page(e) && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
   const shown = (e) => e.getClientRects().length && getComputedStyle(e).visibility !== "hidden";
 
   if (document.documentElement.scrollWidth > width + 1) found.push(`the page is ${document.documentElement.scrollWidth} pixels wide`);
@@ -17,6 +18,10 @@
     if (getComputedStyle(e).overflowX === "hidden" && e.scrollWidth > e.clientWidth + 1) found.push(`${name(e)}: text is hidden`);
     if (e.tagName === "PRE" && width > 1000 && e.scrollWidth > e.clientWidth + 1) found.push(`${name(e)}: a line is cut off`);
     if (e.tagName === "IMG" && e.complete && !e.naturalWidth) found.push(`${e.src}: no picture`);
+  }
+
+  for (const e of [...document.querySelectorAll("article code")].filter(shown)) {
+    if (e.getBoundingClientRect().right > width + 1 && !scrolls(e)) found.push(`${name(e)}: cut off`);
   }
 
   // Tables fit; those of four columns and more may scroll where the screen is narrow.

@@ -40,6 +40,8 @@ QUESTIONS = {
     "threads": "threads",
     "same bits": "guarantees",
     "alibi": "scores",
+    "splat": "systems/splat",
+    "megatron": "systems/tensor_parallel",
 }
 
 

@@ -20,7 +20,8 @@ class ResultsTable(SphinxDirective):
 
     NAME is a file's name, such as ``peers_cuda-h200``, or without the machine if only one machine has it.
 
-    ``:where: field = value; …`` keeps some rows. ``:split-by: field`` makes a table for each of its values.
+    ``:where: field = value; …`` keeps some rows; a field without a value keeps the rows that have it.
+    ``:split-by: field`` makes a table for each of its values. ``:of: field`` shows another field than ``results``: rows, or one row.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     Tables of several files are headed by the processor that they were measured on.
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
@@ -32,6 +33,7 @@ class ResultsTable(SphinxDirective):
         "columns": directives.unchanged_required,
         "where": directives.unchanged,
         "split-by": directives.unchanged,
+        "of": directives.unchanged,
         "no-source": directives.flag,
     }
 
@@ -53,8 +55,8 @@ class ResultsTable(SphinxDirective):
             return [nodes.paragraph(text=f"Not measured yet: {path.name} is not in benchmarks/results/.")]
         self.env.note_dependency(str(path))
         record = json.loads(path.read_text())
-        lines = []
-        for value, rows in self._tables(record["results"]):
+        lines, found = [], record[self.options.get("of", "results")]
+        for value, rows in self._tables(found if isinstance(found, list) else [found]):
             lines += self._table([record["machine"]["cpu"]] * headed + [value] * (value is not None), rows)
         lines += ["" if "no-source" in self.options else source_line(path.name, record), ""]
         return self.parse_text_to_nodes(StringList(lines, source=str(path)))
@@ -62,7 +64,7 @@ class ResultsTable(SphinxDirective):
     def _tables(self, rows: list[dict]) -> list[tuple[str | None, list[dict]]]:
         """Rows that are wanted, by the value of the field to split by."""
         wanted = _pairs(self.options.get("where", ""))
-        rows = [row for row in rows if all(str(row.get(field)) == value for field, value in wanted)]
+        rows = [row for row in rows if all(_has(row, *each) for each in wanted)]
         if "split-by" not in self.options:
             return [(None, rows)]
         groups: dict[str, list[dict]] = {}
@@ -71,7 +73,9 @@ class ResultsTable(SphinxDirective):
         return list(groups.items())
 
     def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
-        columns = _pairs(self.options["columns"])
+        return self._lines(titles, rows, _pairs(self.options["columns"]))
+
+    def _lines(self, titles: list[str], rows: list[dict], columns: list[tuple[str, ...]]) -> list[str]:
         lines = [f".. list-table:: {': '.join(titles)}", "   :header-rows: 1", "   :class: results", ""]
         for row in [None, *rows]:
             cells = [heading if row is None else _text(row.get(field)) for field, heading in columns]
@@ -96,8 +100,7 @@ class ResultsBySide(ResultsTable):
         ((of_rows, heading),) = _pairs(self.options["rows"])
         contenders = _pairs(self.options["columns"])
         table = side_by_side(rows, of_rows, self.options["cells"], contenders)
-        self.options["columns"] = "; ".join([f"row = {heading}", *(f"{title} = {title}" for _, title in contenders)])
-        return super()._table(titles, table)
+        return self._lines(titles, table, [("row", heading), *((title, title) for _, title in contenders)])
 
 
 class ResultsIndex(SphinxDirective):
@@ -126,6 +129,11 @@ def source_line(name: str | None, record: dict) -> str:
     head = f"*From* ``{name}``: " if name else ""
     notes = f" {record['notes']}" if "notes" in record else ""
     return head + ("; ".join(fact for fact in facts if fact) or "no header") + f".{notes}"
+
+
+def _has(row: dict, field: str, *value: str) -> bool:
+    """Whether a row has a field or, if one is given, its value; None is a field that is not there."""
+    return field in row if not value else str(row.get(field)) == value[0]
 
 
 def _pairs(text: str) -> list[tuple[str, ...]]:

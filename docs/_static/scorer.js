@@ -1,5 +1,5 @@
 // Search results: tutorials and guides before the reference, which comes before pages about how spattn is made.
-const INTERNALS = /^(decisions|notebook)\/|^(internals|design|contract|invariants|affine-rows|faults|cpu-|hopper|sparse-)/;
+const INTERNALS = /^(decisions|notebook)\/|^(internals|design|contract|invariants|faults|cpu-|hopper|systems)/;
 const GUIDES = /^(tutorials\/|index$|install$|quickstart$|slow$|scores$|dropout$|compare$|limits$|guarantees$|windows$|threads$)/;
 
 var Scorer = {

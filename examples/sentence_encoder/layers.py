@@ -116,34 +116,57 @@ def in_transformers(encoder: Encoder) -> Any:
     return bert.eval()
 
 
-def measure(bert: Any, ids: np.ndarray, text_len: int) -> tuple[list[Profile], float]:
+def measure(
+    bert: Any,
+    ids: np.ndarray,
+    text_len: int,
+    contenders: dict[str, tuple[str, Pattern | None]] = CONTENDERS,
+    rounds: int | None = None,
+    seconds: Callable[[], float] | None = None,
+) -> tuple[list[Profile], float]:
     """Profile all contenders in turns, after a warm-up round, on packed texts.
+
+    Parameters
+    ----------
+    bert : transformers.BertModel
+    ids : (1, tokens) array of int
+    text_len : int
+        Positions are modulo this length.
+    contenders : dict
+        Name -> ``attn_implementation`` and ``config.spattn_pattern``.
+    rounds : int, optional
+        Timed runs of each; by default :data:`ROUNDS`.
+    seconds : callable, optional
+        The clock; by default that of the wall.
 
     Returns
     -------
     list of Profile
     float
-        Largest absolute difference between hidden states of dense attention, before and after.
+        Largest absolute difference from the first contender's hidden states of those without a pattern.
     """
     import torch
 
     positions = torch.arange(ids.shape[1], device=bert.device)[None] % text_len
     given = {"input_ids": torch.from_numpy(ids).to(bert.device), "position_ids": positions}
-    runs: dict[str, list[Seconds]] = {name: [] for name in CONTENDERS}
-    hidden = {}
+    runs: dict[str, list[Seconds]] = {name: [] for name in contenders}
+    dense = {}
+    rounds = ROUNDS if rounds is None else rounds
     progress = Progress()
-    progress.start(f"{ROUNDS + 1} rounds of {len(CONTENDERS)} contenders", ROUNDS + 1)
-    with torch.no_grad(), _Clock(bert) as clock:
-        for _ in progress.each(range(ROUNDS + 1)):
-            for name, (implementation, pattern) in CONTENDERS.items():
+    progress.start(f"{rounds + 1} rounds of {len(contenders)} contenders", rounds + 1)
+    with torch.no_grad(), _Clock(bert, seconds) as clock:
+        for _ in progress.each(range(rounds + 1)):
+            for name, (implementation, pattern) in contenders.items():
                 bert.set_attn_implementation(implementation)
                 bert.config.spattn_pattern = pattern
-                hidden[name] = bert(**given).last_hidden_state
+                hidden = bert(**given).last_hidden_state
+                if pattern is None:
+                    dense[name] = hidden
                 runs[name].append(clock.read())
     progress.finish()
-    before, after, _ = hidden.values()
+    before, *after = dense.values()
     profiles = [_profile(name, own[1:], len(bert.encoder.layer)) for name, own in runs.items()]
-    return profiles, float((after - before).abs().max())
+    return profiles, float(torch.stack([(x - before).abs().max() for x in after]).max())
 
 
 def _profile(name: str, runs: list[Seconds], layers: int) -> Profile:
@@ -157,8 +180,8 @@ def _profile(name: str, runs: list[Seconds], layers: int) -> Profile:
 class _Clock:
     """Attributes the time of a forward pass to the innermost running part."""
 
-    def __init__(self, bert: Any) -> None:
-        self._bert = bert
+    def __init__(self, bert: Any, seconds: Callable[[], float] | None = None) -> None:
+        self._bert, self._seconds_now = bert, seconds or time.perf_counter
         self._hooks: list[Any] = []
         self._running: list[Part] = []
         self._seconds: Seconds = defaultdict(float)
@@ -201,7 +224,7 @@ class _Clock:
             import torch
 
             torch.cuda.synchronize()
-        now = time.perf_counter()
+        now = self._seconds_now()
         if self._running:
             self._seconds[self._running[-1]] += now - self._last
         self._last = now

@@ -18,6 +18,7 @@ import spattn
 import spattn.distributed as sd
 from spattn import patterns as p
 from spattn import score
+from spattn.distributed._traffic import EXCHANGES
 from spattn.torch import SparseAttention
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -82,29 +83,48 @@ def same_bits(got, want):
 
 
 class Wire:
-    """Counts the bytes that this rank sends, and refuses collectives that do arithmetic."""
+    """Counts the bytes of rows that this rank sends, and refuses collectives that do arithmetic."""
 
     def __init__(self):
-        names = "batch_isend_irecv", "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
-        self.sent, self.before = 0, {name: getattr(dist, name) for name in names}
-        for name in names:
-            setattr(dist, name, self.count if name == "batch_isend_irecv" else self.refuse)
+        counted = {
+            "batch_isend_irecv": self.count,
+            "all_to_all_single": self.count_all_to_all,
+            "all_gather": self.count_all_gather,
+        }
+        refused = "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"
+        self.sent, self.kinds = 0, []
+        self.before = {name: getattr(dist, name) for name in (*counted, *refused)}
+        for name in self.before:
+            setattr(dist, name, counted.get(name, self.refuse))
 
     def remove(self):
         for name, function in self.before.items():
             setattr(dist, name, function)
 
     def count(self, operations):
+        self.kinds.append("point_to_point")
         self.sent += sum(x.tensor.nbytes for x in operations if x.op is dist.isend)
         return self.before["batch_isend_irecv"](operations)
+
+    def count_all_to_all(self, received, sent, *sizes, **options):
+        if sent.dtype == torch.uint8:  # rows
+            self.kinds.append("all_to_all")
+            self.sent += sent.nbytes
+        return self.before["all_to_all_single"](received, sent, *sizes, **options)
+
+    def count_all_gather(self, received, sent, **options):
+        if sent.dtype == torch.uint8 and sent.nbytes > 48:  # no digest of a call
+            self.kinds.append("all_gather")
+            self.sent += sent.nbytes * (len(received) - 1)
+        return self.before["all_gather"](received, sent, **options)
 
     @staticmethod
     def refuse(*_, **__):
         raise AssertionError("a reducing collective")
 
     def taken(self):
-        sent, self.sent = self.sent, 0
-        return sent
+        sent, kinds, self.sent, self.kinds = self.sent, self.kinds, 0, []
+        return sent, kinds
 
 
 def allowed(pattern, shape):
@@ -115,23 +135,27 @@ def allowed(pattern, shape):
     return pairs[np.broadcast_to(index, shape[:2])]
 
 
-def needed_bytes(pattern, shape, dtype, sharding, rank):
-    """Bytes that a rank must send forward and backward: the rows of others' pairs, once for each head of k and q.
+def needed_bytes(pattern, shape, dtype, sharding, rank, kinds):
+    """Bytes that a rank must send forward and backward by exchanges of these kinds.
 
-    A message has 8 more.
+    They are the rows of others' pairs, once for each head of k and q, or in an all-gather those of the largest shard.
     """
     batch, heads_q, heads_kv, length, head_dim, head_dim_v = shape
     pairs, owners = allowed(pattern, shape), sharding.owners()
     size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
-    of_keys = of_rows = key_messages = row_messages = 0
+    of_keys = of_rows = 0
     for peer in set(range(sharding.world_size)) - {rank}:
         keys = pairs[:, :, owners == peer][..., owners == rank].any(axis=2)
         of_keys += int(keys.reshape(batch, heads_kv, heads_q // heads_kv, -1).any(axis=2).sum())
         rows = pairs[:, :, owners == rank][..., owners == peer].any(axis=3)
         of_rows += int(rows.sum())
-        key_messages, row_messages = key_messages + keys.any(), row_messages + rows.any()
-    row_bytes = (head_dim + 2 * head_dim_v) * size + max(4, size)
-    return of_keys * (head_dim + head_dim_v) * size + 8 * key_messages, of_rows * row_bytes + 8 * row_messages
+    widths = (head_dim + head_dim_v) * size, (head_dim + 2 * head_dim_v) * size + max(4, size)
+    found = [of_keys * widths[0], of_rows * widths[1]]
+    most = max(len(sharding.rows(of)) for of in range(sharding.world_size))
+    for number, heads in enumerate((heads_kv, heads_q)):
+        if kinds[number] == "all_gather":
+            found[number] = (sharding.world_size - 1) * batch * heads * most * widths[number]
+    return found
 
 
 def bits(rank):
@@ -143,7 +167,7 @@ def bits(rank):
         for name in p.registry.names()
         for of, length, _ in [p.registry.example(name)]
     }
-    names, count = ("contiguous", "balanced", "head_tail", "striped"), 0
+    names, count, chosen = ("contiguous", "balanced", "head_tail", "striped"), 0, set()
     for name, (pattern, shape, dtype, options) in (CASES | registered).items():
         shape = (*(max(1, x) for x in shape[:2]), *shape[2:])
         q, k, v, dout = tensors(shape, dtype)
@@ -160,7 +184,8 @@ def bits(rank):
                 sharding = sd.shard(pattern, shape[:5], size, of, dtype=dtype)
                 rows = torch.from_numpy(sharding.rows(rank))
                 own = [x[:, :, rows] for x in (q, k, v, dout)]
-                given = {"length": shape[3], "sharding": sharding, **options}
+                exchange = ("auto", *EXCHANGES)[count % 4]
+                given = {"length": shape[3], "sharding": sharding, "exchange": exchange, **options}
                 sent = []
 
                 def compute(*x, of=pattern, group=group, given=given, sent=sent):
@@ -171,9 +196,74 @@ def bits(rank):
                 got = gradients(compute, own[:3], own[3])
                 sent.append(wire.taken())
                 assert same_bits(got, [x[:, :, rows] for x in want]), (name, size, of)
-                assert tuple(sent) == needed_bytes(pattern, shape, dtype, sharding, rank), (name, size, of, sent)
-    assert count > 90
+                kinds = [exchange] * 2
+                if exchange == "auto":
+                    kinds = [
+                        sd.simulate(pattern, shape[:5], size, sharding=of, dtype=dtype, backward=backward).exchange
+                        for backward in (False, True)
+                    ]
+                want_sent = needed_bytes(pattern, shape, dtype, sharding, rank, kinds)
+                assert [x for x, _ in sent] == want_sent, (name, size, of, kinds, sent)
+                for kind, (_, used) in zip(kinds, sent, strict=True):
+                    assert used in ([kind], []) if kind == "point_to_point" else used == [kind], (name, kind, used)
+                    chosen.add(kind if exchange == "auto" else None)
+    assert count > 90 and (rank or chosen == {None, *EXCHANGES}), chosen
     wire.remove()
+
+
+#: Pattern, (batch, heads_q, heads_kv, length, head_dim, head_dim_v), dtype.
+LEARNED = {
+    "streaming": (p.Causal() & (p.Sinks(4) | p.SlidingWindow(60, 0)), (2, 4, 2, 333, 32, 32), "float32"),
+    "strided": (p.strided(16) | p.SlidingWindow(5), (1, 4, 2, 320, 16, 24), "bfloat16"),
+    "clusters": (p.Clusters(np.arange(301) * 7919 % 9) | p.GlobalTokens((3,)), (1, 2, 2, 301, 16, 16), "float64"),
+    "heads": (p.PerHead((p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full())), (2, 4, 4, 111, 16, 16), "float32"),
+    "few": (p.Full(), (1, 2, 1, 3, 16, 16), "float32"),
+}
+
+
+def learned(rank):
+    """Each element of the gradients of sinks and captured arrays is on one rank, with the bits of one process."""
+    groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
+    names = ("contiguous", "balanced", "head_tail", "striped")
+    for number, (pattern, shape, dtype) in enumerate(LEARNED.values()):
+        batch, heads, _, length, *_ = shape
+        *own, dout = tensors(shape, dtype, number)
+        generator = torch.Generator().manual_seed(number)
+        sizes = (heads,), (heads, 2 * length), (length,), (batch, heads, length, length)
+        slopes, diagonals, keys, pairs = leaves = [
+            torch.rand(size, generator=generator).mul_(0.1).requires_grad_() for size in sizes
+        ]
+        leaves.append(sinks := torch.rand(heads, generator=generator).requires_grad_())
+        fixed = np.float32([0.5])  # a captured array without a gradient
+
+        def biased(s, b, h, q, k, of=(slopes, diagonals, keys, pairs), fixed=fixed):
+            slopes, diagonals, keys, pairs = of
+            return s + slopes[h] * (k - q) * 0.01 + diagonals[h, k - q] + keys[k] * fixed[0] + pairs[b, h, q, k]
+
+        def found(compute, given, dout, leaves=leaves):
+            given = [x.clone().requires_grad_() for x in given]
+            out = compute(*given)
+            return out.detach(), *torch.autograd.grad(out, given + leaves, dout)
+
+        options = {"score": biased, "sinks": sinks}
+        want = found(lambda *x, of=pattern, more=options: spattn.attention(*x, of, **more), own, dout)
+        for size, group in groups.items():
+            if rank >= size:
+                continue
+            sharding = sd.shard(pattern, shape[:5], size, names[(number + size) % 4], dtype=dtype)
+            rows = torch.from_numpy(sharding.rows(rank))
+            more = {"length": length, "sharding": sharding, **options}
+            got = found(
+                lambda *x, of=pattern, group=group, more=more: sd.attention(*x, of, group, **more),
+                [x[:, :, rows] for x in own],
+                dout[:, :, rows],
+            )
+            assert same_bits(got[:4], [x[:, :, rows] for x in want[:4]]), (number, size)
+            for at, (part, whole) in enumerate(zip(got[4:], want[4:], strict=True)):
+                parts = [torch.empty_like(part) for _ in range(size)]
+                dist.all_gather(parts, part, group=group)
+                parts = torch.stack(parts)
+                assert ((parts != 0).sum(0) <= 1).all() and torch.equal(parts.sum(0), whole), (number, size, at)
 
 
 def raises(kind, words, call):
@@ -202,6 +292,7 @@ def mismatches(rank):
         (ValueError, ["scale", "0.5 on ranks [2]"], {"scale": 0.5}, {}),
         (ValueError, ["sinks"], {"sinks": torch.ones(2)}, {"sinks": torch.zeros(2)}),
         (ValueError, ["score"], {"score": score.softcap(2.0)}, {"score": score.softcap(3.0)}),
+        (ValueError, ["exchange", "all_gather on ranks [2]"], {"exchange": "all_gather"}, {}),
         (ValueError, ["sharding"], {"sharding": "striped"}, {"sharding": "head_tail"}),
         (ValueError, ["expected 32 of 128 rows on rank 2, got 31"], short, {"length": 128}),
     ]
@@ -212,16 +303,42 @@ def mismatches(rank):
     wrong = (TypeError, ["q:"]) if odd else (ValueError, ["rank 2 raised TypeError: q:"])
     raises(*wrong, lambda: attend(q=q.int() if odd else q))
     raises(ValueError, ["q: expected 31 of 127 rows on rank 3" if rank == 3 else "rank"], lambda: attend(length=127))
-    # Once compared, the messages tell.
-    attend(dropout_p=0.5, seed=1)
-    raises(ValueError, ["passed another pattern, shape, scale or seed"], lambda: attend(dropout_p=0.5, seed=2 + odd))
-    attend(dropout_p=0.5, seed=2)
+    # Also if all ranks have compared either call before; messages would have other lengths.
+    double = {"q": torch.cat([q, q]), "k": torch.cat([k, k]), "v": torch.cat([v, v])}
+    short = {name: x[:, :, :16] for name, x in {"q": q, "k": k, "v": v}.items()}
+    wide = {name: x.double() for name, x in {"q": q, "k": k, "v": v}.items()}
+    calls = [
+        (["shape", "(2, 2, 2, 128, 16, 16) on ranks [2]"], double),
+        (["shape", "(1, 2, 2, 64, 16, 16) on ranks [2]"], short),
+        (["dtype"], wide),
+        (["pattern"], {"of": "causal"}),
+        (["seed", "3 on ranks [2]"], {"dropout_p": 0.5, "seed": 3}),
+        (["sinks: digest"], {"sinks": torch.ones(2)}),
+    ]
+    for number, (words, changed) in enumerate(calls):
+        same = {"exchange": EXCHANGES[number % 3]}
+        if "seed" in changed:
+            same |= {"dropout_p": 0.5, "seed": 2}
+        if "sinks" in changed:
+            same["sinks"] = torch.zeros(2)
+        for again in (same, same | changed, same):
+            attend(**again)
+        raises(ValueError, words, lambda same=same, changed=changed: attend(**(same | (changed if odd else {}))))
+        attend(**same)
+    for name, wrong in (("v", v[:, :, :31]), ("q", q[0])):
+        changed = {name: wrong} if odd else {}
+        words = [f"{name}: expected"] if odd else [f"rank 2 raised ValueError: {name}: expected"]
+        raises(ValueError, words, lambda changed=changed: attend(**changed))
+        attend()
+    one, other = (attend(q=q.clone().requires_grad_(), scale=scale).sum() for scale in (0.25, 0.5))
+    raises(ValueError, ["gradients of different calls"], (other if odd else one).backward)
+    raises(ValueError, ["exchange: expected 'auto' or one of", "'ring'"], lambda: attend(exchange="ring"))
     os.environ["SPATTN_CHECK_RANKS"] = "1"
     raises(ValueError, ["seed"], lambda: attend(dropout_p=0.5, seed=rank))
     attend(dropout_p=0.5, seed=2)
     del os.environ["SPATTN_CHECK_RANKS"]
-    sinks = torch.zeros(2, requires_grad=True)
-    raises(ValueError, ["no gradients of their arrays"], lambda: attend(sinks=sinks))
+    sinks = torch.zeros(2, requires_grad=odd)
+    raises(ValueError, ["which arrays need gradients", "(True,) on ranks [2]"], lambda: attend(sinks=sinks))
     far = (q * (1e6 if odd else 1)).requires_grad_()
     raises(ValueError, ["ranks [2]", "scale"], lambda: attend(q=far).sum().backward())
     attend()
@@ -263,7 +380,7 @@ def dtensors(rank):
     assert same_bits([x.full_tensor() for x in got], [torch.cat(x, 1) for x in zip(*want, strict=True)])
     raises(ValueError, ["not supported with sharded"], lambda: sd.attention(*own[:3], dropout_p=0.1, seed=1))
     # Patterns and sinks of heads go where the heads are, on this mesh and if heads alone are sharded.
-    each, sinks = [p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full()], torch.arange(4.0)
+    each, sinks = [p.Causal(), p.SlidingWindow(9), p.strided(7), p.Full()], torch.arange(4.0, requires_grad=True)
     own = [x.detach() for x in own]
     halves = [[x.chunk(2, 1)[half] for x in (q, k, v)] for half in range(2)]
     parts = [
@@ -273,6 +390,13 @@ def dtensors(rank):
     for placements in ([Shard(1), Shard(2)], [Shard(1), Replicate()]):
         got = sd.attention(*(x.redistribute(mesh, placements) for x in own[:3]), p.PerHead(each), sinks=sinks)
         assert same_bits([got.full_tensor()], [torch.cat(parts, 1)]) and got.placements == tuple(placements)
+        # Gradients of sinks are summed over the dimensions that shard q.
+        (of_sinks,) = torch.autograd.grad(got.to_local().sum(), sinks)
+        for number, placement in enumerate(placements):
+            if isinstance(placement, Shard):
+                dist.all_reduce(of_sinks, group=mesh.get_group(number))
+        (want,) = torch.autograd.grad(torch.cat(parts, 1).sum(), sinks, retain_graph=True)
+        assert torch.equal(of_sinks, want)
 
 
 def modules(rank):
@@ -280,15 +404,17 @@ def modules(rank):
     mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
     torch.manual_seed(5)
     layer = SparseAttention(32, 4, p.Causal() & p.SlidingWindow(30, 0), num_kv_heads=2, sinks=True)
-    layer.sinks.requires_grad_(False)
     x = torch.randn(2, 90, 32)
     want = layer(x, x, x)[0]
+    (of_sinks,) = torch.autograd.grad(want.sum(), [layer.sinks], retain_graph=True)
     sharding = sd.shard("causal", (2, 4, 2, 90, 8), WORLD_SIZE, "head_tail")
     rows = torch.from_numpy(sharding.rows(rank))
     sharded = parallelize_module(layer, mesh, sd.ContextParallel(length=90, sharding=sharding))
     own = x[:, rows].requires_grad_()
     torch.testing.assert_close(sharded(own, own, own)[0], want[:, rows])
     assert sharded(own, own, own)[0].sum().backward() is None and own.grad.abs().sum() > 0
+    dist.all_reduce(layer.sinks.grad)  # as of any parameter of all ranks
+    torch.testing.assert_close(layer.sinks.grad, of_sinks)
     mask = torch.zeros(len(rows), len(rows), dtype=torch.bool)
     raises(ValueError, ["not supported over several ranks"], lambda: sharded(own, own, own, attn_mask=mask))
 
@@ -328,29 +454,30 @@ def example(rank):
 
 
 def faults(rank):
-    """After a rank died and one stopped, the others get an error within the timeout of a group, and another works."""
+    """One rank dies and one stops while rows travel: the others get errors within the timeout; another group works."""
     timeout = datetime.timedelta(seconds=3)
-    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(2)), dist.new_group([0, 1])]
+    groups = [*(dist.new_group([0, 1, 2, 3], timeout=timeout) for _ in range(3)), dist.new_group([0, 1])]
     q, k, v, _ = tensors((1, 2, 2, 20, 16, 16), "float32", rank)
-    for group in groups[: 3 if rank < 2 else 2]:
-        sd.attention(q, k, v, "causal", group)
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 3:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    pending = sd.attention(q.clone().requires_grad_(), k, v, "full", groups[2])
+    for group in groups[: 4 if rank < 2 else 3]:
+        sd.attention(q, k, v, "full", group)
+    if rank >= 2:
+        end = signal.SIGKILL if rank == 2 else signal.SIGSTOP
+        sys.modules["spattn.distributed._attention"].exchange = lambda *_: os.kill(os.getpid(), end)
     words = ["died", "new process group"]
     begin = time.monotonic()
-    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "causal", groups[0]))
-    raises(RuntimeError, [*words, "compare"], lambda: sd.attention(q, k, v, "full", groups[1]))
+    raises(RuntimeError, [*words, "no exchange"], lambda: sd.attention(q, k, v, "full", groups[0]))
+    for call in (lambda: sd.attention(q, k, v, "causal", groups[1]), pending.sum().backward):
+        raises(RuntimeError, [*words, "compare"], call)
     assert time.monotonic() - begin < 30
-    sd.attention(q, k, v, "causal", groups[2])
+    sd.attention(q, k, v, "full", groups[3])
 
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, mismatches, memberships, dtensors, modules, graphs, example, faults):
+    for part in (bits, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

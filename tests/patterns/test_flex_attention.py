@@ -266,6 +266,12 @@ def changes_a_tensor(b, h, q, k):
     return q.sub_(k) > 0
 
 
+def writes_an_element(b, h, q, k):
+    seen = torch.zeros(9)
+    seen[q] = 1
+    return seen[k] > 0
+
+
 def picks_by_truth(b, h, q, k):
     return torch.arange(3)[torch.stack([q > 5] * 3)].sum() > 0
 
@@ -276,11 +282,19 @@ def picks_by_truth(b, h, q, k):
         (7, "expected a function of b, h, q_idx and kv_idx, got 7"),
         (
             lambda b, h, q, k: k <= q if q > 3 else k > q,
-            "aten._local_scalar_dense.default needs a concrete value",
+            r"'if', .* need a truth value.*use torch.where, .*, line \d+\)",
         ),
-        (lambda b, h, q, k: int(q) > k, "needs a concrete value"),
-        (lambda b, h, q, k: k <= q and k > 3, "needs a concrete value"),
-        (lambda b, h, q, k: np.arange(9)[q] == k, "expected operations on 0-d integer tensors, got .*numpy"),
+        (lambda b, h, q, k: k <= q and k > 3, "need a truth value.* &, "),
+        (lambda b, h, q, k: k in torch.arange(3), "need a truth value.* torch.isin, "),
+        (lambda b, h, q, k: int(q) > k, r"int\(\), .* need a number.*leave them out"),
+        (lambda b, h, q, k: torch.arange(9)[q].item() > k, r"item\(\).* need a number"),
+        (lambda b, h, q, k: torch.arange(9).select(0, q) > k, "need a number.*got aten._local_scalar_dense"),
+        (lambda b, h, q, k: [5, 7][b] > k, r"a list, .* need an integer.*torch.tensor\(table\)\[q_idx\]"),
+        (lambda b, h, q, k: torch.arange(9)[:q].sum() > k, "a slice needs integers.*compare positions instead"),
+        (lambda b, h, q, k: np.arange(9)[q] == k, "NumPy needs values"),
+        (lambda b, h, q, k: np.where(q > k, 1, 0) == 1, "NumPy needs values.*use PyTorch"),
+        (writes_an_element, r"t\[q_idx\] = x is not supported.*use torch.where"),
+        (lambda b, h, q, k: torch.ones(9)[torch.arange(9) < q].sum() > 3, r"for x\[mask\].sum\(\); got"),
         (lambda b, h, q, k: torch.rand_like(q.float()) < 0.5, "expected no random numbers, got aten.rand_like"),
         (
             lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5),
@@ -294,9 +308,9 @@ def picks_by_truth(b, h, q, k):
         (picks_by_truth, "expected operations that torch.vmap supports"),
         (
             lambda b, h, q, k: q - k,
-            "expected a function that returns a 0-d bool tensor, got torch.int64 of shape",
+            r"expected a function that returns a 0-d bool tensor, got torch.int64 of shape \(\); compare it",
         ),
-        (lambda b, h, q, k: (q > k)[None], r"got torch.bool of shape \(1,\)"),
+        (lambda b, h, q, k: (q > k)[None], r"got torch.bool of shape \(1,\); reduce it"),
         (lambda b, h, q, k: True, "expected a function that returns a 0-d bool tensor, got True"),
         (
             lambda b, h, q, k: torch.zeros(9, device="meta")[q] > k,
@@ -307,6 +321,38 @@ def picks_by_truth(b, h, q, k):
 def test_refused(mask_mod, words):
     with pytest.raises(TypeError, match=f"^mask_mod: .*{words}"):
         p.interop.from_mask_mod(mask_mod)
+
+
+LAYOUT = torch.from_numpy(np.random.default_rng(0).random((4, 9, 9)) < 0.5)
+LOOKUPS = {  # as FlexAttention evaluates them, but index_select by a 0-d index, of which torch.vmap returns the table
+    "rows": (lambda b, h, q, k: LAYOUT[h, q, :][k], lambda b, h, q, k: LAYOUT[h, q, k]),
+    "columns": (lambda b, h, q, k: LAYOUT[:, :, k][h, q], lambda b, h, q, k: LAYOUT[h, q, k]),
+    "ellipsis": (lambda b, h, q, k: LAYOUT[..., k][h][q], lambda b, h, q, k: LAYOUT[h, q, k]),
+    "one by one": (lambda b, h, q, k: LAYOUT[:, :, k][:, q][h], lambda b, h, q, k: LAYOUT[h, q, k]),
+    "slices": (lambda b, h, q, k: LAYOUT[1:, q, 2:][0, k % 7], lambda b, h, q, k: LAYOUT[1, q, k % 7 + 2]),
+    "sum": (lambda b, h, q, k: LAYOUT[h, :, k].sum() > q, lambda b, h, q, k: LAYOUT.sum(1)[h, k] > q),
+    "index_select": (
+        lambda b, h, q, k: LAYOUT[0].index_select(0, q).squeeze(0).index_select(0, k).squeeze(),
+        lambda b, h, q, k: LAYOUT[0][q, k],
+    ),
+    "index_select and [0]": (
+        lambda b, h, q, k: torch.index_select(LAYOUT[1, 2], 0, k)[0] & (k <= q),
+        lambda b, h, q, k: LAYOUT[1, 2][k] & (k <= q),
+    ),
+}
+
+
+@pytest.mark.unfollowed
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_look_ups_by_slices(name):
+    mask_mod, same = LOOKUPS[name]
+    expected = everywhere(same, 1, 4, 9, 9)
+    assert np.array_equal(pairs(p.interop.from_mask_mod(mask_mod), 1, 4, 9, 9), expected)
+    if name in ("rows", "columns", "ellipsis", "one by one"):  # as if written so
+        joined, written = (p.interop.from_mask_mod(function).trace.steps for function in (mask_mod, same))
+        assert [step.args for step in joined] == [step.args for step in written]
+    if "select" not in name:
+        assert np.array_equal(everywhere(mask_mod, 1, 4, 9, 9), expected)
 
 
 def test_tables_that_are_too_short():

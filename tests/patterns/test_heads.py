@@ -94,8 +94,17 @@ def test_per_batch_of_heads():
     assert pattern.at(1, 1) == p.BigBird(2, head=1) and pattern.at(2, 1) == p.SlidingWindow(1)
     turned = p.PerHead((p.PerBatch((p.Causal(), p.Full())), p.Sinks(1)))
     assert turned.sizes() == (2, 2) and turned.at(1, 0) == p.Full() and turned.at(1, 1) == p.Sinks(1)
-    with pytest.raises(ValueError, match=r"^patterns: expected patterns for one number of heads, got \[2, 3\]"):
-        p.PerBatch((heads, p.PerHead((p.Causal(),) * 3))).sizes()
+
+
+def test_numbers_that_no_composition_joins():
+    two, three = (p.PerHead((p.Causal(),) * n) for n in (2, 3))
+    for joined in (two | three, p.PerBatch((two, three))):
+        with pytest.raises(ValueError, match=r"whose numbers divide the largest, got \[2, 3\]; give each PerHead one"):
+            joined.sizes()
+    two, four = (p.PerBatch((p.Causal(),) * n) for n in (2, 4))
+    for joined in (two & four, p.PerHead((two, four))):
+        with pytest.raises(ValueError, match=r"expected patterns for one number of batch entries, got \[2, 4\]"):
+            joined.sizes()
 
 
 def test_composition_of_heads():
@@ -208,6 +217,12 @@ JOINED = {
     "intersection": (GROUPS & FAR & p.Causal(), lambda *at: _far(*at) & _grouped(*at)),
     "difference": (GROUPS - FAR, lambda *at: _grouped(*at) & ~_far(*at)),
     "entries": (p.PerBatch((APART, GROUPS)), lambda b, *at: (_grouped if b else _apart)(b, *at)),
+    "entries of unlike groups": (
+        p.PerBatch((p.PerHead((p.SlidingWindow(2, 0), p.Sinks(3), p.Causal(), APART)), GROUPS | p.Sinks(1))),
+        lambda b, h, q, k: (
+            _grouped(b, h, q, k) | (k < 1) if b else (_grouped(0, 2 * h, q, k), k < 3, k <= q, _apart(b, h, q, k))[h]
+        ),
+    ),
     "entries of groups": (
         p.PerBatch((p.PerHead((APART, p.Causal())), GROUPS)) | p.Sinks(1),
         lambda b, h, q, k: (k < 1) | (_grouped(b, h, q, k) if b or h > 1 else _apart(b, h, q, k)),

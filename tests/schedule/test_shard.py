@@ -136,6 +136,15 @@ def test_a_part_without_a_row_is_refused(change):
             shard._prove(plan, part, np.zeros(0, np.int64), owned[None])
 
 
+def test_a_part_without_tiles_of_table_gradients_is_refused():
+    plan, sharding = causal_plan(2500), named("contiguous", Shape(1, 1, 1, 2500, 32, 32), 2, None)
+    for rank in range(2):
+        lists = shard.lists_of_tables(plan, sharding, rank)
+        assert lists.items(shard.backward_part(plan, sharding, rank)).any()
+        with pytest.raises(RuntimeError, match="lacks tiles of table gradients"):
+            lists.items(shard.backward_part(plan, sharding, 1 - rank))
+
+
 def test_the_simulation_has_the_bytes_of_the_transfers():
     """Sums over the transfers of each rank, forward and backward, with grouped heads of different patterns."""
     some = p.PerHead((p.SlidingWindow(30), p.Causal(), p.strided(8), p.longformer(4, global_tokens=(0, 77))))
@@ -176,6 +185,30 @@ def test_the_simulation_of_a_window():
         assert ("ulysses" in found.others) == (world_size == 8)
     one = simulate(p.SlidingWindow(100), shape, 1, seconds=0.01)
     assert one.seconds == 0.01 == one.others["ring"] and one.name == "contiguous" and not one.received.any()
+
+
+def test_the_least_predicted_time_chooses_the_exchange():
+    shape = 1, 2, 2, 8192, 32
+    spread = p.BigBird(64, global_blocks=0)
+    for pattern, sharding, name in (
+        (p.SlidingWindow(50), "contiguous", "point_to_point"),
+        (p.Documents((1024,) * 8), "contiguous", "point_to_point"),
+        (p.Causal(), "contiguous", "all_gather"),
+        (p.Full(), "head_tail", "all_gather"),
+        (spread, "contiguous", "all_to_all"),
+    ):
+        for backward in (False, True):
+            found = simulate(pattern, shape, 8, sharding=sharding, seconds=0.1, backward=backward)
+            assert found.exchange == name, (pattern, found.exchanges)
+            assert found.exchanges[name] == min(found.exchanges.values())
+            width = 4 * (32 * 3 + 1 if backward else 32 * 2) * 2
+            needed = np.maximum(found.sent, found.received).max()
+            if found.messages.any():
+                assert found.exchanges["all_to_all"] == 7 * 20e-6 + needed / 25e9
+                assert np.isclose(found.exchanges["all_gather"], 3 * 20e-6 + 7 * 1024 * width / 25e9, rtol=1e-12)
+            assert found.exchanges["point_to_point"] <= found.exchanges.get("all_to_all", 1)
+    slow = simulate(spread, shape, 8, sharding="contiguous", seconds=0.1, latency=1.0)
+    assert slow.exchange == "all_gather" and simulate(p.Causal(), shape, 1, seconds=0.1).exchange == "point_to_point"
 
 
 def test_the_least_predicted_time_chooses_the_sharding():

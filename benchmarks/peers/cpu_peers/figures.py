@@ -1,4 +1,4 @@
-"""Figures of docs/cpu-roofline.md and docs/sparse-fusion.md, drawn from the results."""
+"""Figures of docs/cpu-roofline.md and docs/systems/sparse_fusion.rst, drawn from the results."""
 
 from __future__ import annotations
 

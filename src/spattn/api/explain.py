@@ -169,8 +169,8 @@ def explain(plan: Any, /, *operands: Any, **options: Any) -> Explanation | CallE
             Dtype of the arrays; on a GPU, float16 or bfloat16.
         device : {"cpu", "cuda"}, optional
             Device of the prediction: one CPU thread of the benchmark machine with this machine's instruction set, or an
-            H200; no GPU needs to be present. GPU predictions support tiles of 64 keys and of 128 or at most 64 queries,
-            and `head_dim` up to 128.
+            H200; no GPU needs to be present. GPU predictions support tiles of 64 keys and of 192, 128 or at most 64
+            queries, and `head_dim` up to 128.
 
         For a call:
 

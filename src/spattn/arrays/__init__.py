@@ -132,10 +132,10 @@ def is_array(x: Any) -> bool:
 
 def unknown(x: Any) -> bool:
     """Return whether `x` is an array without values, of a program that JAX, torch.export or a vmap is tracing."""
-    core, tensor = (getattr(sys.modules.get(name), of, None) for name, of in (("jax", "core"), ("torch", "Tensor")))
-    if tensor is not None and isinstance(x, tensor):
+    if isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ())):
         kind = namespace_of(x)
         return kind is not None and kind.traced() and kind.oddity(x) is not None
+    core = getattr(sys.modules.get("jax"), "core", None)
     return core is not None and isinstance(x, core.Tracer)
 
 

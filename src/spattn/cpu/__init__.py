@@ -295,7 +295,9 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     ) -> tuple[Any, ...]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
         sinks, dropout = _sinks_of(score), _dropout_of(score, call, call.kv_len)
-        dsinks = None if sinks is None else np.zeros((call.batch, call.heads_q))
+        dsinks = None if sinks is None else np.zeros((call.batch, call.heads_q, _core.SUM_WORDS), np.int64)
+        portion = None if score is None else score.portion
+        rows = None if portion is None else portion.rows
 
         def compute(bound: _score.Bound | None, whole: bool = True) -> None:
             if not q.size:
@@ -306,7 +308,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
             )
             to = own_dq, own_dk, own_dv, scale, team_size(useful)
             arguments = prepared, split, dout, q, k, v, out, lse, dlse, *to
-            modified = sinks, dsinks if whole else None, dropout
+            modified = sinks, dsinks if whole else None, rows, dropout
             if _core.backward(*arguments, None, bound, *modified) and (instead := _nonfinite.without(k)):
                 if bound:
                     _score.clear(bound)
@@ -320,8 +322,9 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
             dtables: tuple[np.ndarray | None, ...] = ()
         else:
             bound = _score.bind(encoded, call, operands, score)
-            dtables = _score.gradients(encoded, operands, call, bound, compute)
-        return dq, dk, dv, dtables, None if dsinks is None else dsinks.sum(axis=0).astype(lse.dtype)
+            dtables = _score.gradients(encoded, operands, call, bound, compute, portion)
+        of_sinks = None if dsinks is None else _score.sums(_score.added(dsinks), portion).astype(lse.dtype)
+        return dq, dk, dv, dtables, of_sinks
 
     return run
 

@@ -69,5 +69,6 @@ def backward(
     score: Bound | None = None,
     sinks: np.ndarray | None = None,
     dsinks: np.ndarray | None = None,
+    sink_rows: np.ndarray | None = None,
     dropout: DropoutWords | None = None,
 ) -> bool: ...

@@ -115,7 +115,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
         const double* sinks
-        double* dsinks
+        int64_t* dsinks
+        const uint8_t* sink_rows
         const ScoreProgram* score
         const DropoutWords* dropout
         char* slots
@@ -636,8 +637,28 @@ cdef class Backward(Run):
     cdef bint by_thread  # whether a head has one unit, whose thread writes dK and dV while its sums are in cache
     cdef char* dk_rows   # accumulators of all units or, with by_thread, of all threads
     cdef char* dv_rows
+    cdef const uint8_t* adding  # (items,): whether an item adds to the gradients of tables; null: all do
+    cdef ScoreProgram silent_program
+    cdef Call silent            # of the other items: its tables have no gradients
 
-    cdef make_room(self, gradients, split, instead, cnp.ndarray dsinks, int threads):
+    cdef silence(self, score, cnp.ndarray work):
+        """Let only the items of `score.items_of_tables` add to the gradients of tables."""
+        cdef int64_t number, count = len(score.tables)
+        cdef ScoreTable* table
+        cdef ScoreTable* tables = <ScoreTable*>self.workspace(count * sizeof(ScoreTable))
+        cdef cnp.ndarray adding = score.items_of_tables
+        if (<object>adding).shape != (<object>work).shape or adding.dtype != np.bool_:
+            raise ValueError(f"score: expected a bool for each of {len(work)} work items, got {(<object>adding).shape}")
+        self.adding = <const uint8_t*>cnp.PyArray_DATA(adding)
+        self.silent, self.silent_program = self.call, self.program
+        memcpy(tables, self.program.tables, count * sizeof(ScoreTable))
+        for number in range(count):
+            table = tables + number
+            table.sums = NULL
+            table.direct = NULL
+        self.silent_program.tables, self.silent.score = tables, &self.silent_program
+
+    cdef make_room(self, gradients, split, instead, cnp.ndarray dsinks, cnp.ndarray sink_rows, int threads):
         cdef Call* call = &self.call
         cdef Prepared of = self.prepared
         self.kernels = self.table.backward[self.dtype]
@@ -648,8 +669,10 @@ cdef class Backward(Run):
         if dlse is not None:
             call.dlse = of.describe("dlse", dlse, of.of_lse)
         if dsinks is not None:
-            call.dsinks = <double*>cnp.PyArray_DATA(dsinks)
-        self.owners += [gradients, split, dsinks]
+            call.dsinks = <int64_t*>cnp.PyArray_DATA(dsinks)
+        if sink_rows is not None:
+            call.sink_rows = <const uint8_t*>cnp.PyArray_DATA(sink_rows)
+        self.owners += [gradients, split, dsinks, sink_rows]
         self.allocate(threads, self.kernels.scratch_bytes(call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
         self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
@@ -752,6 +775,7 @@ cdef class Backward(Run):
                                    self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
 
     cdef void run_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
+        cdef const Call* call
         cdef int64_t key, head, variant, item, before = 0
         cdef int64_t first = unit.head_kv * self.call.group
         for key in range(unit.end - unit.begin):
@@ -764,7 +788,8 @@ cdef class Backward(Run):
             for item in range(item, self.work_indptr[variant + 1] - max(before - unit.last, <int64_t>0)):
                 if not self.proceed(thread):
                     return
-                self.kernels.run(self.call, unit.batch, head, self.call.plan.work[item], sums,
+                call = &self.silent if self.adding is not NULL and not self.adding[item] else &self.call
+                self.kernels.run(call[0], unit.batch, head, call.plan.work[item], sums,
                                  self.scratch + thread * self.scratch_bytes)
 
     cdef void add_units(self, int64_t number, int64_t begin, int thread) noexcept nogil:
@@ -797,13 +822,16 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
 
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
-             instead=None, score=None, sinks=None, dsinks=None, dropout=None):
+             instead=None, score=None, sinks=None, dsinks=None, sink_rows=None, dropout=None):
     """Write gradients to `dq`, `dk` and `dv`, and add those of tables to the arrays that `score` names. `split` holds
     the Units of the plan for these heads, and `prepared` was created with their work items. `dlse` may be None;
-    `instead` replaces `k`. With `sinks`, write the gradients of each batch entry to `dsinks`, (batch, heads_q) float64,
-    unless that is None. Return value as for :func:`forward`.
+    `instead` replaces `k`. With `sinks`, write the exact sums of their gradients over `sink_rows`, (q_len,) bool
+    or None for all, to `dsinks`, (batch, heads_q, SUM_WORDS) int64, unless that is None. Return value as for
+    :func:`forward`.
     """
     cdef Backward run = Backward.__new__(Backward)
     run.begin(prepared, (q, k, v, out, lse), scale, score, sinks, dropout, threads)
-    run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, threads)
+    run.make_room((dout, dlse, dq, dk, dv), split, instead, dsinks, sink_rows, threads)
+    if score is not None and score.items_of_tables is not None:
+        run.silence(score, split.work)
     return run.execute(threads)

@@ -12,7 +12,7 @@ import numpy as np
 from .._util.frozen import frozen
 from ..arrays import dtype_name
 from ..request.call import Call
-from ..request.score import ScoreOperands
+from ..request.score import Portion, ScoreOperands
 from ..score.evaluate import evaluate
 from ..score.graph import BOOL, FLOAT, INT, Graph
 from ..score.program import CALL, DIAGONAL, HEAD, KEY, PAIR, QUERY, Program, scopes
@@ -466,6 +466,8 @@ class Bound(NamedTuple):
         Exact accumulators, (end - begin, 10) int64, for elements [begin, end) of the gradient of a table.
     direct : tuple of (table, gradient)
         Gradients with at most one term per element: contiguous, in the kernels' compute type.
+    items_of_tables : (items,) bool array or None
+        Work items that add to the gradients of tables; None means all.
     """
 
     numbers: np.ndarray
@@ -474,6 +476,7 @@ class Bound(NamedTuple):
     items: tuple[tuple[int, int, int], tuple[int, int, int]]
     sums: tuple[tuple[int, int, int, np.ndarray], ...] = ()
     direct: tuple[tuple[int, np.ndarray], ...] = ()
+    items_of_tables: np.ndarray | None = None
 
 
 def bind(encoded: Encoded, call: Call, prepared: ScoreOperands, operands: ScoreOperands | None) -> Bound:
@@ -498,11 +501,18 @@ def bind(encoded: Encoded, call: Call, prepared: ScoreOperands, operands: ScoreO
             table = table.astype(table.dtype.newbyteorder("="))
         tables.append(table)
         dtypes.append(TABLE_DTYPES.index(name))
-    return Bound(numbers, tuple(tables), tuple(dtypes), ((0, 0, 0), (call.batch, call.heads_q, call.q_len)))
+    whole = (0, 0, 0), (call.batch, call.heads_q, call.q_len)
+    items = None if operands.portion is None else operands.portion.items
+    return Bound(numbers, tuple(tables), tuple(dtypes), whole, items_of_tables=items)
 
 
 def gradients(
-    encoded: Encoded, operands: ScoreOperands, call: Call, bound: Bound, compute: Callable[[Bound, bool], None]
+    encoded: Encoded,
+    operands: ScoreOperands,
+    call: Call,
+    bound: Bound,
+    compute: Callable[[Bound, bool], None],
+    portion: Portion | None = None,
 ) -> tuple[np.ndarray | None, ...]:
     """Run the backward, several times if its accumulators would exceed 64 MiB; return the tables' gradients.
 
@@ -521,7 +531,14 @@ def gradients(
         else:
             compute(bound._replace(sums=words, direct=direct), True)
         for number, begin, end, summed in words:
-            found[number].reshape(-1)[begin:end] = _sums(summed)  # type: ignore[union-attr]
+            found[number].reshape(-1)[begin:end] = sums(summed, portion)  # type: ignore[union-attr]
+    if portion is not None:
+        for _, gradient in direct:
+            # One rank at most has a term of an element; the others have +0.
+            bits = gradient.reshape(-1, 1).view(f"i{gradient.itemsize}")
+            at, own = _over_ranks(bits, portion)
+            bits[...] = 0
+            bits[at] = own
     return tuple(found)
 
 
@@ -589,8 +606,22 @@ def _check_terms(encoded: Encoded, call: Call, table: int) -> None:
         )
 
 
-def _sums(words: np.ndarray) -> np.ndarray:
-    """Return the float64 sums that exact accumulators hold."""
-    found = np.empty(len(words))
-    _core.exact_sums(words, found)
+def sums(words: np.ndarray, portion: Portion | None) -> np.ndarray:
+    """Return the float64 sums that exact accumulators hold, over all ranks; 0 for those that other ranks return."""
+    at, own = (slice(None), words) if portion is None else _over_ranks(words, portion)
+    found, rounded = np.zeros(len(words)), np.empty(len(own))
+    _core.exact_sums(own, rounded)
+    found[at] = rounded
     return found
+
+
+def added(words: np.ndarray) -> np.ndarray:
+    """Return the sums of exact accumulators, (parts, n, words): the last word has flags."""
+    found: np.ndarray = words.sum(axis=0, dtype=words.dtype)
+    found[:, -1] = np.bitwise_or.reduce(words[:, :, -1], axis=0)
+    return found
+
+
+def _over_ranks(words: np.ndarray, portion: Portion) -> tuple[slice, np.ndarray]:
+    at, parts = portion.exchange(words)
+    return at, added(parts)

@@ -294,7 +294,7 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
         raise ValueError(f"head_dim {head_dim} is not covered by the GPU cost model (max {LARGEST_HEAD_DIM})")
     if not executes(*plan.tile) or (plan.ordered and plan.block_q > ROWS):
         raise ValueError(
-            f"plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got {plan!r}"
+            f"plan: the GPU cost model requires tiles of 64 keys and of 192, 128 or at most 64 queries, got {plan!r}"
         )
 
 

@@ -239,7 +239,8 @@ def _with_score(call: Call, given: Given | None) -> Call:
     if given is None:
         return call
     given.check(call)
-    return replace(call, score=given.operands._replace(tables=()))  # a cached dispatch must not keep arrays alive
+    # A cached dispatch must not keep arrays or process groups alive.
+    return replace(call, score=given.operands._replace(tables=(), portion=None))
 
 
 class CachedCall(NamedTuple):

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
-from .._util.cached import BoundedCache
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 
-__all__ = ["agree", "digest", "digest_of_plan"]
+__all__ = ["DIGEST", "agree", "compare", "digest", "digest_of_plan", "gathered"]
 
-_MOST = 1024  # calls of a group that count as compared; all ranks forget them together
-_agreed: weakref.WeakKeyDictionary[Any, BoundedCache] = weakref.WeakKeyDictionary()
+DIGEST = 8  # bytes of the digest of a call; zeros if there is none
 
 
-def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> None:
-    """Compare ``describe()`` among the ranks, once for each key of a group.
+def agree(group: Any, call: bytes | None, describe: Callable[[], dict[str, Any]]) -> None:
+    """Compare the digests of a call among the ranks, None if there is none yet; unless all are equal, compare all."""
+    if set(gathered(group, call or bytes(DIGEST))) != {call}:
+        compare(group, describe)
+
+
+def compare(group: Any, describe: Callable[[], dict[str, Any]]) -> None:
+    """Compare ``describe()`` among the ranks.
 
     Raise ValueError on every rank if values differ, or if another rank raised an error; a rank raises its own error.
-    With the environment variable ``SPATTN_CHECK_RANKS=1``, all calls are compared.
     """
-    known = _agreed.setdefault(group, BoundedCache(_MOST))
-    if key in known and os.environ.get("SPATTN_CHECK_RANKS") != "1":
-        return
     own, failed = None, None
     try:
         own = describe()
@@ -39,10 +38,7 @@ def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> 
     try:
         dist.all_gather_object(found, (own, None if failed is None else f"{type(failed).__name__}: {failed}"), group)
     except RuntimeError as error:
-        raise RuntimeError(
-            "attention: a rank did not compare its arguments within the timeout of the process group: it has died, "
-            "stalled, or made another call. Make a new process group"
-        ) from error
+        raise _lost() from error
     if failed is not None:
         raise failed
     for rank, (_, text) in enumerate(found):
@@ -55,7 +51,30 @@ def agree(group: Any, key: Hashable, describe: Callable[[], dict[str, Any]]) -> 
         if len(values) > 1:
             text = "; ".join(f"{value} on ranks {ranks}" for value, ranks in values.items())
             raise ValueError(f"{name}: expected the same on every rank, got {text}")
-    known.keep(key, True)
+
+
+def gathered(group: Any, value: bytes) -> list[bytes]:
+    """Return the bytes of each rank, equally many.
+
+    Raises
+    ------
+    RuntimeError
+        If a rank does not answer within the timeout of the process group.
+    """
+    own = torch.tensor(list(value), dtype=torch.uint8)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(found, own, group=group)
+    except RuntimeError as error:
+        raise _lost() from error
+    return [bytes(x.tolist()) for x in found]
+
+
+def _lost() -> RuntimeError:
+    return RuntimeError(
+        "attention: a rank did not compare its arguments within the timeout of the process group: it has died, "
+        "stalled, or made another call. Make a new process group"
+    )
 
 
 def digest(*values: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -22,18 +24,22 @@ from ..cpu import FAR_LSE
 from ..cuda import families
 from ..cuda.driver import device
 from ..dispatch import scores
+from ..dispatch.calls import backward_with_score
 from ..dispatch.plans import resolve
+from ..dispatch.scores import Given
 from ..patterns import Pattern, PerHead
 from ..patterns.base.check import integer
 from ..planning import Plan
 from ..request.call import Call
-from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages
-from ._agreement import agree, digest, digest_of_plan
-from ._exchange import exchange, whole
+from ..request.score import Portion
+from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages, lists_of_tables
+from ._agreement import DIGEST, agree, compare, digest, digest_of_plan, gathered
+from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
-from ._plans import Shape, call_of, key_transfers, row_transfers, whole_plan
+from ._plans import Shape, Transfer, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import shard
+from ._traffic import EXCHANGES, fastest, of_rank, of_ranks
 
 __all__ = ["attention"]
 
@@ -51,6 +57,7 @@ def attention(
     *,
     length: int | None = None,
     sharding: Sharding | str = "contiguous",
+    exchange: str = "auto",
     scale: float | None = None,
     score: Any = None,
     sinks: torch.Tensor | None = None,
@@ -74,11 +81,14 @@ def attention(
         Length of the whole sequence. By default n times the number of ranks, or that of the DTensor.
     sharding : Sharding or str, optional
         Which rank has which rows, as returned by :func:`shard` or as its argument. A DTensor is "contiguous".
+    exchange : {"auto", "point_to_point", "all_to_all", "all_gather"}, optional
+        How rows travel. "auto": the one for which :func:`simulate` predicts the least time; on GPUs, point-to-point,
+        the only one there. Results have the same bits.
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
-        As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Their arrays
-        get no gradients. Not supported on GPUs.
+        As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Not supported
+        on GPUs.
 
     Returns
     -------
@@ -88,9 +98,9 @@ def attention(
     Raises
     ------
     ValueError
-        On every rank, if arguments differ between ranks or one rank refuses its own. Arguments are compared once for
-        each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``. Without,
-        later differences are found by the ranks that receive rows from another.
+        On every rank, if arguments differ between ranks or one rank refuses its own; the next call works. On GPUs,
+        arguments are compared once for each group, pattern, shape and dtype; always with the environment variable
+        ``SPATTN_CHECK_RANKS=1``.
     RuntimeError
         If a rank does not answer within the timeout of the process group.
 
@@ -101,9 +111,17 @@ def attention(
     receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
     key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
     (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks
-    are visited twice: for dq, and for dk and dv. The bits may differ where a NaN or an infinity is at an allowed pair.
+    are visited twice: for dq, and for dk and dv.
+
+    The gradients of sinks and of arrays that the score function captures are parts: each element is complete on one
+    rank, with the bits of one process, and 0 on the others. As for any parameter that all ranks hold, sum the gradients
+    over the ranks; of DTensors, over the dimensions of the mesh that shard q. The terms of a tile are added on one
+    rank, which receives its other rows and their keys.
+
+    The bits may differ where a NaN or an infinity is at an allowed pair.
     """
     options = {"scale": scale, "score": score, "sinks": sinks, "dropout_p": dropout_p, "seed": seed}
+    options["exchange"] = exchange
     if isinstance(q, DTensor):
         return _on_dtensors(q, k, v, pattern, length, sharding, options)
     group = group.get_group() if hasattr(group, "get_group") else dist.group.WORLD if group is None else group
@@ -113,26 +131,34 @@ def attention(
         raise ValueError("group: this rank is not in the group")
     q, k, v = autocast(q, k, v) or (q, k, v)
     make = functools.partial(_make, q, k, v, pattern, group, length, sharding, options)
-    try:
-        key: Hashable = _key(q, k, v, pattern, length, sharding, options)
-        hash(key)
-    except (AttributeError, TypeError):
-        key = object()  # compared in each call
-    jobs, here = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), (key, tuple(q.shape), q.device)
-    made: list[_Job] = []
+    jobs, key = _jobs.setdefault(group, BoundedCache(_MOST_JOBS)), None
+    on_gpu, always = getattr(q, "is_cuda", False), os.environ.get("SPATTN_CHECK_RANKS") == "1"
+    job: _Job | None = None
+    with contextlib.suppress(Exception):  # which make() raises again, when the others know
+        key = _key(q, k, v, pattern, length, sharding, options)
+        known = None if always else jobs.get(key)
+        if known is not None:
+            job = known if on_gpu else known._replace(group=group).of(q, k, v, options)
 
     def describe() -> dict[str, Any]:
-        made.append(make())
-        return made[0].described
+        nonlocal job
+        job = make()
+        return job.described
 
-    agree(group, key, describe)
-    job = made[0] if made else jobs.get(here)
-    job = make() if job is None else job._replace(options=options, group=group)
-    if isinstance(key, tuple) and options["sinks"] is None:
-        jobs.keep(here, job._replace(group=None))  # a kept job must not keep its group
+    if not on_gpu:
+        agree(group, None if job is None else job.digest, describe)
+        assert job is not None
+        if not job.exchange:  # on all ranks: they made it together
+            job = job._replace(exchange=job.chosen(gathered(group, of_rank(job.transfers(), (k, v))), (k, v)))
+    elif job is None:  # a comparison would let the host wait for the GPU
+        compare(group, describe)
+    assert job is not None
+    if key is not None:
+        # A kept job must not keep its group, or arrays.
+        jobs.keep(key, job._replace(group=None, options={}, given=None, described={}))
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
-    return _Attention.apply(q, k, v, job)
+    return _Attention.apply(q, k, v, job, *(() if job.given is None else job.given.captured))
 
 
 class _Job(NamedTuple):
@@ -146,32 +172,54 @@ class _Job(NamedTuple):
     pattern: Any
     plan: Plan
     options: dict[str, Any]
+    given: Given | None
+    wanted: tuple[bool, ...]  # which of given.captured need gradients
     on_gpu: OnGpu | None
+    described: dict[str, Any]  # what all ranks must agree on
+    exchange: str  # of the forward pass; on CPUs
+
+    def of(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> _Job:
+        """Return the job of a call with these options."""
+        given = _given(self.call, q, k, v, options)
+        wanted = () if given is None else tuple(map(_wants_gradient, given.captured))
+        found = self._replace(options=options, given=given, wanted=wanted)
+        return found._replace(described=found._describe())
+
+    def chosen(self, ranks: Sequence[bytes], local: Sequence[torch.Tensor]) -> str:
+        """Return how rows of `local` travel, from :func:`of_rank` of all ranks."""
+        given = str(self.options["exchange"])
+        return fastest(of_ranks(ranks, self.sharding, local).seconds()) if given == "auto" else given
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Return the transfers of the forward pass."""
+        of, of_tables = self.shape, None
+        if any(self.wanted[1:]):
+            of_tables = whole_plan(self.pattern, self.call, backward=True)
+        return key_transfers(self.plan, self.sharding, self.rank, of.batch, of.heads_q, of.heads_kv, of_tables)
 
     @property
     def rows(self) -> torch.Tensor:
         return torch.from_numpy(self.sharding.rows(self.rank))
 
     @property
-    def header(self) -> bytes:
-        """What all messages of a call start with."""
-        of_call = self.call.dtype, self.call.scale, self.options["dropout_p"], self.options["seed"]
-        return bytes.fromhex(digest(digest_of_plan(self.plan), self.shape, self.sharding, of_call))[:8]
+    def digest(self) -> bytes:
+        """Digest of what all ranks must agree on."""
+        return bytes.fromhex(digest(*self.described.items()))
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """What all ranks must agree on."""
-        given, shape = _given(self), self.shape
+    def _describe(self) -> dict[str, Any]:
+        given, shape = None if self.given is None else self.given.operands, self.shape
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
             "q, k, v: dtype": self.call.dtype,
             "scale": self.call.scale,
             "pattern: digest of the plan": digest_of_plan(self.plan),
             "sharding: digest": digest(*self.sharding),
-            "dropout_p": self.options["dropout_p"],
-            "seed": self.options["seed"],
+            "exchange": self.options["exchange"],
+            "dropout_p": float(self.options["dropout_p"]),
+            "seed": None if given is None or given.dropout is None else given.dropout.seed,
             "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
             "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
+            "sinks, score: which arrays need gradients": self.wanted,
         }
 
 
@@ -182,6 +230,11 @@ def _make(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
     scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
+    if options["exchange"] not in ("auto", *EXCHANGES):
+        names = ", ".join(map(repr, EXCHANGES))
+        raise ValueError(f"exchange: expected 'auto' or one of {names}; got {options['exchange']!r}")
+    if local.device != "cpu" and options["exchange"] not in ("auto", "point_to_point"):
+        raise ValueError(f"exchange: on GPUs, rows travel point-to-point; got {options['exchange']!r}")
     if local.device != "cpu" and scored:
         raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
     if local.q_len != local.kv_len:
@@ -210,52 +263,56 @@ def _make(
         of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
         own = of_gradients, gpu, families.of_call(call, gpu)
         on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
-    return _Job(group, rank, sharding, shape, call, pattern, plan, options, on_gpu)
+    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu, {}, "").of(q, k, v, options)
 
 
-def _given(job: _Job) -> Any:
-    """Return the score operands of a call; raise ValueError if an array wants a gradient."""
-    score, sinks, dropout_p, seed = (job.options[name] for name in ("score", "sinks", "dropout_p", "seed"))
+def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:
+    """Return the score function, sinks and dropout of the whole call, for autograd as for local shards."""
+    score, sinks, dropout_p, seed = (options[name] for name in ("score", "sinks", "dropout_p", "seed"))
     if score is None and sinks is None and dropout_p == 0.0:
         return None
-    kind = getattr(torch, job.call.dtype)
-    q, k, v = (torch.zeros((), dtype=kind).expand(x.shape) for x in (job.call.q, job.call.k, job.call.v))
-    dropout = scores.dropout_of(dropout_p, seed, q) if dropout_p != 0.0 else None
-    with torch.no_grad():
-        given = scores.read(score, sinks, dropout, q, k, v, "cpu", "bhsd")
-    if given is None:
-        return None
-    given.check(job.call)
-    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given.captured):
-        raise ValueError(
-            "score, sinks: distributed attention computes no gradients of their arrays; pass x.detach(), or use "
-            "spattn.attention in one process"
-        )
-    return given.operands
+    local, of = (q, k, v), (call.q, call.k, call.v)
+    whole = [x.new_zeros(()).requires_grad_(x.requires_grad).expand(y.shape) for x, y in zip(local, of, strict=True)]
+    dropout = scores.dropout_of(dropout_p, seed, whole[0]) if dropout_p != 0.0 else None
+    given = scores.read(score, sinks, dropout, whole[0], whole[1], whole[2], "cpu", "bhsd")
+    if given is not None:
+        given.check(call)
+    return given
+
+
+def _wants_gradient(x: Any) -> bool:
+    return torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _key(
     q: Any, k: Any, v: Any, pattern: Any, length: int | None, sharding: Any, options: dict[str, Any]
 ) -> tuple[Hashable, ...]:
-    """Return what decides whether a call was compared; it is the same on all ranks that agree."""
+    """Return what determines a job, except for sinks and dropout; raise TypeError if nothing that is hashable does."""
     if not isinstance(pattern, (Pattern, Plan, str)) or options["score"] is not None:
         raise TypeError
-    shapes = tuple((dtype_name(x), *x.shape[:2], x.shape[3]) for x in (q, k, v))
-    of_call = options["scale"], options["sinks"] is None, options["dropout_p"], torch.is_grad_enabled()
-    return pattern, shapes, q.shape[2] if length is None else length, sharding, of_call
+    arrays = tuple((dtype_name(x), tuple(x.shape), x.device) for x in (q, k, v))
+    key = (
+        pattern,
+        arrays,
+        length,
+        sharding,
+        *(options[name] for name in ("exchange", "scale", "dropout_p")),
+        options["sinks"] is None,
+    )
+    hash(key)
+    return key
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(q, k, v, job)``: the local rows of the output."""
+    """``apply(q, k, v, job, sinks, *tables)``: the local rows of the output."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
-        of, rows, length = job.shape, job.rows, job.shape.length
-        transfers = key_transfers(job.plan, job.sharding, job.rank, of.batch, of.heads_q, of.heads_kv)
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job, *captured: Any) -> torch.Tensor:
+        rows, length = job.rows, job.shape.length
         keys, values = (whole(x, rows, length) for x in (k, v))
-        finish = exchange(job.group, transfers, job.header, (k, v), rows, (keys, values))
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu", "return_lse": True}
-        queries = whole(q, rows, length)
+        finish = exchange(job.group, job.exchange, job.transfers(), (k, v), job.sharding, (keys, values))
+        queries, options = whole(q, rows, length), _of_one({**job.options, "scale": job.call.scale})
+        options |= {"backend": "cpu", "return_lse": True}
         found: tuple[torch.Tensor, ...] = ()
         for stage in forward_stages(job.plan, job.sharding, job.rank, sides=False):
             if stage.where != LOCAL:
@@ -267,29 +324,41 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             found = _select(mine, own, found) if found else own
         finish()
         out, lse = found
-        ctx.save_for_backward(q, k, v, keys, values, out, lse)
+        # Saved, so that PyTorch raises an error if the caller changes a captured tensor before the backward pass.
+        ctx.save_for_backward(q, k, v, keys, values, out, lse, *(x for x in captured if isinstance(x, torch.Tensor)))
         ctx.job = job
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, keys, values, out, lse = ctx.saved_tensors
+        q, k, v, keys, values, out, lse, *_ = ctx.saved_tensors
         job: _Job = ctx.job
         of, rows, length = job.shape, job.rows, job.shape.length
-        _check_lse(job, lse)
         plan = whole_plan(job.pattern, job.call, backward=True)
-        transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q)
+        transfers = row_transfers(plan, job.sharding, job.rank, of.batch, of.heads_q, any(job.wanted[1:]))
         local = q, dout, out, lse[..., None]
+        kind = job.chosen(_checked(job, lse, of_rank(transfers, local)), local)
         filled = tuple(whole(x, rows, length) for x in local)
         lses = filled[3].fill_(-math.inf)  # rows that are not here take no part
         lses[:, :, rows] = local[3]
-        exchange(job.group, transfers, job.header, local, rows, filled)()
+        exchange(job.group, kind, transfers, local, job.sharding, filled)()
         own = backward_part(plan, job.sharding, job.rank)
-        options = {**job.options, "scale": job.call.scale, "backend": "cpu"}
         queries, douts, outs, _ = filled
-        found = attention_backward(douts, queries, keys, values, outs, lses[..., 0], own, **options)
-        return *(x[:, :, rows] for x in found[:3]), None
+        arrays = douts, queries, keys, values, outs, lses[..., 0]
+        if job.given is None:
+            found = attention_backward(*arrays, own, scale=job.call.scale, backend="cpu")
+            return *(x[:, :, rows] for x in found), None
+        given = job.given
+        if any(job.wanted):
+            lists = lists_of_tables(plan, job.sharding, job.rank)
+            portion = Portion(
+                job.sharding.owners() == job.rank, lists.items(own), functools.partial(scatter, job.group)
+            )
+            given = given._replace(operands=given.operands._replace(portion=portion))
+        options = {"scale": job.call.scale, "backend": "cpu", "precision": None, "layout": "bhsd"}
+        dq, dk, dv, dtables, dsinks = backward_with_score(*arrays, own, given=given, wanted=job.wanted[1:], **options)
+        return *(x[:, :, rows] for x in (dq, dk, dv)), None, dsinks if job.wanted[0] else None, *dtables
 
 
 class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
@@ -314,6 +383,11 @@ class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
         return *on_gpu.backward(readable(dout), q, k, v, readable(out), lse, received, ctx.job.call.scale), None
 
 
+def _of_one(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that :func:`spattn.attention` has, too."""
+    return {name: x for name, x in options.items() if name != "exchange"}
+
+
 def _nothing() -> None:
     """All messages have come."""
 
@@ -325,18 +399,23 @@ def _select(rows: torch.Tensor, chosen: Sequence[torch.Tensor], others: Sequence
     )
 
 
-def _check_lse(job: _Job, lse: torch.Tensor) -> None:
-    """Raise ValueError on every rank if an lse is too large: the float64 fallback needs all keys of its rows."""
+def _checked(job: _Job, lse: torch.Tensor, traffic: bytes) -> list[bytes]:
+    """Return the traffic of all ranks; raise ValueError on every rank if they differentiate different calls.
+
+    Also if an lse is too large: the float64 fallback needs all keys of its rows.
+    """
     limit = FAR_LSE[lse.element_size()]
-    far = ((lse.abs() > limit) & (lse != -math.inf)).any().to(torch.int64).reshape(1)
-    found = [torch.empty_like(far) for _ in range(dist.get_world_size(job.group))]
-    dist.all_gather(found, far, group=job.group)
-    ranks = [rank for rank, x in enumerate(found) if x]
+    far = ((lse.abs() > limit) & (lse != -math.inf)).any()
+    found = gathered(job.group, bytes([bool(far)]) + job.digest + traffic)
+    if len({x[1 : 1 + DIGEST] for x in found}) > 1:
+        raise ValueError("attention: ranks compute the gradients of different calls")
+    ranks = [rank for rank, x in enumerate(found) if x[0]]
     if ranks:
         raise ValueError(
             f"attention: scores on ranks {ranks} exceed {limit:.4g}; gradients need all keys of a row on one rank: "
             "use a smaller scale, float64, or spattn.attention in one process"
         )
+    return [x[1 + DIGEST :] for x in found]
 
 
 def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -390,7 +469,7 @@ def _on_dtensors(
     if of:
         out = attention(own_q, own_k, own_v, pattern, mesh.get_group(of[0]), length=q.shape[2], **options)
     else:
-        out = attention_of_one(own_q, own_k, own_v, pattern, **options)
+        out = attention_of_one(own_q, own_k, own_v, pattern, **_of_one(options))
     shape = (*q.shape[:3], v.shape[3])
     stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(4))
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

@@ -15,7 +15,7 @@ from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..request.call import Call
-from ..schedule.shard import Sharding, keys_of_rows, rows_of_keys
+from ..schedule.shard import Sharding, keys_of_rows, lists_of_tables, rows_of_keys
 
 __all__ = ["Block", "Transfer", "Shape", "call_of", "key_transfers", "row_transfers", "whole_plan"]
 
@@ -70,25 +70,54 @@ def whole_plan(pattern: Any, call: Call, *, backward: bool = False) -> Plan:
 
 @kept_with_plan
 def key_transfers(
-    plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int, heads_kv: int
+    plan: Plan,
+    sharding: Sharding,
+    rank: int,
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    of_tables: Plan | None = None,
 ) -> tuple[Transfer, ...]:
-    """Return who sends which keys to whom: a key that a rank's rows attend to, once."""
+    """Return who sends which keys to whom: a key that a rank's rows attend to, once.
+
+    With `of_tables`, the plan of the backward pass, also the keys of all rows whose terms of table gradients it adds.
+    """
+    owners = sharding.owners()
+
+    def needs(peer: int) -> np.ndarray:
+        rows = owners == peer
+        if of_tables is not None:
+            rows |= lists_of_tables(of_tables, sharding, peer).rows.any(axis=0)
+        return keys_of_rows(plan, rows)
+
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
-    return _transfers(plan, sharding, rank, groups, keys_of_rows)
+    return _transfers(sharding, rank, groups, needs)
 
 
 @kept_with_plan
-def row_transfers(plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int) -> tuple[Transfer, ...]:
-    """Return who sends which query rows to whom in the backward pass: a row that attends to a key of a rank, once."""
-    return _transfers(
-        plan, sharding, rank, np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1, 1), rows_of_keys
-    )
+def row_transfers(
+    plan: Plan, sharding: Sharding, rank: int, batch: int, heads_q: int, tables: bool = False
+) -> tuple[Transfer, ...]:
+    """Return who sends which query rows to whom in the backward pass: a row that attends to a key of a rank, once.
+
+    With `tables`, also the rows whose terms of table gradients it adds.
+    """
+    owners = sharding.owners()
+
+    def needs(peer: int) -> np.ndarray:
+        rows = rows_of_keys(plan, owners == peer)
+        return rows | lists_of_tables(plan, sharding, peer).rows if tables else rows
+
+    return _transfers(sharding, rank, np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1, 1), needs)
 
 
 def _transfers(
-    plan: Plan, sharding: Sharding, rank: int, variants: np.ndarray, needs: Callable[[Plan, np.ndarray], np.ndarray]
+    sharding: Sharding, rank: int, variants: np.ndarray, needs: Callable[[int], np.ndarray]
 ) -> tuple[Transfer, ...]:
-    """Return the transfers of a rank; ``variants[h]`` are the variants that head h takes part in."""
+    """Return the transfers of a rank; ``variants[h]`` are the variants that head h takes part in.
+
+    ``needs(peer)`` has the rows that a rank needs, (variants, length) bool.
+    """
     owners = sharding.owners()
     kinds, kind = np.unique(variants, axis=0, return_inverse=True)
     heads = [np.nonzero(kind.ravel() == number)[0] for number in range(len(kinds))]
@@ -97,10 +126,10 @@ def _transfers(
         rows = [np.nonzero(needed[own].any(axis=0) & (owners == owner))[0] for own in kinds]
         return tuple(Block(*block) for block in zip(heads, rows, strict=True) if len(block[1]))
 
-    mine, found = needs(plan, owners == rank), []
+    mine, found = needs(rank), []
     for peer in range(sharding.world_size):
         if peer != rank:
-            transfer = Transfer(peer, blocks(needs(plan, owners == peer), rank), blocks(mine, peer))
+            transfer = Transfer(peer, blocks(needs(peer), rank), blocks(mine, peer))
             if transfer.send or transfer.receive:
                 found.append(transfer)
     return tuple(found)

@@ -17,6 +17,7 @@ from ..schedule.shard import Sharding
 from ..schedule.shard_totals import totals
 from ._plans import Shape, call_of, whole_plan
 from ._shardings import NAMES, named, shape_of
+from ._traffic import BANDWIDTH, LATENCY, Traffic, fastest
 
 __all__ = ["Simulation", "shard", "simulate"]
 
@@ -32,9 +33,13 @@ class Simulation:
     name : str
         Name of the sharding.
     sent, received : (world_size,) int64 array
-        Bytes that each rank sends and receives.
+        Bytes that each rank needs to send and to receive.
     messages : (world_size,) int64 array
-        Messages that each rank receives.
+        Messages that each rank needs to receive.
+    exchange : str
+        The exchange that :func:`attention` chooses: "point_to_point", "all_to_all" or "all_gather".
+    exchanges : dict of str to float
+        Predicted time of each exchange on its slowest rank. An all-gather sends all rows to all ranks.
     work : (world_size,) float64 array
         Share of each rank in the computed tiles of one process. The sum exceeds 1 if tiles are computed twice.
     seconds : float
@@ -49,6 +54,8 @@ class Simulation:
     sent: np.ndarray
     received: np.ndarray
     messages: np.ndarray
+    exchange: str
+    exchanges: dict[str, float]
     work: np.ndarray
     seconds: float
     others: dict[str, float]
@@ -65,8 +72,8 @@ def simulate(
     world_size: int,
     *,
     sharding: str = "auto",
-    bandwidth: float = 25e9,
-    latency: float = 20e-6,
+    bandwidth: float = BANDWIDTH,
+    latency: float = LATENCY,
     seconds: float | None = None,
     dtype: str = "float32",
     backward: bool = False,
@@ -176,19 +183,34 @@ def _simulated(
     if backward:
         width += shape.head_dim_v * itemsize + max(itemsize, 4)
     found = totals(plan, sharding, of_group, heads, backward)
-    sent, received, messages = found.sent * width, found.received * width, found.messages
+    largest = max(len(sharding.rows(rank)) for rank in range(world_size))
+    exchanged = Traffic(found.sent * width, found.received * width, found.messages, largest * len(groups) * width)
+    exchanges = exchanged.seconds(bandwidth, latency)
+    exchange = fastest(exchanges)
     of_item = np.repeat(heads, np.diff(plan.work_indptr))
     total = max(1, of_item @ (plan.work["end"] - plan.work["begin"]))
     work, once = found.tiles / total, found.own_tiles / total
-    times = seconds * work + latency * messages + np.maximum(sent, received) / bandwidth
+    times = seconds * work + exchanges[exchange]
 
     # Backward, the others send keys and values again, and their gradients.
     others, peers, of_pass = {}, world_size - 1, 2 if backward else 1
     compute = seconds * float(once.max())
     all_keys = of_pass * shape.batch * shape.heads_kv * of_keys * shape.length * peers / world_size / bandwidth
     others["ring"] = compute + of_pass * peers * latency + all_keys
-    others["all_gather"] = compute + of_pass * latency + all_keys
+    others["all_gather"] = compute + of_pass * peers.bit_length() * latency + all_keys
     if shape.heads_kv % world_size == 0:
         moved = (shape.heads_q + shape.heads_kv) * of_keys * shape.batch * shape.length * peers / world_size**2
         others["ulysses"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
-    return Simulation(sharding, name, sent, received, messages, work, float(times.max()), others)
+    most = {kind: float(each.max()) for kind, each in exchanges.items()}
+    return Simulation(
+        sharding,
+        name,
+        exchanged.sent,
+        exchanged.received,
+        exchanged.messages,
+        exchange,
+        most,
+        work,
+        float(times.max()),
+        others,
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from ..score.program import Program
     from .dropout import Dropout
 
-__all__ = ["ScoreOperands", "TableType"]
+__all__ = ["Portion", "ScoreOperands", "TableType"]
 
 
 class TableType(NamedTuple):
@@ -24,6 +27,25 @@ class TableType(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+class Portion(NamedTuple):
+    """The terms of gradients of tables and sinks that one of several ranks adds, and how it exchanges the sums.
+
+    Attributes
+    ----------
+    rows : (q_len,) bool array
+        Query rows whose terms of the sinks' gradients the rank adds.
+    items : (items,) bool array
+        Work items of the rank's plan, in row order, whose terms of the tables' gradients it adds.
+    exchange : callable
+        ``exchange(x)`` of an (n, words) array of integers returns a slice, a part of range(n) for each rank, and these
+        rows of the arrays of all ranks, (ranks, rows, words).
+    """
+
+    rows: np.ndarray
+    items: np.ndarray
+    exchange: Callable[[np.ndarray], tuple[slice, np.ndarray]]
 
 
 class ScoreOperands(NamedTuple):
@@ -49,6 +71,8 @@ class ScoreOperands(NamedTuple):
         Which tables need a gradient in the backward pass.
     dropout : Dropout or None
         The weights that kernels drop after the softmax.
+    portion : Portion or None
+        In the backward pass on the CPU, the terms that this process adds; None means all.
     """
 
     program: Program | None
@@ -58,6 +82,7 @@ class ScoreOperands(NamedTuple):
     sinks: Any = None
     wanted: tuple[bool, ...] = ()
     dropout: Dropout | None = None
+    portion: Portion | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

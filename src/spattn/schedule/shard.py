@@ -23,12 +23,13 @@ from .._util.ragged import offsets, ramp
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import real_cells
-from ..planning.contract.validated import Part, mark_part
+from ..planning.contract.validated import Part, mark_part, validated
 from .gradients import runs_of_items
 from .item_order import by_rows, row_order
 
 __all__ = [
     "LOCAL",
+    "ListsOfTables",
     "Sharding",
     "Stage",
     "TileRows",
@@ -39,6 +40,7 @@ __all__ = [
     "foreign",
     "in_ranges",
     "keys_of_rows",
+    "lists_of_tables",
     "pairs_of_rows",
     "rows_of_keys",
     "rows_of_tiles",
@@ -353,6 +355,40 @@ def tile_rows(rows: np.ndarray, length: int) -> TileRows:
     mask = np.zeros(length, bool)
     mask[rows[rows >= 0]] = True
     return TileRows.of(mask)
+
+
+class ListsOfTables(NamedTuple):
+    """The lists whose terms of table gradients a rank adds, (lists,) bool, and their rows, (variants, q_len) bool."""
+
+    lists: np.ndarray
+    rows: np.ndarray
+
+    def items(self, part: Plan) -> np.ndarray:
+        """Return the items of these lists in the rank's backward part, (items,) bool; check that it has all of them."""
+        of = validated(part).part
+        assert of is not None
+        spans = spans_of(of.whole)
+        found = self.lists[spans.lists[of.items]]
+        tiles = [np.sum(x["end"] - x["begin"]) for x in (by_rows(part)[found], spans.work[self.lists[spans.lists]])]
+        if tiles[0] != tiles[1]:
+            raise RuntimeError("plan: a part lacks tiles of table gradients; this is a bug in spattn, please report it")
+        return found
+
+
+@kept_with_plan
+def lists_of_tables(plan: Plan, sharding: Sharding, rank: int) -> ListsOfTables:
+    """Return the lists whose terms of table gradients a rank adds.
+
+    Kernels first add the terms of a tile, of all its rows: one rank does it, one that has a row of the tile, and needs
+    the others.
+    """
+    spans, real = spans_of(plan), spans_of(plan).queries >= 0
+    number, count = np.arange(len(real)), real.sum(axis=1)
+    cell = np.argsort(~real, axis=1, kind="stable")[number, number % count]  # evenly among the ranks
+    mine = sharding.owners()[spans.queries[number, cell]] == rank
+    rows = np.zeros((plan.variants, plan.q_len), bool)
+    _add(rows, spans.of_list[mine], spans.queries[mine])
+    return ListsOfTables(frozen(mine), frozen(rows))
 
 
 @kept_with_plan

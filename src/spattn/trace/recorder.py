@@ -52,11 +52,12 @@ class _Recorder:
         return Traced(self, result, sample)
 
     def _joined(self, table: Any, indices: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the operands of a look-up; ``table[i][j]`` becomes ``table[i, j]``."""
+        """Return the operands of a look-up; ``table[i][j]`` and ``table[:, j][i]`` become ``table[i, j]``."""
         made = next((x for x in self.steps if x.result == table), None)
-        if made is None or made.name != "aten.index.Tensor" or not all(map(_is_number, (*made.args[1], *indices))):
+        if made is None or made.name != "aten.index.Tensor" or not all(map(_selects, (*made.args[1], *indices))):
             return table, indices
-        return made.args[0], (*made.args[1], *indices)
+        rest = iter(indices)  # they are of the axes that `made` keeps
+        return made.args[0], (*(next(rest, None) if i is None else i for i in made.args[1]), *rest)
 
     def operand(self, x: Any) -> Any:
         """Return the recorded form of an operand: a Ref, a Constant or the value itself."""
@@ -88,9 +89,34 @@ class Traced(torch.Tensor):  # type: ignore[misc]
             options["device"] = torch.device("cpu")
         recorder = next(x.recorder for x in _leaves((args, tuple(options.values()))) if isinstance(x, Traced))
         _check(func)
+        if func is torch.ops.aten.index_select.default and not args[2].ndim:
+            return func(*args[:2], args[2].unsqueeze(0))  # torch.vmap returns the whole table for a 0-d index
         kept = mapped(recorder.operand, args), mapped(recorder.operand, tuple(sorted(options.items())))
         sample = func(*mapped(_sample, args), **{name: mapped(_sample, x) for name, x in options.items()})
         return recorder.step(str(func), *kept, sample)
+
+
+_TRUTH = (
+    "mask_mod: 'if', 'and', 'or', 'not', 'in', max() and a <= b <= c need a truth value, which an index lacks since it "
+    "stands for every position; use torch.where, &, |, ~, torch.isin, torch.maximum and (a <= b) & (b <= c)"
+)
+_NUMBER = (
+    "mask_mod: int(), float(), item() and tolist() need a number, which an index lacks since it stands for every "
+    "position; leave them out, tensors take part in arithmetic, comparisons and look-ups"
+)
+_NEEDS = {  # by PyTorch's name of the function
+    **dict.fromkeys(("__bool__", "__contains__"), _TRUTH),
+    **dict.fromkeys(("__int__", "__float__", "__complex__", "item", "tolist"), _NUMBER),
+    "__index__": "mask_mod: a list, range() and an array need an integer, which an index lacks since it stands for "
+    "every position; look up in a tensor, torch.tensor(table)[q_idx]",
+    "slice": "mask_mod: a slice needs integers, which an index lacks since it stands for every position; compare "
+    "positions instead, torch.where(torch.arange(n) < q_idx, table, 0)",
+    "__setitem__": "mask_mod: t[q_idx] = x is not supported, since an index stands for every position; use torch.where",
+    **dict.fromkeys(
+        ("numpy", "__array__"),
+        "mask_mod: NumPy needs values, which an index lacks since it stands for every position; use PyTorch",
+    ),
+}
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
@@ -102,14 +128,38 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-            numbers = all(isinstance(i, torch.Tensor) and i.dtype != torch.bool or type(i) is int for i in index)
-            if numbers and any(isinstance(i, Traced) for i in index):
-                return torch.ops.aten.index(table, [torch.as_tensor(i, device="cpu") for i in index])
+            if any(isinstance(end, Traced) for i in index if isinstance(i, slice) for end in (i.start, i.stop, i.step)):
+                raise TypeError(_NEEDS["slice"] + line())
+            if any(isinstance(i, Traced) for i in index):
+                found = _looked_up(table, index)
+                if found is not None:
+                    return found
         options = kwargs or {}
         if any(isinstance(x, Traced) for x in _leaves((args, tuple(options.values())))):
+            needs = _NEEDS.get(getattr(func, "__name__", ""))
+            if needs is not None:
+                raise TypeError(needs + line())
             return func(*args, **options)
         with _NoRandomNumbers():
             return func(*args, **options)
+
+
+def _looked_up(table: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return ``table[index]`` by ``aten.index``, or None unless `index` consists of integers and slices."""
+    if sum(i is Ellipsis for i in index) == 1:
+        at = next(n for n, i in enumerate(index) if i is Ellipsis)
+        index = index[:at] + (slice(None),) * (table.ndim - len(index) + 1) + index[at + 1 :]
+    if not all(type(i) in (int, slice) or isinstance(i, torch.Tensor) and i.dtype != torch.bool for i in index):
+        return None
+    slices = tuple(i if isinstance(i, slice) else slice(None) for i in index)
+    if any(isinstance(i, slice) for i in index):
+        if any(isinstance(i, torch.Tensor) and i.ndim for i in index):
+            return None
+        table = table if all(own == slice(None) for own in slices) else table[slices]
+    found: torch.Tensor = torch.ops.aten.index(
+        table, [None if isinstance(i, slice) else torch.as_tensor(i, device="cpu") for i in index]
+    )
+    return found
 
 
 class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
@@ -118,11 +168,11 @@ class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _is_number(index: Any) -> bool:
-    """Return whether an index selects an element."""
+def _selects(index: Any) -> bool:
+    """Return whether an index selects an element of its axis, or is None and keeps the axis."""
     if isinstance(index, Ref):
         return not index.shape and index.dtype.startswith(("int", "uint"))
-    return isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
+    return index is None or isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
 
 
 def _leaves(operand: Any) -> Iterator[Any]:
@@ -142,13 +192,10 @@ def _sample(x: Any) -> Any:
 def _check(func: Any) -> None:
     """Raise TypeError for mutating, random or data-dependent operations."""
     if func._schema.is_mutable:
-        raise TypeError(f"mask_mod: in-place operations are not supported, got {func}")
+        raise TypeError(f"mask_mod: in-place operations are not supported, got {func}; write x = x + y for x += y")
     _check_random(func)
     if torch.Tag.data_dependent_output in func.tags:
-        raise TypeError(
-            f"mask_mod: {func} needs a concrete value, but indices are symbolic; use tensor operations instead of "
-            "'if', 'and', int() and arrays of other libraries"
-        )
+        raise TypeError(f"{_NUMBER}; got {func}{line()}")
 
 
 def _check_random(func: Any) -> None:
@@ -178,7 +225,9 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
         raise TypeError(f"mask_mod: expected operations on 0-d integer tensors, got {error}") from error
     if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.ndim:
         got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
-        raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}")
+        hint = "; reduce it, such as by .all()" if isinstance(result, torch.Tensor) and result.ndim else ""
+        hint = hint or "; compare it, such as q_idx >= 0 for True and x > 0 for a number x"
+        raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}{hint}")
     inputs, last = tuple(x.ref for x in given), recorder.operand(result)
     whole = Trace(inputs, tuple(recorder.steps), last, _name(function), recorder.lines)
     whole = replace(whole, steps=whole.needs(last))
@@ -198,4 +247,5 @@ def _try(whole: Trace, result: Ref) -> None:
     try:
         whole.evaluate(result, {ref.number: np.zeros(2, np.int64) for ref in whole.arguments})
     except RuntimeError as error:
-        raise TypeError(f"mask_mod: expected operations that torch.vmap supports, got {error}") from error
+        hint = "torch.where(mask, x, 0).sum() for x[mask].sum(); " if "dynamic shape" in str(error) else ""
+        raise TypeError(f"mask_mod: expected operations that torch.vmap supports, {hint}got {error}") from error

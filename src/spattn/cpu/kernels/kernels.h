@@ -57,7 +57,7 @@ enum TableDtype {
 };
 
 constexpr int kMostAxes = 8;
-// Exact accumulator of an element of a gradient: word w < 9 counts multiples of 2^(32 w - 160), the last has flags.
+// Exact accumulator of an element of the gradient of a table or of the sinks: word w < 9 counts multiples of 2^(32 w - 160), the last has flags.
 constexpr int kSumWords = 10;
 enum SumFlag { kPlusInfinity = 1, kMinusInfinity = 2, kNotANumber = 4 };
 
@@ -141,7 +141,8 @@ struct Call {
   int64_t head_dim, head_dim_v;
   double scale;
   const double* sinks;          // (heads_q): logits of the sinks, -inf for a head without one; null: no sinks
-  double* dsinks;               // backward output, (batch, heads_q): gradients of the sinks; null if not wanted
+  int64_t* dsinks;              // backward output, (batch, heads_q, kSumWords): gradients of the sinks; null: unwanted
+  const uint8_t* sink_rows;     // (q_len): rows whose terms `dsinks` has; null: all
   const ScoreProgram* score;    // null: the identity
   const DropoutWords* dropout;  // null: none
   char* slots;                  // split-KV partials: partial_row() in finish/results.h

@@ -22,7 +22,7 @@ from .predicate import allowed, pair_count
 if TYPE_CHECKING:
     from .rows import AskedRows
 
-__all__ = ["And", "Not", "Or", "nesting", "per_entry"]
+__all__ = ["And", "Not", "Or", "at_joint", "joint_heads", "joint_size", "nesting", "per_entry"]
 
 _MOST_TERMS = 1 << 16  # repeated operands count again: each `p = p & q | p` doubles the work
 _MOST_PARTS = 32  # each part of a union excludes all earlier operands, so many parts cost more than their views save
@@ -41,17 +41,36 @@ def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
     return {"_depth": depth, "_terms": terms}
 
 
-def _joint_size(sizes: Iterable[int]) -> int:
-    """Broadcast the operands' numbers of heads or batch entries: divisors repeat to the largest, 0 accepts any."""
+def joint_size(sizes: Iterable[int], axis: int) -> int:
+    """Broadcast patterns' numbers of batch entries (`axis` 0) or heads (1); 0 accepts any, groups of heads repeat."""
     different = set(sizes)
     largest = max(different)
     if 0 in different and largest <= 1:
         return 0
-    if any(size and largest % size for size in different):
+    several = {size for size in different if size > 1}
+    if axis and any(largest % size for size in several):
         raise ValueError(
-            f"pattern: expected one number of heads or batch entries in all operands, got {sorted(different)}"
+            "pattern: expected groups of heads whose numbers divide the largest, "
+            f"got {sorted(several)}; give each PerHead one pattern for each head"
         )
+    if not axis and len(several) > 1:
+        raise ValueError(f"pattern: expected patterns for one number of batch entries, got {sorted(several)}")
     return largest
+
+
+def at_joint(pattern: Pattern, batch: int, head: int, heads: int) -> Pattern:
+    """Return the pattern of one batch entry, and of one of `heads` heads of the composition of which it is a part."""
+    own_batch, own_heads = pattern.sizes()
+    return pattern.at(batch if own_batch != 1 else 0, head * own_heads // heads if own_heads and heads else head)
+
+
+def joint_heads(patterns: Iterable[Pattern], heads: int) -> list[Pattern]:
+    """Expand patterns of one composition for a call of `heads` heads: :meth:`.Pattern._for_heads`."""
+    own = [p._for_heads(heads) for p in patterns]
+    sizes = [p.sizes()[1] for p in own]
+    if 0 in sizes and 1 < max(sizes) < heads:
+        own = [p if size else per_entry([[p] * heads]) for p, size in zip(own, sizes, strict=True)]
+    return own
 
 
 def per_entry(entries: list[list[Pattern]]) -> Pattern:
@@ -100,7 +119,7 @@ class Composite(Pattern):
     @cached_property
     def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
-        return _joint_size(batch), _joint_size(heads)
+        return joint_size(batch, 0), joint_size(heads, 1)
 
     def sizes(self) -> tuple[int, int]:
         return self._sizes
@@ -109,19 +128,11 @@ class Composite(Pattern):
         return frozenset().union(*(p.grids() for p in self.operands))
 
     def at(self, batch: int, head: int) -> Pattern:
-        sizes = [p.sizes() for p in self.operands]
-        heads = _joint_size([of_heads for _, of_heads in sizes])
-        return self._with(
-            p.at(batch if own[0] != 1 else 0, head * own[1] // heads if own[1] and heads else head)
-            for p, own in zip(self.operands, sizes, strict=True)
-        )
+        heads = self._sizes[1]
+        return self._with(at_joint(p, batch, head, heads) for p in self.operands)
 
     def _for_heads(self, heads: int) -> Pattern:
-        own = [p._for_heads(heads) for p in self.operands]
-        sizes = [p.sizes()[1] for p in own]
-        if 0 in sizes and 1 < max(sizes) < heads:
-            own = [p if size else per_entry([[p] * heads]) for p, size in zip(own, sizes, strict=True)]
-        return self._with(own)
+        return self._with(joint_heads(self.operands, heads))
 
     def ends(self, q_len: int) -> Ends | None:
         found = [p.ends(q_len) for p in self.operands]

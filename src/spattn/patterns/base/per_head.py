@@ -16,7 +16,7 @@ from ..sequence.queries_at import QueriesAt
 from ..sequence.windows import SlidingWindow
 from .check import assign, integer
 from .class_registry import register
-from .composition import nesting
+from .composition import at_joint, joint_heads, joint_size, nesting
 from .pattern import Part, Pattern
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
 _AXES = ("batch entry", "head")
-_SEVERAL = ("batch entries", "heads")
 
 
 def pattern_tuple(patterns: object) -> tuple[Pattern, ...]:
@@ -63,11 +62,9 @@ class Chosen(Pattern):
     @cached_property
     def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         other = 1 - self.axis
-        found = {p.sizes()[other] for p in self.patterns} - {1}
-        if len(found - {0}) > 1:
-            raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
+        found = joint_size((p.sizes()[other] for p in self.patterns), other)
         several = len(self.patterns) > 1
-        sizes = max(found, default=1), len(self.patterns) if several else self.patterns[0].sizes()[self.axis]
+        sizes = found, len(self.patterns) if several else self.patterns[0].sizes()[self.axis]
         return sizes if self.axis else sizes[::-1]
 
     def sizes(self) -> tuple[int, int]:
@@ -80,7 +77,7 @@ class Chosen(Pattern):
         name, number = (("batch", batch), ("head", head))[self.axis]
         several = len(self.patterns) > 1
         chosen = integer(name, number, 0, len(self.patterns) - 1) if several else 0
-        return self.patterns[chosen].at(batch, head)
+        return at_joint(self.patterns[chosen], batch, head, self._sizes[1])
 
     def _only(self) -> Pattern:
         if len(self.patterns) > 1:
@@ -179,7 +176,7 @@ class PerBatch(Chosen):
     Parameters
     ----------
     patterns : tuple of Pattern
-        One per batch entry. All must support the same number of heads.
+        One per batch entry. Their numbers of heads must divide the largest.
 
     Examples
     --------
@@ -194,14 +191,7 @@ class PerBatch(Chosen):
 
     def _for_heads(self, heads: int) -> Pattern:
         """See :meth:`.Pattern._for_heads`."""
-        own = [p._for_heads(heads) for p in self.patterns]
-        sizes = [p.sizes()[1] for p in own]
-        groups = {size for size in sizes if size > 1}
-        if len(groups) > 1 or (0 in sizes and groups and max(groups) < heads):
-            own = [
-                p if size == 1 else PerHead(tuple(p.at(b, h * size // heads if size else h) for h in range(heads)))
-                for b, (p, size) in enumerate(zip(own, sizes, strict=True))
-            ]
+        own = joint_heads(self.patterns, heads)
         unchanged = all(new is old for new, old in zip(own, self.patterns, strict=True))
         return self if unchanged else PerBatch(tuple(own))
 

@@ -148,9 +148,12 @@ class KeyPadding(ArrayPattern):
         return cls(numbers == 0)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
+        self._check_keys(kv_len)
+        return self._bound()
+
+    def _check_keys(self, kv_len: int) -> None:
         if self.valid.shape[-1] != kv_len:
             raise ValueError(f"valid: expected {kv_len} keys (kv_len), got {self.valid.shape[-1]}")
-        return self._bound()
 
     @cached_property
     def _words(self) -> np.ndarray:
@@ -172,7 +175,7 @@ class KeyPadding(ArrayPattern):
         return np.flatnonzero(self._only(self.valid))
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        self._check_keys(asked.kv_len)
         return np.broadcast_to(self._words, (*self.sizes(), asked.q.shape[2], self._words.shape[3]))
 
     def allows(self, q: Any, k: Any) -> Any:

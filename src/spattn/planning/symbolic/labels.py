@@ -43,15 +43,18 @@ def match_key(pairs: TilePairs, a: OneSide, b: OneSide) -> np.ndarray | None:
     """Return the key of an equality: which cells of each box are equal, and which values of the boxes; or None."""
     if not pairs.with_keys:
         return None
-    of_a, of_b = (_labels(x.integers.take(np.unique(x.box))) for x in (a, b))
-    if of_a is None or of_b is None:
-        return None
-    (kind_a, values_a), (kind_b, values_b) = of_a, of_b
-    at_a, at_b = (np.unique(x.box, return_inverse=True)[1] for x in (a, b))
-    match = np.zeros(len(at_a), np.int64)
-    for i, j in itertools.product(range(values_a.shape[1]), range(values_b.shape[1])):
-        match = 2 * match + (values_a[at_a, i] == values_b[at_b, j])
-    return combine(combine(kind_a[at_a], kind_b[at_b]), match)
+    kinds, values = [], []
+    for x in (a, b):
+        boxes, at = np.unique(x.box, return_inverse=True)
+        found = _labels(x.integers.take(boxes))
+        if found is None:
+            return None
+        kinds.append(found[0][at])
+        values.append(found[1][at])
+    match = np.zeros(len(kinds[0]), np.int64)
+    for one, other in itertools.product(*(own.T for own in values)):
+        match = 2 * match + (one == other)
+    return combine(combine(*kinds), match)
 
 
 def _labels(cells: Cells) -> tuple[np.ndarray, np.ndarray] | None:

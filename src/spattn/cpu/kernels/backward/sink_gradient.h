@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "simd/element.h"
 #include "simd/native.h"
+#include "softmax/table_gradients.h"
 #include "tile/arena.h"
 #include "tile/operand.h"
 
@@ -27,7 +28,7 @@ template <class T> double dot_rows(const T* a, const T* b, int64_t width) {
   return rest;
 }
 
-// Writes the gradient of the sink of a head over the rows of a batch entry, summed in the order of the rows.
+// Writes the exact accumulator of the gradient of the sink of a head, over the rows of a batch entry.
 template <class E>
 void sink_gradient(const Call& call, int64_t batch, int64_t head, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -37,8 +38,10 @@ void sink_gradient(const Call& call, int64_t batch, int64_t head, char* scratch)
   const Head douts(call.dout, batch, head), outs(call.out, batch, head);
   const Sink sink(call, head);
   const double natural = Logits<double>(call).natural;
-  double sum = 0;
+  int64_t* const words = call.dsinks + (batch * call.heads_q + head) * kSumWords;
+  memset(words, 0, kSumWords * sizeof(int64_t));
   for (int64_t query = 0; sink && query < call.q_len; ++query) {
+    if (call.sink_rows && !call.sink_rows[query]) continue;
     const T lse = read_row_value<T>(call.lse, batch, head, query);
     RowSoftmax row;
     if (is_far(call, lse)) {
@@ -48,9 +51,9 @@ void sink_gradient(const Call& call, int64_t batch, int64_t head, char* scratch)
       read_row<E>(outs.row(query), outs.feature, width, out);
       row = {0, double(lse), dot_rows(dout, out, width), ::exp(sink.logit - double(lse))};
     }
-    sum -= row.sink * (row.delta - double(read_row_value<T>(call.dlse, batch, head, query)));
+    const double term = row.sink * (double(read_row_value<T>(call.dlse, batch, head, query)) - row.delta);
+    if (term != 0) add_exact(term, words, false);
   }
-  call.dsinks[batch * call.heads_q + head] = sum;
 }
 
 }  // namespace SPATTN_ISA

@@ -1,4 +1,4 @@
-// Sums of table gradients that do not depend on the order of their terms: fixed-point numbers of 288 bits.
+// Sums of gradients of tables and sinks, in any order of their terms: fixed-point numbers of 288 bits.
 #pragma once
 #include "kernels.h"
 #include "simd/element.h"
