@@ -342,9 +342,11 @@ class _Rows:
         if not self._held or not self._held[0].covers(read):
             self._held, self._added = self._copies(*(self._all or (read.first, read.stop))), 0
         held, first = self._held, self._held[0].first
-        others = _shifted(own.others(read, self._received, heads), first)
-        for one in held:
-            one.x[:, :, others] = self._fill
+        others = own.others(read, self._received, heads)
+        if not isinstance(others, slice) or others.stop > others.start:
+            self._added = 0  # some heads' rows may be among those that blocks of other heads lack
+            for one in held:
+                one.x[:, :, _shifted(others, first)] = self._fill
         for block, tensors in self._received[self._added :]:
             source, target, some = own.rows_of(block, first, held[0].stop, heads)
             target = _shifted(target, first)

@@ -288,3 +288,22 @@ def on_one_gpu(pattern, shape, name, world_size):
         found = of.backward(dout[:, :, at].contiguous(), *local, mine.contiguous(), own_lse, received, call.scale)
         for number, (got, expected) in enumerate(zip(found, want[1:], strict=True)):
             assert torch.equal(got, expected[:, :, at]), number
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_emulated_ranks_of_unlike_heads(name, world_size):
+    """Rows that come for some heads alone stay in memory for later stages."""
+    pattern = p.PerHead(
+        (p.SlidingWindow(40), p.Causal() & p.Stride(5), p.longformer(20, global_tokens=(3, 170)), p.Full())
+    )
+    shape = Shape(1, 4, 4, 331, 16, 16)
+    for own, (q, k, v, dout), want, keys, rows in emulated_case(pattern, shape, name, world_size, 1):
+        at = torch.from_numpy(own._rows)
+        own._exchange = keys
+        out, lse, received = own.forward(q, k, v, 0.25)
+        torch.testing.assert_close(out, want[0][:, :, at], atol=1e-9, rtol=1e-9)
+        own._exchange, own.local = rows, (q, k, v, dout, out)
+        found = own.backward(dout, q, k, v, out, lse, received, 0.25)
+        for got, expected in zip(found, want[1:], strict=True):
+            torch.testing.assert_close(got, expected[:, :, at], atol=1e-5, rtol=1e-5)
