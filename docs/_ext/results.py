@@ -21,7 +21,8 @@ class ResultsTable(SphinxDirective):
     NAME is a file's name, such as ``peers_cuda-h200``, or without the machine if only one machine has it.
 
     ``:where: field = value; …`` keeps some rows; a field without a value keeps the rows that have it.
-    ``:split-by: field`` makes a table for each of its values. ``:of: field`` shows another field than ``results``: rows, or one row.
+    ``:split-by: field`` makes a table for each of its values.
+    ``:of: field`` shows another field than ``results``, a list of rows or one row.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     Tables of several files are headed by the processor that they were measured on.
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.

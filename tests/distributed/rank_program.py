@@ -291,6 +291,7 @@ def mismatches(rank):
         (ValueError, ["shape", "(1, 1, 1, 128, 16, 16)"], {"q": q[:, :1], "k": k[:, :1], "v": v[:, :1]}, {}),
         (ValueError, ["scale", "0.5 on ranks [2]"], {"scale": 0.5}, {}),
         (ValueError, ["sinks"], {"sinks": torch.ones(2)}, {"sinks": torch.zeros(2)}),
+        (ValueError, ["sinks: digest"], {"sinks": torch.ones(2)}, {}),
         (ValueError, ["score"], {"score": score.softcap(2.0)}, {"score": score.softcap(3.0)}),
         (ValueError, ["exchange", "all_gather on ranks [2]"], {"exchange": "all_gather"}, {}),
         (ValueError, ["sharding"], {"sharding": "striped"}, {"sharding": "head_tail"}),
@@ -339,6 +340,8 @@ def mismatches(rank):
     del os.environ["SPATTN_CHECK_RANKS"]
     sinks = torch.zeros(2, requires_grad=odd)
     raises(ValueError, ["which arrays need gradients", "(True,) on ranks [2]"], lambda: attend(sinks=sinks))
+    needing = q.clone().requires_grad_(odd)
+    raises(ValueError, ["whether one needs gradients", "True on ranks [2]"], lambda: attend(q=needing))
     far = (q * (1e6 if odd else 1)).requires_grad_()
     raises(ValueError, ["ranks [2]", "scale"], lambda: attend(q=far).sum().backward())
     attend()
@@ -397,6 +400,15 @@ def dtensors(rank):
                 dist.all_reduce(of_sinks, group=mesh.get_group(number))
         (want,) = torch.autograd.grad(torch.cat(parts, 1).sum(), sinks, retain_graph=True)
         assert torch.equal(of_sinks, want)
+
+    # So do patterns of batch entries; a rank may have no entry.
+    for batch in (3, 1):
+        q, k, v, _ = tensors((batch, 4, 2, 90, 16, 16), "float32")
+        pattern = p.PerBatch([p.PerHead(each[n:] + each[:n]) for n in range(batch)]) | p.Sinks(2) & p.Causal()
+        placements = [Shard(0), Shard(2)]
+        own = [torch.distributed.tensor.distribute_tensor(x, mesh, placements) for x in (q, k, v)]
+        got = sd.attention(*own, pattern).full_tensor()
+        torch.testing.assert_close(got, spattn.attention(q, k, v, pattern), atol=1e-5, rtol=1e-5)
 
 
 def modules(rank):

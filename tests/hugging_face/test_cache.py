@@ -16,7 +16,7 @@ from transformers.masking_utils import (  # noqa: E402
 )
 
 import spattn.transformers  # noqa: E402
-from spattn.patterns import DilatedWindow, Sinks, SlidingWindow, Stride  # noqa: E402
+from spattn.patterns import DilatedWindow, PerHead, Sinks, SlidingWindow, Stride  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402
 
 from . import models  # noqa: E402
@@ -129,7 +129,16 @@ def test_patterns_in_eager_attention_with_a_dense_mask(name, tokens):
 
 @pytest.mark.parametrize("chunk", [1, 32])
 @pytest.mark.parametrize("padding", [(0, 0, 0), PADDING])
-@pytest.mark.parametrize("pattern", [STREAMING, [STREAMING, None], [SlidingWindow(3, 0), SlidingWindow(5, 0)]])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        STREAMING,
+        [STREAMING, None],
+        [SlidingWindow(3, 0), SlidingWindow(5, 0)],
+        PerHead((Stride(3), SlidingWindow(5, 0), STREAMING, SlidingWindow(3, 0))),
+        STREAMING | PerHead((Stride(4), Stride(5))),
+    ],
+)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_logits_of_cached_steps(name, pattern, padding, chunk):
     """Pieces of several sizes, reordering, another batch and cropped tokens, against the whole sequence."""

@@ -27,8 +27,9 @@ from ..dispatch import scores
 from ..dispatch.calls import backward_with_score
 from ..dispatch.plans import resolve
 from ..dispatch.scores import Given
-from ..patterns import Pattern, PerHead
+from ..patterns import Pattern
 from ..patterns.base.check import integer
+from ..patterns.base.composition import per_entry
 from ..planning import Plan
 from ..request.call import Call
 from ..request.score import Portion
@@ -98,9 +99,9 @@ def attention(
     Raises
     ------
     ValueError
-        On every rank, if arguments differ between ranks or one rank refuses its own; the next call works. On GPUs,
-        arguments are compared once for each group, pattern, shape and dtype; always with the environment variable
-        ``SPATTN_CHECK_RANKS=1``.
+        On every rank, if arguments differ between ranks; the next call works. A rank that refuses its own arguments
+        raises the error of :func:`spattn.attention`, and the others ValueError. On GPUs, arguments are compared once
+        for each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``.
     RuntimeError
         If a rank does not answer within the timeout of the process group.
 
@@ -183,7 +184,8 @@ class _Job(NamedTuple):
         given = _given(self.call, q, k, v, options)
         wanted = () if given is None else tuple(map(_wants_gradient, given.captured))
         found = self._replace(options=options, given=given, wanted=wanted)
-        return found._replace(described=found._describe())
+        needed = {"q, k, v: whether one needs gradients": any(map(_wants_gradient, (q, k, v)))}
+        return found._replace(described=found._describe() | needed)
 
     def chosen(self, ranks: Sequence[bytes], local: Sequence[torch.Tensor]) -> str:
         """Return how rows of `local` travel, from :func:`of_rank` of all ranks."""
@@ -217,7 +219,9 @@ class _Job(NamedTuple):
             "exchange": self.options["exchange"],
             "dropout_p": float(self.options["dropout_p"]),
             "seed": None if given is None or given.dropout is None else given.dropout.seed,
-            "score: digest": None if given is None else digest(given.program, given.parameters, *given.tables),
+            "score: digest": None
+            if given is None or self.options["score"] is None
+            else digest(given.program, given.parameters, *given.tables),
             "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
             "sinks, score: which arrays need gradients": self.wanted,
         }
@@ -237,6 +241,8 @@ def _make(
         raise ValueError(f"exchange: on GPUs, rows travel point-to-point; got {options['exchange']!r}")
     if local.device != "cpu" and scored:
         raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
+    if not local.batch:
+        raise ValueError(f"q: expected at least one batch entry, got shape {tuple(q.shape)}")
     if local.q_len != local.kv_len:
         raise ValueError(f"k: expected the rows of q, {local.q_len}, got {local.kv_len}")
     length = local.q_len * world_size if length is None else integer("length", length, 1)
@@ -433,12 +439,10 @@ def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, d
         raise ValueError("pattern: a plan of several heads cannot be divided among ranks; pass its pattern")
     found, index = own.variants(batch, heads)
     index = np.broadcast_to(index, (batch, heads))[first_entry : first_entry + entries, first : first + count]
-    if (index != index[:1]).any():
-        raise ValueError(
-            "pattern: with sharded batch entries or heads, expected the same pattern for all batch entries; use "
-            "Replicate()"
-        )
-    return PerHead(tuple(found[number] for number in index[0])), options
+    if not index.size:
+        return found[0], options
+    rows = index[:1] if (index == index[:1]).all() else index
+    return per_entry([[found[number] for number in row] for row in rows.tolist()]), options
 
 
 def _on_dtensors(
@@ -466,7 +470,7 @@ def _on_dtensors(
     if sharding != "contiguous" or length not in (None, q.shape[2]):
         raise ValueError("sharding, length: a DTensor is 'contiguous' and has its own length")
     own_q, own_k, own_v = (x.to_local() for x in (q, k, v))
-    if of:
+    if of and own_q.shape[0]:  # ranks without batch entries have nothing to exchange
         out = attention(own_q, own_k, own_v, pattern, mesh.get_group(of[0]), length=q.shape[2], **options)
     else:
         out = attention_of_one(own_q, own_k, own_v, pattern, **_of_one(options))

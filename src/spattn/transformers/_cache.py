@@ -156,7 +156,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
             within = both(SlidingWindow(window - 1, 0), own)
             pattern = within if isinstance(within, SlidingWindow) else SlidingWindow(window - 1, 0)
         else:
-            ends = pattern.ends(1)
+            ends = pattern.ends(1) if pattern.sizes() == (1, 1) else None  # others keep all tokens
             pattern = Causal() if ends is None or ends.between else pattern
         self.own, self.pattern, self.max_len, self.chunk = own, pattern, max_len, chunk
         self.tokens = 0

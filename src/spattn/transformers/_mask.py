@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -213,11 +214,13 @@ def _last(pattern: Pattern | None, q_len: int) -> float:
     """Return a bound of how many of the last keys the last `q_len` queries see; infinite if unknown."""
     if isinstance(pattern, And):
         return min(_last(p, q_len) for p in pattern.operands)
-    if isinstance(pattern, PerBatch):
-        return max(_last(p, q_len) for p in pattern.patterns)
+    if pattern is None or 0 in pattern.sizes():
+        return math.inf
+    if pattern.sizes() != (1, 1):
+        return max(_last(pattern.at(*place), q_len) for place in itertools.product(*map(range, pattern.sizes())))
     if isinstance(pattern, BlockLocal):
         return pattern.block + q_len - 1
-    ends = None if pattern is None else pattern.ends(q_len)
+    ends = pattern.ends(q_len)
     return math.inf if ends is None or ends.between or ends.first else ends.last
 
 

@@ -138,8 +138,9 @@ class PerHead(Chosen):
     ----------
     patterns : tuple of Pattern
         One per query head; or fewer, each for a group of consecutive heads, if their number divides the number of
-        heads. One that depends on the head, such as :class:`BigBird`, is that of each head of its group. All must
-        support the same number of batch entries.
+        heads. One that depends on the head, such as :class:`BigBird`, is that of each head of its group. In a
+        composition, the numbers of its operands must divide the largest. All must support the same number of batch
+        entries.
     """
 
     axis = 1
