@@ -288,7 +288,22 @@ def picks_by_truth(b, h, q, k):
         (lambda b, h, q, k: k in torch.arange(3), "need a truth value.* torch.isin, "),
         (lambda b, h, q, k: int(q) > k, r"int\(\), .* need a number.*leave them out"),
         (lambda b, h, q, k: torch.arange(9)[q].item() > k, r"item\(\).* need a number"),
-        (lambda b, h, q, k: torch.arange(9).select(0, q) > k, "need a number.*got aten._local_scalar_dense"),
+        (lambda b, h, q, k: torch.arange(9).select(0, q) > k, r"select\(\) needs a number.*look up"),
+        (lambda b, h, q, k: torch.arange(9).narrow(0, q, 1).sum() > k, r"narrow\(\) needs a number.*look up, table"),
+        (lambda b, h, q, k: torch.arange(q).sum() > k, r"arange\(\) needs a number.*torch.where"),
+        (lambda b, h, q, k: torch.zeros(q).sum() > k, r"zeros\(\) needs a number.*torch.where"),
+        (lambda b, h, q, k: torch.arange(9)[q > k].sum() > 3, r"table\[...\] takes integers.*torch.where"),
+        (lambda b, h, q, k: LAYOUT[:, q, [0, 3]].any(), r"table\[...\] takes integers.*\]\[:, rows\]"),
+        (lambda b, h, q, k: LAYOUT[0, [q, k], k].any(), r"table\[...\] takes integers.*torch.stack"),
+        (lambda b, h, q, k: q < {0: 1, 1: 2}[h], r"a dict.*look up in a tensor, .*line \d+\)"),
+        (lambda b, h, q, k: (q >= k) if h in {0, 2} else (q > k), "a dict, a set .*torch.isin"),
+        (lambda b, h, q, k: round(q / 2) > k, "round.* use torch.round"),
+        (lambda b, h, q, k: divmod(q, 2)[0] > k, "divmod.* use x // n"),
+        (lambda b, h, q, k: divmod(9, q + 1)[0] > k, "divmod.* use x // n"),
+        (lambda b, h, q, k: len(q) > 3, r"len\(\), loops .* need a vector"),
+        (lambda b, h, q, k: any(q == x for x in k), r"len\(\), loops .* need a vector"),
+        (lambda b, h, q: q > 3, "got a function of 3 arguments; a mask_mod takes b, h"),
+        (lambda q, k: q > k, "got a function of two arguments; write lambda b, h"),
         (lambda b, h, q, k: [5, 7][b] > k, r"a list, .* need an integer.*torch.tensor\(table\)\[q_idx\]"),
         (lambda b, h, q, k: torch.arange(9)[:q].sum() > k, "a slice needs integers.*compare positions instead"),
         (lambda b, h, q, k: np.arange(9)[q] == k, "NumPy needs values"),
@@ -353,6 +368,103 @@ def test_look_ups_by_slices(name):
         assert [step.args for step in joined] == [step.args for step in written]
     if "select" not in name:
         assert np.array_equal(everywhere(mask_mod, 1, 4, 9, 9), expected)
+
+
+TABLE = LAYOUT[1]
+INDEXED = {  # each also a function of 0-d tensors in plain PyTorch
+    "None": lambda b, h, q, k: TABLE[None, q, k][0] | TABLE[q, None, k][0] & TABLE[k, q, None][0],
+    "None and ...": lambda b, h, q, k: LAYOUT[h, ..., None][q, k, 0] & LAYOUT[None, ..., k][0, h, q],
+    "None and slices": lambda b, h, q, k: (LAYOUT[None, h, 1:, k, None] == LAYOUT[h, None, 1:, q].T).all(),
+    "list": lambda b, h, q, k: TABLE[q, [0, 3, 5]].any() & LAYOUT[h, [1, 2], k].all(),
+    "array": lambda b, h, q, k: TABLE[q, np.array([[0, 3], [5, 7]])].sum() > k,
+    "vector beside a slice": lambda b, h, q, k: TABLE[:, torch.stack([q, k])].sum() > 8,
+    "index_select": lambda b, h, q, k: torch.index_select(TABLE, 1, k.reshape(1))[q, 0],
+    "index_select and causal": lambda b, h, q, k: torch.index_select(TABLE, 1, k.reshape(1))[q].squeeze() & (q >= k),
+    "gather": lambda b, h, q, k: torch.gather(TABLE, 1, k.expand(9, 1))[q, 0],
+    "take_along_dim": lambda b, h, q, k: torch.take_along_dim(TABLE, k.reshape(1, 1), 1)[q, 0],
+    "scatter": lambda b, h, q, k: torch.zeros(9).scatter(0, k.reshape(1), 1.0)[q] > 0,
+    "index_fill": lambda b, h, q, k: torch.zeros(9).index_fill(0, k.reshape(1), 1.0)[q] > 0,
+    "own tensors": lambda b, h, q, k: changed_own_tensors()[q] >= k,
+}
+
+
+def changed_own_tensors():
+    """Tensors that the function makes may change; one_hot writes to one, too."""
+    found = torch.nn.functional.one_hot(torch.arange(9), 9).sum(0) + torch.tensor([1] * 9).mul_(2)
+    found[3:].add_(2)
+    found += 1
+    return found
+
+
+@pytest.mark.unfollowed
+@pytest.mark.parametrize("name", INDEXED)
+def test_look_ups_as_in_loops(name):
+    """Also by operations that return an array whose first axis is the key."""
+    mask_mod, expected = INDEXED[name], np.empty((1, 4, 9, 9), bool)
+    for at in np.ndindex(expected.shape):
+        expected[at] = bool(mask_mod(*map(torch.tensor, at)))
+    pattern = p.interop.from_mask_mod(mask_mod, heads=4)
+    assert np.array_equal(pairs(pattern, 1, 4, 9, 9), expected)
+    assert np.array_equal(planned(pattern, 1, 4, 9, 9), expected)
+
+
+CAPTURED = torch.zeros(9, dtype=torch.int64)
+
+
+def adds_to_a_global(b, h, q, k):
+    global CAPTURED
+    CAPTURED += 1
+    return CAPTURED[q] >= k
+
+
+def writes_to_a_view(b, h, q, k):
+    CAPTURED.view(3, 3)[0, 0] = 5
+    return CAPTURED[q] >= k
+
+
+@pytest.mark.parametrize(
+    "mask_mod",
+    [
+        adds_to_a_global,
+        writes_to_a_view,
+        lambda b, h, q, k: CAPTURED.add_(1)[q] >= k,
+        lambda b, h, q, k: CAPTURED.fill_(7)[q] >= k,
+        lambda b, h, q, k: CAPTURED.data.add_(1)[q] >= k,
+        lambda b, h, q, k: CAPTURED.__iadd__(1)[q] >= k,
+        lambda b, h, q, k: torch.add(CAPTURED, 1, out=CAPTURED)[q] >= k,
+        lambda b, h, q, k: torch.ops.aten.add_(CAPTURED, 1)[q] >= k,
+        lambda b, h, q, k: torch.nn.functional.threshold(CAPTURED, 1, 5, inplace=True)[q] >= k,
+        lambda b, h, q, k: (torch._foreach_add_([CAPTURED], 1), q >= k)[1],
+        lambda b, h, q, k: (torch.from_numpy(CAPTURED.numpy()).add_(1), q >= k)[1],
+    ],
+)
+def test_captured_tensors_do_not_change(mask_mod):
+    captured = CAPTURED
+    with pytest.raises(
+        TypeError, match=r"^mask_mod: a captured tensor must not change, got aten.*; write .*line \d+\)"
+    ):
+        p.interop.from_mask_mod(mask_mod)
+    assert CAPTURED is captured and not captured.any()
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda table, at: table[at],
+        lambda table, at: table.index_select(0, at.reshape(1))[0],
+        lambda table, at: torch.gather(table, 0, at.reshape(1))[0],
+        lambda table, at: torch.take(table, at),
+    ],
+)
+def test_tables_that_are_too_short_for_any_index(look_up):
+    for argument in range(4):
+        for length in (0, 2):
+            table = torch.arange(length)
+            with pytest.raises(ValueError, match="^mask_mod: index out of range: "):
+                pattern = p.interop.from_mask_mod(
+                    lambda *at, n=argument, t=table: look_up(t, at[n]) > 0, batch=3, heads=3
+                )
+                pattern.index_set(3, 3, batch=2, head=2)
 
 
 def test_tables_that_are_too_short():

@@ -194,6 +194,24 @@ def test_errors_name_the_operation_and_the_line(function, message, use):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.fill(2),
+        lambda table: table.sort(),
+        lambda table: np.put(table, 0, 2),
+        lambda table: np.add.at(table, 0, 2),
+        lambda table: np.add(table, 1, table),
+        lambda table: np.clip(table, 2, 3, out=table),
+        lambda table: table.cumsum(0, out=table),
+    ],
+)
+def test_arrays_do_not_change(change):
+    with pytest.raises(TypeError, match=r"score: a score function must not change arrays .*line \d+"):
+        trace(lambda score, b, h, q, k: (change(TABLE), score + TABLE[h, q])[1])
+    assert TABLE.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
     "result, got",
     [(None, "None"), (TABLE, r"ndarray of shape \(2, 3\)"), ((1.0, 2.0), "tuple"), ("1", "str"), ([], "list")],
 )
@@ -285,6 +303,10 @@ def test_errors_of_tensors():
         (lambda score, b, h, q, k: score + table[h], r"an array of shape \(3,\) was used as a number; index it"),
         (lambda score, b, h, q, k: score + table.add_(1)[h, q], "must not change arrays"),
         (lambda score, b, h, q, k: score + torch.add(table, 1, out=table)[h, q], "must not change arrays"),
+        (
+            lambda score, b, h, q, k: score + torch.nn.functional.threshold(table, 2, 5, inplace=True)[h, q],
+            "must not change arrays, got aten.threshold_",
+        ),
         (lambda score, b, h, q, k: torch.exp(score, out=table), "must not change arrays"),
         (lambda score, b, h, q, k: torch.add(score, q, alpha=2), "torch.add: alpha= is not supported"),
         (lambda score, b, h, q, k: torch.div(score, 2, rounding_mode="trunc"), "torch.div: rounding_mode= is not"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from ..arrays import ArrayNamespace, check_plain, dtype_name, namespace_of, unknown
-from .base.check import default_value
+from .base.check import check_mask_mod, default_value
 from .base.class_registry import CONVERSIONS, generation, registered
 from .base.content import on_host
 from .base.pattern import Deferred, Pattern
@@ -125,35 +125,10 @@ def _from_function(value: Any, name: str) -> Pattern:
     if module.startswith("spattn."):
         called = getattr(value, "__name__", type(value).__name__)
         raise TypeError(f"{name}: got {called} itself; call it to create a pattern")
-    count = _argument_count(value)
-    if count == 5:
-        raise TypeError(
-            f"{name}: got a function of five arguments; if it is a score_mod, write score=spattn.score.from_score_mod("
-            "function)"
-        )
-    if count == 2:
-        raise TypeError(
-            f"{name}: got a function of two arguments; write lambda b, h, q_idx, kv_idx: function(q_idx, kv_idx)"
-        )
-    if count not in (None, 4):
-        raise TypeError(f"{name}: got a function of {count} arguments; a mask_mod takes b, h, q_idx and kv_idx")
+    check_mask_mod(name, value)
     with whole_imports:
         from .interop import from_mask_mod
     return from_mask_mod(value)
-
-
-def _argument_count(function: Any) -> int | None:
-    """Return the number of arguments that a function requires; None if 4 fit anyway, or if it is unknown."""
-    try:
-        found = inspect.signature(function)
-    except (TypeError, ValueError):  # a function of C without a signature
-        return None
-    try:
-        found.bind(*range(4))
-    except TypeError:
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return sum(p.kind in kinds for p in found.parameters.values())
-    return None
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------

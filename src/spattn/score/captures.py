@@ -24,6 +24,7 @@ from .symbol import Symbol
 __all__ = ["CapturedArray", "look_up", "visible"]
 
 
+_WRITING = {"fill", "itemset", "partition", "put", "resize", "setfield", "sort"}  # methods of NumPy arrays
 _INTEGERS = (int, np.integer)
 _LONGEST = 64  # longer lists are not searched for arrays
 
@@ -83,13 +84,15 @@ class CapturedArray:
         if name in CapturedArray.__slots__:  # torch.compile asks before it has set them
             raise AttributeError(name)
         value = getattr(self._whole(), name)
+        if name in _WRITING and isinstance(self.array, np.ndarray):
+            raise TypeError(f"score: a score function must not change arrays{line()}")
         return _returns_seen(value) if callable(value) and not is_array(value) else _seen(value)
 
     def __len__(self) -> int:
         return len(self._whole())
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
-        if "out" in options:
+        if method == "at":
             raise TypeError(f"score: a score function must not change arrays{line()}")
         return _seen(getattr(ufunc, method)(*map(_plain, operands), **_plain_options(options)))
 
@@ -111,6 +114,8 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    if options.get("out") is not None:
+        raise TypeError(f"score: a score function must not change arrays{line()}")
     return {key: _plain(value) for key, value in options.items()}
 
 

@@ -120,8 +120,14 @@ def _tensor_lookups() -> Callable[[], Any]:
         import torch
         from torch.overrides import TorchFunctionMode
 
+        from .own_tensors import OwnTensors
+
     class Lookups(TorchFunctionMode):  # type: ignore[misc]
         """Records tensor look-ups by symbols, which torch would ask for a number."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._tensors = OwnTensors("score: a score function must not change arrays, got {}")
 
         def __torch_function__(self, func: Any, types_: Any, operands: Any = (), options: Any = None) -> Any:
             if func is torch.Tensor.__getitem__:
@@ -132,6 +138,6 @@ def _tensor_lookups() -> Callable[[], Any]:
             check_unchanged(torch_name(func), options)
             if any(isinstance(x, Recorded) for x in (*operands, *options.values())):
                 return torch_call(func, operands, options)
-            return func(*operands, **options)
+            return self._tensors.run(func, operands, options)
 
     return Lookups

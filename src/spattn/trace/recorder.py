@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..score.own_tensors import OwnTensors, leaves
 from ..score.recorder import line
-from .trace import PART, Constant, Ref, Step, Trace, mapped
+from .trace import PART, Constant, Ref, Step, Trace, in_range, mapped
 
 __all__ = ["trace"]
 
@@ -82,17 +82,38 @@ class Traced(torch.Tensor):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<{self.ref.dtype} of every pair>"
 
+    def __len__(self) -> int:
+        return len(self.sample) if self.ndim else _refused(_AXES)
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.ndim else _refused(_AXES)
+
+    def __hash__(self) -> int:
+        return _refused(
+            "mask_mod: a dict, a set and functools.cache need a number, which an index lacks since it stands for every "
+            "position; look up in a tensor, torch.tensor(table)[q_idx], and write torch.isin for a set"
+        )
+
+    def __round__(self, digits: int = 0) -> Any:
+        return _refused("mask_mod: round() is not supported; use torch.round")
+
+    def __divmod__(self, other: Any) -> Any:
+        return _refused("mask_mod: divmod() is not supported; use x // n and x % n")
+
+    __rdivmod__ = __divmod__
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
         if options.get("device") is not None:
             options["device"] = torch.device("cpu")
-        recorder = next(x.recorder for x in _leaves((args, tuple(options.values()))) if isinstance(x, Traced))
+        recorder = next(x.recorder for x in leaves((args, tuple(options.values()))) if isinstance(x, Traced))
         _check(func)
         if func is torch.ops.aten.index_select.default and not args[2].ndim:
             return func(*args[:2], args[2].unsqueeze(0))  # torch.vmap returns the whole table for a 0-d index
         kept = mapped(recorder.operand, args), mapped(recorder.operand, tuple(sorted(options.items())))
-        sample = func(*mapped(_sample, args), **{name: mapped(_sample, x) for name, x in options.items()})
+        with in_range():
+            sample = func(*mapped(_sample, args), **{name: mapped(_sample, x) for name, x in options.items()})
         return recorder.step(str(func), *kept, sample)
 
 
@@ -103,6 +124,20 @@ _TRUTH = (
 _NUMBER = (
     "mask_mod: int(), float(), item() and tolist() need a number, which an index lacks since it stands for every "
     "position; leave them out, tensors take part in arithmetic, comparisons and look-ups"
+)
+_AXES = (
+    "mask_mod: len(), loops and unpacking need a vector, and an index is a number for every position; loop over "
+    "range(n) and compare, q_idx == n"
+)
+_SIZES = (  # after the name of a function
+    "needs a number, which an index lacks since it stands for every position; look up, table[q_idx] for select() and "
+    "table[q_idx + torch.arange(n)] for narrow(), or compare, torch.where(torch.arange(n) < q_idx, table, 0) for the "
+    "first q_idx elements"
+)
+_INDICES = (
+    "mask_mod: table[...] takes integers, slices, None, ... and integer tensors or lists beside an index; use "
+    "torch.where(mask, table, 0) for table[mask], torch.stack([q_idx, kv_idx]) for [q_idx, kv_idx], and "
+    "table[q_idx][:, rows] for table[q_idx, :, rows]"
 )
 _NEEDS = {  # by PyTorch's name of the function
     **dict.fromkeys(("__bool__", "__contains__"), _TRUTH),
@@ -119,11 +154,32 @@ _NEEDS = {  # by PyTorch's name of the function
 }
 
 
+class _NoNumber(TypeError):
+    """A function needs the value of an index."""
+
+
+def _refused(text: str) -> Any:
+    raise TypeError(text + line())
+
+
+class _Changed(Exception):
+    """A captured tensor would change; no TypeError, for which PyTorch tries ``x + y`` instead of ``x += y``."""
+
+
 class _Calls(TorchFunctionMode):  # type: ignore[misc]
     """Mode that records ``table[i]`` as ``aten.index``, because PyTorch would convert the 0-d tracer to a Python int.
 
-    It also rejects random numbers in calls without a tracer argument, which :class:`Traced` does not intercept.
+    It also rejects random numbers and changes of captured tensors in calls without a tracer argument, which
+    :class:`Traced` does not intercept.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plain = _Plain(
+            "mask_mod: a captured tensor must not change, got {}; write x = x + y for x += y, and "
+            "torch.where(mask, y, x) for x[mask] = y",
+            _Changed,
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -135,37 +191,51 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
                 if found is not None:
                     return found
         options = kwargs or {}
-        if any(isinstance(x, Traced) for x in _leaves((args, tuple(options.values())))):
-            needs = _NEEDS.get(getattr(func, "__name__", ""))
-            if needs is not None:
-                raise TypeError(needs + line())
-            return func(*args, **options)
-        with _NoRandomNumbers():
-            return func(*args, **options)
+        if any(isinstance(x, Traced) for x in leaves((args, tuple(options.values())))):
+            name = getattr(func, "__name__", "")
+            if name in _NEEDS:
+                raise TypeError(_NEEDS[name] + line())
+            try:
+                return func(*args, **options)
+            except _NoNumber as error:
+                text = _INDICES if name == "__getitem__" else f"mask_mod: {name}() {_SIZES}"
+                raise TypeError(text + line()) from error
+        return self._plain.run(func, args, options)
 
 
 def _looked_up(table: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return ``table[index]`` by ``aten.index``, or None unless `index` consists of integers and slices."""
+    """Return ``table[index]`` by ``aten.index``, or None for boolean masks, and for slices or None beside vectors."""
     if sum(i is Ellipsis for i in index) == 1:
         at = next(n for n, i in enumerate(index) if i is Ellipsis)
-        index = index[:at] + (slice(None),) * (table.ndim - len(index) + 1) + index[at + 1 :]
-    if not all(type(i) in (int, slice) or isinstance(i, torch.Tensor) and i.dtype != torch.bool for i in index):
+        every = (slice(None),) * (table.ndim - sum(i is not None for i in index) + 1)
+        index = index[:at] + every + index[at + 1 :]
+    if any(isinstance(x, torch.Tensor) for i in index if isinstance(i, list) for x in leaves(i)):
+        raise TypeError(_INDICES + line())
+    index = tuple(torch.tensor(i, device="cpu") if isinstance(i, (list, np.ndarray)) else i for i in index)
+    tensors = [i for i in index if isinstance(i, torch.Tensor)]
+    if not all(i is None or type(i) in (int, slice) or isinstance(i, torch.Tensor) for i in index) or any(
+        i.dtype == torch.bool for i in tensors
+    ):
         return None
-    slices = tuple(i if isinstance(i, slice) else slice(None) for i in index)
-    if any(isinstance(i, slice) for i in index):
-        if any(isinstance(i, torch.Tensor) and i.ndim for i in index):
+    if any(i is None or isinstance(i, slice) for i in index):
+        if any(i.ndim for i in tensors):
             return None
+        for axis in (axis for axis, i in enumerate(index) if i is None):
+            table = table.unsqueeze(axis)
+        slices = tuple(i if isinstance(i, slice) else slice(None) for i in index)
         table = table if all(own == slice(None) for own in slices) else table[slices]
     found: torch.Tensor = torch.ops.aten.index(
-        table, [None if isinstance(i, slice) else torch.as_tensor(i, device="cpu") for i in index]
+        table, [None if i is None or isinstance(i, slice) else torch.as_tensor(i, device="cpu") for i in index]
     )
     return found
 
 
-class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
+class _Plain(OwnTensors):
+    """Mode of operations on plain tensors."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _check_random(func)
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _selects(index: Any) -> bool:
@@ -173,14 +243,6 @@ def _selects(index: Any) -> bool:
     if isinstance(index, Ref):
         return not index.shape and index.dtype.startswith(("int", "uint"))
     return index is None or isinstance(index, Constant) and not index.array.ndim and index.array.dtype.kind in "iu"
-
-
-def _leaves(operand: Any) -> Iterator[Any]:
-    if isinstance(operand, (tuple, list)):
-        for x in operand:
-            yield from _leaves(x)
-    else:
-        yield operand
 
 
 def _sample(x: Any) -> Any:
@@ -195,7 +257,7 @@ def _check(func: Any) -> None:
         raise TypeError(f"mask_mod: in-place operations are not supported, got {func}; write x = x + y for x += y")
     _check_random(func)
     if torch.Tag.data_dependent_output in func.tags:
-        raise TypeError(f"{_NUMBER}; got {func}{line()}")
+        raise _NoNumber(f"{_NUMBER}; got {func}{line()}")
 
 
 def _check_random(func: Any) -> None:
@@ -221,6 +283,8 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
     try:
         with torch.no_grad(), _Calls():
             result = function(*given)
+    except _Changed as error:
+        raise TypeError(str(error)) from error
     except RuntimeError as error:  # raised by PyTorch for operations that need values
         raise TypeError(f"mask_mod: expected operations on 0-d integer tensors, got {error}") from error
     if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.ndim:

@@ -5,6 +5,7 @@ Traces of equal operations on equal tensors compare equal.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import operator
@@ -19,7 +20,7 @@ from .._util.cached import cached_property
 from .._util.frozen import frozen
 from ..arrays.torch import Torch
 
-__all__ = ["PART", "Constant", "Ref", "Step", "Trace", "mapped", "refs"]
+__all__ = ["PART", "Constant", "Ref", "Step", "Trace", "in_range", "mapped", "refs"]
 
 TORCH = Torch()
 PART = "part"  # pseudo-operation: select one result of an operation that has several
@@ -148,11 +149,8 @@ class Trace:
                 function = torch.vmap(function, (*along, *(0 for _ in apart)))
         given = [torch.tensor(x.squeeze(), dtype=torch.int64, device="cpu") for x in padded]
         given += [constant.tensor.expand(sizes) for constant in apart]
-        try:
-            with torch.no_grad():
-                found = function(*given)
-        except IndexError as error:
-            raise ValueError(f"mask_mod: index out of range: {error}") from error
+        with torch.no_grad(), in_range():
+            found = function(*given)
         return TORCH.to_host(found).reshape(shape + wanted.shape)
 
     def fix(self, number: int, value: int) -> Trace:
@@ -161,7 +159,7 @@ class Trace:
             return self
         known: dict[int, Any] = {number: torch.tensor(value, device="cpu")}
         steps = []
-        with torch.no_grad():
+        with torch.no_grad(), in_range():
             for step in self.steps:
                 if all(ref.number in known for ref in refs(step[2:])):
                     known |= _replay((step,), known)
@@ -193,6 +191,17 @@ def refs(operand: Any) -> Iterator[Ref]:
     elif isinstance(operand, tuple):
         for x in operand:
             yield from refs(x)
+
+
+@contextlib.contextmanager
+def in_range() -> Iterator[None]:
+    """Raise ValueError for an index out of range."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:  # torch.gather raises the latter
+        if not any(words in str(error) for words in ("out of bounds", "out of range", "an empty tensor")):
+            raise
+        raise ValueError(f"mask_mod: index out of range: {error}") from error
 
 
 def _of_other_dtypes(steps: tuple[Step, ...]) -> list[Constant]:

@@ -24,6 +24,7 @@ __all__ = [
     "Word",
     "alternatives",
     "assign",
+    "check_mask_mod",
     "check_parameters",
     "choice",
     "default_value",
@@ -251,3 +252,33 @@ def default_value(cls: type, name: str) -> Any:
     value = _USUAL if within.least is None else max(_USUAL, within.least)
     value = value if within.most is None else min(value, within.most)
     return value if one is annotation else (value,)
+
+
+def check_mask_mod(name: str, value: Any) -> None:
+    """Raise TypeError for a function that does not take the four arguments of a mask_mod."""
+    count = _argument_count(value)
+    if count == 5:
+        raise TypeError(
+            f"{name}: got a function of five arguments; if it is a score_mod, write score=spattn.score.from_score_mod("
+            "function)"
+        )
+    if count == 2:
+        raise TypeError(
+            f"{name}: got a function of two arguments; write lambda b, h, q_idx, kv_idx: function(q_idx, kv_idx)"
+        )
+    if count not in (None, 4):
+        raise TypeError(f"{name}: got a function of {count} arguments; a mask_mod takes b, h, q_idx and kv_idx")
+
+
+def _argument_count(function: Any) -> int | None:
+    """Return the number of arguments that a function requires; None if 4 fit anyway, or if it is unknown."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C without a signature
+        return None
+    try:
+        found.bind(*range(4))
+    except TypeError:
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return sum(p.kind in kinds for p in found.parameters.values())
+    return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from ...errors import BackendUnavailableError
-from ..base.check import integer
+from ..base.check import check_mask_mod, integer
 from ..base.content import on_host
 from ..base.pattern import Pattern
 from ..listed.masks import BlockLayout
@@ -82,6 +82,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
 def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int | None = None) -> MaskMod:
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: expected a function of b, h, q_idx and kv_idx, got {mask_mod!r}")
+    check_mask_mod("mask_mod", mask_mod)
     given = [n if n is None else integer(name, n, 1) for name, n in (("batch", batch), ("heads", heads))]
     try:
         with whole_imports:

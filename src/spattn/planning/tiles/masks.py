@@ -19,7 +19,8 @@ _CELLS_AT_ONCE = 1 << 20  # cells of the tiles in a chunk of boolean arrays
 
 def packed(allowed: np.ndarray) -> np.ndarray:
     """Pack booleans along the last axis into uint64 words."""
-    return np.packbits(allowed, axis=-1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+    bits = np.ascontiguousarray(np.packbits(allowed, axis=-1, bitorder="little"))  # it keeps the input's memory layout
+    return bits.view("<u8").astype(np.uint64, copy=False)
 
 
 class Masks:
