@@ -109,21 +109,21 @@ def check(given: list, rows: int, tolerance: float, names: Collection[str]) -> d
     """
     tokens, device, errors = given[0].shape[2], given[0].device, {}
     wide = [x.detach().double().requires_grad_() for x in given[:3]] + [given[3].double()]
+
+    def naively(arrays: list, masked: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return naive_forward(*arrays[:3], masked, rows), *naive_gradients(*arrays, masked, rows)
+
     for name, pattern in PATTERNS.items():
         if name not in names:
             continue
         errors[name] = gpu_timing.worst_error(pattern, *[x.detach() for x in given[:3]], forward(*given[:3], pattern))
         if tokens <= CHECKED:
             masked = torch.from_numpy(~pattern.index_set(tokens, tokens).to_dense()).to(device)
-            exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
             found = forward(*given[:3], pattern), *gradients(*given, pattern)
-            errors[name] = max(errors[name], _distance(found, exact))
+            errors[name] = max(errors[name], _distance(found, naively(wide, masked)))
     if NAIVE in names and tokens <= CHECKED:
         masked = outside_window(tokens, device)
-        exact = naive_forward(*wide[:3], masked, rows), *naive_gradients(*wide, masked, rows)
-        errors[NAIVE] = _distance(
-            (naive_forward(*given[:3], masked, rows), *naive_gradients(*given, masked, rows)), exact
-        )
+        errors[NAIVE] = _distance(naively(given, masked), naively(wide, masked))
     for name, error in errors.items():
         if not error <= tolerance:
             raise AssertionError(f"{name}, {tokens} tokens: relative error {error:.2g}, expected <= {tolerance:.2g}")
@@ -175,10 +175,8 @@ def show(rows: list[dict]) -> None:
 def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dtype, rounds: int) -> list[dict]:
     """Milliseconds of the parts of each layer of a BERT encoder with random weights, for each kind of attention.
 
-    CPU time on the CPU, wall time on a GPU.
-
-    The rows with ``layer = "all"`` are sums over the layers. Attention is the module between the projections of q, k, v
-    and that of the output.
+    CPU time on the CPU, wall time on a GPU. The rows with ``layer = "all"`` are sums over the layers. Attention is the
+    module between the projections of q, k, v and that of the output.
     """
     from sentence_encoder import layers
     from transformers import BertConfig, BertModel
@@ -198,9 +196,8 @@ def layer_rows(device: str, sizes: dict[str, int], tokens: int, dtype: torch.dty
         "after: spattn, DeepSpeed BigBird": ("spattn", PATTERNS["DeepSpeed BigBird"]),
     }
     profiles, difference = layers.measure(bert, ids, 512, kinds, rounds, time.process_time if device == "cpu" else None)
-    if not difference <= (
-        1e-4 if dtype == torch.float32 else 0.3
-    ):  # states up to 8, whose bfloat16 neighbours are 0.03 apart
+    most = 1e-4 if dtype == torch.float32 else 0.3  # states up to 8, whose bfloat16 neighbours are 0.03 apart
+    if not difference <= most:
         raise AssertionError(f"hidden states of dense attention differ by {difference:.2g}")
     rows = []
     for profile in profiles:

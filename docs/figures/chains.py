@@ -1,10 +1,7 @@
 """Time of chains of separate operators over one fused call, from all results of benchmarks/scores/chains.py."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
-from common import INK
+from common import INK, records
 
 UNFUSED = {
     "times_numpy": ("NumPy", "#c0504d"),
@@ -13,12 +10,11 @@ UNFUSED = {
     "times_tuned": ("faster of both, tuned", "#7a9a5a"),
 }
 
-paths = sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("chains_c*.json"))
+measured = records("chains_c*")
 figure, axes = plt.subplots(
-    1, max(len(paths), 1), figsize=(4.6 * max(len(paths), 1), 5.0), layout="constrained", squeeze=False
+    1, max(len(measured), 1), figsize=(4.6 * max(len(measured), 1), 5.0), layout="constrained", squeeze=False
 )
-for axis, path in zip(axes[0], paths, strict=False):
-    record = json.loads(path.read_text())
+for axis, record in zip(axes[0], measured, strict=False):
     rows = [row for row in record["results"] if row["pattern"] == "causal"]
     fields = [field for field in UNFUSED if field in rows[0]]
     for n, field in enumerate(fields):
@@ -33,7 +29,7 @@ for axis, path in zip(axes[0], paths, strict=False):
     axis.set_xlabel("time over the fused call's", fontsize=8)
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
-if paths:
+if measured:
     handles = axes[0, 0].get_legend_handles_labels()  # of the CPU, which has all contenders
     figure.legend(*handles, fontsize=8, loc="outside upper center", ncols=3, frameon=False)
 else:

@@ -1,10 +1,7 @@
 """Three patterns and the training loss of a model with each of them, from the committed results."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-from common import INK, cells_of, figure, show
+from common import INK, cells_of, figure, records, show
 
 from spattn import patterns as sp
 
@@ -18,8 +15,7 @@ made, axes = figure(4, height=2.6, width=10.5)
 for axis, (name, (pattern, _, _)) in zip(axes, shown.items(), strict=False):
     show(axis, cells_of(pattern, np.arange(n), np.arange(n)), name)
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "character_model-xeon-amx.json"
-record = json.loads(path.read_text()) if path.exists() else {"results": []}
+record = next(iter(records("character_model-xeon-amx")), {"results": []})
 for row in record["results"]:
     _, colour, style = shown[row["name"]]
     steps = record["averaged"] * (0.5 + np.arange(len(row["losses"])))

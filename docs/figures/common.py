@@ -1,6 +1,8 @@
 """Helpers of the figures, which draw real patterns and plans."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,6 +15,7 @@ from spattn.planning.contract.types import tile_lists
 
 INK, TILE, PAPER = "#1f3a5f", "#cfdcec", "#ffffff"
 CELLS = ListedColormap([PAPER, TILE, INK])
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Contiguous(sp.Pattern):
 
     def allows(self, q, k):
         return self.pattern.allows(q, k)
+
+
+def records(name):
+    """Read the committed results of a name, in which * stands for any text, in the order of their files."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{name}.json"))]
 
 
 def cells_of(pattern, q, k):

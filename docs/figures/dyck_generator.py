@@ -1,10 +1,7 @@
 """Training loss of the generators, and how often they are right on longer strings, from the committed results."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-from common import INK, figure
+from common import INK, figure, records
 
 STYLES = {
     "attention, 48": (INK, "-"),
@@ -13,8 +10,7 @@ STYLES = {
     "LSTM, 48": ("#c1621f", "-"),
     "LSTM, 16": ("#e0a070", "-"),
 }
-(path,) = (Path.cwd().parents[1] / "benchmarks" / "results").glob("dyck-*.json")
-record = json.loads(path.read_text())
+(record,) = records("dyck-*")
 made, (loss, right) = figure(2, height=2.8, width=9.5)
 for name, (colour, style) in STYLES.items():
     rows = [row for row in record["results"] if row.get("model") == name]

@@ -1,13 +1,9 @@
 """Attention weights of the trained generator's heads for one string, from the committed results."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-from common import figure
+from common import figure, records
 
-(path,) = (Path.cwd().parents[1] / "benchmarks" / "results").glob("dyck-*.json")
-record = json.loads(path.read_text())
+(record,) = records("dyck-*")
 k, shown = record["k"], record["attention"]
 kinds = "abcdefgh"[:k]
 labels = [*kinds, *kinds.upper(), "·"]

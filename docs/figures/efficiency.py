@@ -1,14 +1,10 @@
 """Efficiency in affine views and in contiguous blocks, from the committed results."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
-from common import INK, TILE
+from common import INK, TILE, records
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "plan_efficiency-epyc.json"
-results = json.loads(path.read_text())["results"] if path.exists() else []
+results = [row for record in records("plan_efficiency-epyc") for row in record["results"]]
 rows = [row for row in results if row["tokens"] == 16384]
 figure, axis = plt.subplots(figsize=(7, 0.5 + 0.42 * max(len(rows), 1)), layout="constrained")
 at = np.arange(len(rows))

@@ -1,10 +1,7 @@
 """Bytes of a pattern by number of tokens in each format, from the committed results."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
-from common import INK
+from common import INK, records
 from matplotlib.ticker import NullLocator
 
 FORMATS = {
@@ -15,8 +12,7 @@ FORMATS = {
     "bitmask": ("bitmask", "#7a9a5a"),
 }
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "formats-xeon-amx.json"
-results = json.loads(path.read_text())["results"] if path.exists() else []
+results = [row for record in records("formats-zen4") for row in record["results"]]
 names = list(dict.fromkeys(row["name"] for row in results)) or ["no results"]
 size = (2.3 * len(names), 2.6)
 figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", sharey=True, squeeze=False)

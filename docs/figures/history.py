@@ -1,14 +1,10 @@
 """History of the package: each benchmark at each measured commit, from the committed results."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from common import records
 
-results = Path.cwd().parents[1] / "benchmarks" / "results"
-path, steps_path = results / "history-zen4.json", results / "history_steps-zen4.json"
-record = json.loads(path.read_text()) if path.exists() else {"results": [], "dates": [], "commits": []}
-steps = json.loads(steps_path.read_text())["results"] if steps_path.exists() else []
+record = next(iter(records("history-zen4")), {"results": [], "dates": [], "commits": []})
+steps = [row for own in records("history_steps-zen4") for row in own["results"]]
 panels = {
     "forward, ms": ["forward"],
     "backward, ms": ["backward"],

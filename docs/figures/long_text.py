@@ -1,10 +1,7 @@
 """Patterns of the byte model, and its loss over CPU time with each of them, from the committed results."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-from common import INK, cells_of, figure, show
+from common import INK, cells_of, figure, records, show
 
 from spattn.patterns import Causal, DilatedWindow, Sinks, SlidingWindow, strided
 
@@ -20,8 +17,8 @@ made, axes = figure(6, height=2.3, width=13)
 for axis, (name, (pattern, _, _)) in zip(axes, shown.items(), strict=False):
     show(axis, cells_of(pattern, n, n), name)
 
-(path,) = (Path.cwd().parents[1] / "benchmarks" / "results").glob("long_text-*.json")
-for row in json.loads(path.read_text())["results"]:
+(record,) = records("long_text-*")
+for row in record["results"]:
     if row["task"] == "predict" and row["name"] in shown:
         _, colour, style = shown[row["name"]]
         curve = [(at["seconds"], at["loss"]) for at in row["curve"]]

@@ -1,10 +1,7 @@
 """Planning time by number of tokens, for spattn and libraries that visit every pair, from the committed results."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
-from common import INK
+from common import INK, records
 
 COLOURS = {
     "spattn": INK,
@@ -13,8 +10,8 @@ COLOURS = {
     "SciPy CSR": "#7a9a5a",
 }
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan-xeon-amx.json"
-results = json.loads(path.read_text())["results"]
+(record,) = records("peers_plan-xeon-amx")
+results = record["results"]
 names = list(dict.fromkeys(row["name"] for row in results))
 figure, axes = plt.subplots(2, 3, figsize=(8, 5), layout="constrained", sharex=True, sharey=True)
 for axis in axes.flat[len(names) :]:

@@ -1,9 +1,7 @@
 """Time of the parts of an encoder before and after, from all results of the study's layers."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from common import records
 
 PARTS = {
     "attention_ms": ("attention", "#c0504d"),
@@ -12,11 +10,10 @@ PARTS = {
     "rest_ms": ("embedding, norms and calls", "#c9c9c9"),
 }
 
-paths = sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("study_layers_c*.json"))
-size = (8, 2.3 * len(paths) + 0.3)
-figure, axes = plt.subplots(len(paths), 1, figsize=size, layout="constrained", squeeze=False)
-for axis, path in zip(axes[:, 0], paths, strict=True):
-    record = json.loads(path.read_text())
+measured = records("study_layers_c*")
+size = (8, 2.3 * len(measured) + 0.3)
+figure, axes = plt.subplots(len(measured), 1, figsize=size, layout="constrained", squeeze=False)
+for axis, record in zip(axes[:, 0], measured, strict=True):
     rows = [row for row in record["results"] if row["layer"] == "all"]
     left = [0.0] * len(rows)
     for field, (label, colour) in PARTS.items():

@@ -1,10 +1,7 @@
 """Speed-up over naive attention by sequence length, one row of panels for each device and number of threads."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
-from common import INK
+from common import INK, records
 from matplotlib.ticker import NullFormatter, NullLocator
 
 COLOURS = {
@@ -21,8 +18,7 @@ COLOURS = {
 PASSES = ("forward", "forward and backward")
 
 measured = []
-for path in sorted((Path.cwd().parents[1] / "benchmarks" / "results").glob("study_speedup_c*.json")):
-    record = json.loads(path.read_text())
+for record in records("study_speedup_c*"):
     for threads in sorted({row.get("threads", 0) for row in record["results"]}):
         rows = [row for row in record["results"] if row.get("threads", 0) == threads]
         title = record["machine"].get("gpu") or f"{record['machine']['cpu']}, {threads} thread{'s' * (threads > 1)}"

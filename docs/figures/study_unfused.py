@@ -1,14 +1,9 @@
 """SDDMM, softmax and SpMM as separate kernels on a GPU beside the fused one, from the study's results."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
-from common import INK
+from common import INK, records
 
 STAGES = {"SDDMM_ms": ("SDDMM", "#6f94bd"), "softmax_ms": ("softmax", "#e0a080"), "SpMM_ms": ("SpMM", "#7a9a5a")}
-
-RESULTS = Path.cwd().parents[1] / "benchmarks" / "results"
 
 
 def draw(record: dict) -> None:
@@ -39,5 +34,5 @@ def draw(record: dict) -> None:
     figure.legend(*handles, fontsize=8, loc="outside upper center", ncols=4, frameon=False)
 
 
-for path in sorted(RESULTS.glob("study_unfused_cuda-*.json")):  # no figure before it is measured
-    draw(json.loads(path.read_text()))
+for measured in records("study_unfused_cuda-*"):  # no figure before it is measured
+    draw(measured)

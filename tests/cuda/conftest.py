@@ -149,14 +149,16 @@ def nvcc(tmp_path, monkeypatch, place):
 
 @pytest.fixture
 def tensor_maps(monkeypatch):
-    """Replace libcuda: an encoded tensor map is its address, repeated to 128 bytes."""
+    """Replace libcuda: an encoded tensor map is its address, then its sizes, strides and box."""
 
     class Driver:
-        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
-            return self.cuTensorMapReplaceAddress(target.value, address.value)
+        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, sizes, strides, box, *_):
+            image = address.value.to_bytes(8, "little") + bytes(sizes) + bytes(strides) + bytes(box)
+            ctypes.memmove(target.value, image.ljust(128, b"\0"), 128)
+            return 0
 
         def cuTensorMapReplaceAddress(self, target, address):
-            ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
+            ctypes.memmove(target, address.to_bytes(8, "little"), 8)
             return 0
 
     driver = Driver()

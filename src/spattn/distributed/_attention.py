@@ -184,8 +184,7 @@ class _Job(NamedTuple):
         given = _given(self.call, q, k, v, options)
         wanted = () if given is None else tuple(map(_wants_gradient, given.captured))
         found = self._replace(options=options, given=given, wanted=wanted)
-        needed = {"q, k, v: whether one needs gradients": any(map(_wants_gradient, (q, k, v)))}
-        return found._replace(described=found._describe() | needed)
+        return found._replace(described=found._describe(any(map(_wants_gradient, (q, k, v)))))
 
     def chosen(self, ranks: Sequence[bytes], local: Sequence[torch.Tensor]) -> str:
         """Return how rows of `local` travel, from :func:`of_rank` of all ranks."""
@@ -208,7 +207,7 @@ class _Job(NamedTuple):
         """Digest of what all ranks must agree on."""
         return bytes.fromhex(digest(*self.described.items()))
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, needs_gradients: bool) -> dict[str, Any]:
         given, shape = None if self.given is None else self.given.operands, self.shape
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
@@ -223,6 +222,7 @@ class _Job(NamedTuple):
             if given is None or self.options["score"] is None
             else digest(given.program, given.parameters, *given.tables),
             "sinks: digest": None if given is None or given.sinks is None else digest(given.sinks),
+            "q, k, v: whether one needs gradients": needs_gradients,
             "sinks, score: which arrays need gradients": self.wanted,
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from spattn import patterns as p
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.host.forward_pass import ForwardPass
-from spattn.cuda.sm90 import maps
 from spattn.cuda.sm90.forward import launches, params, prepared, steps
+from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.schedule import few_queries
 from spattn.schedule.tasks import TASK
@@ -26,21 +25,7 @@ OF_KEYS = "k_stride", "v_stride", "q_offset", "q_batch", "kv_batch", "batch_maps
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    """An encoded tensor map is the address, then sizes, strides and box."""
-
-    class Driver:
-        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, extents, strides, box, *_):
-            image = address.value.to_bytes(8, "little") + bytes(extents) + bytes(strides) + bytes(box)
-            ctypes.memmove(target.value, image.ljust(128, b"\0"), 128)
-            return 0
-
-        def cuTensorMapReplaceAddress(self, target, address):
-            ctypes.memmove(target, address.to_bytes(8, "little"), 8)
-            return 0
-
-    driver = Driver()
-    monkeypatch.setattr(maps, "library", lambda: driver)
+def no_gpu(monkeypatch, tensor_maps):
     monkeypatch.setattr(prepared, "upload", lambda device, arrays: (None, dict.fromkeys(arrays, 4096)))
     monkeypatch.setattr(launches, "load_kernels", lambda device, requests: requests)
 
@@ -116,6 +101,7 @@ def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatc
     made = [launches_of(1000, contiguous, contiguous, pattern) for pattern in patterns]
     known, (_, k, v) = [made[number][0] for number in order], made[0]
     assert [one.part.call.packed for one, *_ in made] == [3, 1]
+    assert all(with_packed_heads(one.part.call) is one.part.call for one, *_ in made)
     for number, pattern in enumerate(patterns):
         rows = few_queries.rows_of(pattern, QUERIES, 1000, BATCH, HEADS)
         found = steps.of_rows(known, *rows, k, v, 4, None)

@@ -57,7 +57,8 @@ enum TableDtype {
 };
 
 constexpr int kMostAxes = 8;
-// Exact accumulator of an element of the gradient of a table or of the sinks: word w < 9 counts multiples of 2^(32 w - 160), the last has flags.
+// Exact accumulator of an element of the gradient of a table or of the sinks: word w < 9 counts multiples of
+// 2^(32 w - 160), the last has flags.
 constexpr int kSumWords = 10;
 enum SumFlag { kPlusInfinity = 1, kMinusInfinity = 2, kNotANumber = 4 };
 

@@ -12,15 +12,15 @@ from ...host.forward_pass import ForwardPass
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
 
-    It is impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that differ
-    between heads of a group, score functions (they depend on the head), and arrays in which (head, query) is not
-    one axis of constant stride.
+    It is impossible for packed calls, groups of one head, groups that exceed a tile, ordered and gathered plans,
+    patterns that differ between heads of a group, score functions (they depend on the head), and arrays in which (head,
+    query) is not one axis of constant stride.
     """
     group = packing(call)
-    found = None if group == 1 else pack_heads(call.plan, group)
-    q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
-    if found is None or q is None or out is None:
+    found = None if group == call.packed else pack_heads(call.plan, group)
+    if found is None:
         return call
+    q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     return replace(call, plan=found, q=q, out=out, packed=group)
 
 
@@ -31,13 +31,12 @@ def packing(call: ForwardPass) -> int:
         return call.packed
     if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text:
         return 1
-    return group if _merge_axes(call.q, group) and _merge_axes(call.out, group) else 1
+    return group if all(x.shape[2] == 1 or x.strides[1] == x.shape[2] * x.strides[2] for x in (call.q, call.out)) else 1
 
 
-def _merge_axes(x: Operand, group: int) -> Operand | None:
-    """View (batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if impossible."""
+def _merge_axes(x: Operand, group: int) -> Operand:
+    """View (batch, heads, rows, columns), of which heads and rows are one axis of constant stride, as (batch,
+    heads / group, group · rows, columns)."""
     (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
-    if rows > 1 and by_head != rows * by_row:
-        return None
     shape = batch, heads // group, group * rows, columns
     return Operand(x.pointer, shape, (by_batch, group * by_head, by_head if rows == 1 else by_row, by_column))

@@ -34,11 +34,11 @@ def of_rows(
     strides of k and v. Return None if the rows or these k and v need other kernels or maps. The tables are copied in
     the order of PyTorch's current stream; the device's context must be current.
     """
-    most, kv_len = max(packing(one.part.call) for one in known), k.shape[2]
-    grouped = variant_of_groups(variant, most)
-    packed, own = (1, variant) if grouped is None else (most, grouped)
-    suited = [(number, one) for number, one in enumerate(known) if one.part.call.packed == packed]
-    suited = [(number, one) for number, one in suited if one.addresses(k, v)]
+    packed, kv_len = packing(known[0].part.call), k.shape[2]
+    own = variant_of_groups(variant, packed)
+    if own is None:
+        packed, own = 1, variant
+    suited = [pair for pair in enumerate(known) if pair[1].part.call.packed == packed and pair[1].addresses(k, v)]
     if not suited:
         return None
     layout, call = suited[0][1].part
