@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,34 @@ __all__ = ["OnGpu", "Received", "exchange", "readable"]
 
 Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
 _CYCLES = 20_000  # about 10 µs
+Range = tuple[int, int]  # first row, end
 _Copy = tuple[torch.Tensor | slice, torch.Tensor | slice, torch.Tensor | None]  # source rows, target rows, heads
 
 
-def operand(x: torch.Tensor) -> Operand:
-    """Return a tensor as an operand of kernels."""
-    return Operand(x.data_ptr(), tuple(x.shape), x.stride())
+class Held(NamedTuple):
+    """An array of the whole length of which only rows from `first` on are in memory, in `x`.
+
+    Kernels address rows by their positions, and touch those of a stage's tiles alone: these must be in `x`.
+    """
+
+    x: torch.Tensor
+    first: int
+    length: int
+
+    def operand(self) -> Operand:
+        """Return the whole array as an operand of kernels."""
+        (*sizes, _, width), strides = self.x.shape, self.x.stride()
+        start = self.x.data_ptr() - self.first * strides[2] * self.x.element_size()
+        return Operand(start, (*sizes, self.length, width), strides)
+
+    @property
+    def stop(self) -> int:
+        """End of the rows in memory."""
+        return self.first + self.x.shape[2]
+
+    def covers(self, read: TileRows) -> bool:
+        """Return whether the rows from the first to the last of some tiles are in memory."""
+        return self.first <= read.first and read.stop <= self.stop
 
 
 def exchange(
@@ -90,7 +112,9 @@ class OnGpu:
                 f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
             )
         self._rows = sharding.rows(rank)
-        self._own = Block(np.arange(shape.batch * shape.heads_q), self._rows)
+        self.block, self.length = Block(np.arange(shape.batch * shape.heads_q), self._rows), shape.length
+        self.first = int(self._rows[0]) if len(self._rows) else 0
+        self.contiguous = len(self._rows) == 0 or int(self._rows[-1]) - self.first == len(self._rows) - 1
         self._everything = TileRows.of(np.ones(shape.length, bool))
         self._indices: dict[Any, Any] = {}
         self._stages = forward_stages(plan, sharding, rank)
@@ -119,17 +143,19 @@ class OnGpu:
             return nothing, nothing[..., :1].float(), []
         lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
         received, finish = self._begin(self._keys, (k, v))
-        out = self._result(q, of.head_dim_v)
+        queries, keys = hull([x.queries for x in self._stages]), hull([x.keys for x in self._stages])
+        out = self._result(q, of.head_dim_v, queries)
+        of_queries = _Rows(self, (q,), queries)
+        of_keys = _Rows(self, (k, v), keys)
         for stage in self._stages:
-            blocks: Received = []
             if stage.where != LOCAL:
                 finish()
-                finish, blocks = _nothing, received
-            queries = self._whole(q, stage.queries)
-            keys, values = (self._whole(x, stage.keys, blocks, number) for number, x in enumerate((k, v)))
-            self._run_forward(stage, (queries, keys, values, out), lse, scale)
+                finish = _nothing
+                of_keys.add(received)
+            arrays = *of_queries.of(stage.queries), *of_keys.of(stage.keys), out
+            self._run_forward(stage, arrays, lse, scale)
         finish()
-        return self._local(out), self._local(lse[..., None]).contiguous(), received
+        return self._local(out), self._local(Held(lse[..., None], 0, of.length)).contiguous(), received
 
     def backward(
         self,
@@ -146,26 +172,32 @@ class OnGpu:
         plan, stages, transfers = self.backward_plan()
         if not len(self._rows):
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        local = q, dout, out, lse
-        remote, finish = self._begin(transfers, local)
-        dq, dk, dv = (self._result(x, x.shape[3]) for x in (q, k, v))
+        remote, finish = self._begin(transfers, (q, dout, out, lse))
+        queries, keys = hull([x.queries for x in stages]), hull([x.keys for x in stages])
+        of_queries, of_keys = _Rows(self, (q, dout, out), queries), _Rows(self, (k, v), keys)
+        # Rows of tiles that are not here take no part.
+        every = self._everything
+        of_lse = _Rows(self, (lse,), (every.first, every.stop), number=3, fill=-math.inf)
+        dq = self._result(q, q.shape[3], hull([x.queries for x in stages if x.items.any()]))
+        written = hull([x.keys for x in stages if x.key_items.any()])
+        dk, dv = (self._result(x, x.shape[3], written) for x in (k, v))
         for stage in sorted(stages, key=lambda stage: stage.where_queries != LOCAL):
-            blocks: Received = []
             if stage.where_queries != LOCAL:
                 finish()
-                finish, blocks = _nothing, remote
-            queries = [self._whole(x, stage.queries, blocks, number) for number, x in enumerate(local[:3])]
-            # Rows of tiles that are not here take no part.
-            lses = self._whole(lse, self._everything, blocks, 3, fill=-math.inf)[..., 0]
-            given = received if stage.where_keys != LOCAL else []
-            keys = [self._whole(x, stage.keys, given, number) for number, x in enumerate((k, v))]
-            self._run_backward(plan, stage, (queries[1], queries[0], *keys, queries[2]), lses, (dq, dk, dv), scale)
+                finish = _nothing
+                of_queries.add(remote)
+                of_lse.add(remote)
+            if stage.where_keys != LOCAL:
+                of_keys.add(received)
+            (held_q, held_dout, held_out), (lses,) = of_queries.of(stage.queries), of_lse.of(every)
+            arrays = held_dout, held_q, *of_keys.of(stage.keys), held_out
+            self._run_backward(plan, stage, arrays, lses.x[..., 0], (dq, dk, dv), scale)
         finish()
         return self._local(dq), self._local(dk), self._local(dv)
 
-    def _run_forward(self, stage: Stage, arrays: Sequence[torch.Tensor], lse: torch.Tensor, scale: float) -> None:
-        q, k, v, out = map(operand, arrays)
-        stream, workspace = self._stream_and_workspace(arrays[0])
+    def _run_forward(self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float) -> None:
+        q, k, v, out = (x.operand() for x in arrays)
+        stream, workspace = self._stream_and_workspace(arrays[0].x)
         sizes = self._call.dtype, scale, workspace
         with self._gpu:
             own = ForwardPass(self._gpu, stream, self._plan, q, k, v, out, lse.data_ptr(), *sizes, stage=stage)
@@ -175,15 +207,15 @@ class OnGpu:
         self,
         plan: Plan,
         stage: GradientStage,
-        arrays: Sequence[torch.Tensor],
+        arrays: Sequence[Held],
         lse: torch.Tensor,
-        results: Sequence[torch.Tensor],
+        results: Sequence[Held],
         scale: float,
     ) -> None:
-        dout, q, k, v, out = map(operand, arrays)
-        dq, dk, dv = map(operand, results)
+        dout, q, k, v, out = (x.operand() for x in arrays)
+        dq, dk, dv = (x.operand() for x in results)
         lses = Operand(lse.data_ptr(), tuple(lse.shape), row_major(tuple(lse.shape)))
-        stream, workspace = self._stream_and_workspace(arrays[0])
+        stream, workspace = self._stream_and_workspace(arrays[0].x)
         rest = lses, None, dq, dk, dv, self._call.dtype, scale, workspace
         with self._gpu:
             own = BackwardPass(self._gpu, stream, plan, dout, q, k, v, out, *rest, stage=stage)
@@ -214,13 +246,13 @@ class OnGpu:
 
     def _packed(self, block: Block, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of a block, (heads, rows, width)."""
-        source, _, heads = self._copy(block, 0, self._shape.length, x.shape[1], local=True)
+        source, _, heads = self.rows_of(block, 0, self._shape.length, x.shape[1], local=True)
         if heads is None:
             found = x[:, :, source] if isinstance(source, slice) else x.index_select(2, source)
             return found.reshape(-1, *found.shape[2:]).contiguous()
         return x[heads // x.shape[1], heads % x.shape[1]][:, source].contiguous()
 
-    def _copy(self, block: Block, first: int, stop: int, heads: int, local: bool = False) -> _Copy:
+    def rows_of(self, block: Block, first: int, stop: int, heads: int, local: bool = False) -> _Copy:
         """Return rows of a block in a range, as indices of its rows and of the sequence, and its heads, None for all.
 
         With `local`, the first are indices of the rank's rows instead.
@@ -244,32 +276,7 @@ class OnGpu:
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self._call.q.device)
 
-    def _whole(
-        self, x: torch.Tensor, read: TileRows, received: Received | None = None, number: int = 0, fill: float = 0.0
-    ) -> torch.Tensor:
-        """Return an array of the whole length with the rows of tiles: the rank's, `x`, those of array `number` of the
-        `received`, and `fill` for others. Rows of no tile are undefined.
-        """
-        if len(self._rows) == self._shape.length:
-            return x
-        received = received or []
-        found = x.new_empty((*x.shape[:2], self._shape.length, x.shape[3]))
-        found[:, :, self._others(read, received, x.shape[1])] = fill
-        source, target, _ = self._copy(self._own, read.first, read.stop, x.shape[1])
-        found[:, :, target] = x[:, :, source]
-        flat = found.view(-1, *found.shape[2:])
-        for block, tensors in received:
-            source, target, heads = self._copy(block, read.first, read.stop, x.shape[1])
-            rows = tensors[number][:, source]
-            if heads is None:
-                flat[:, target] = rows
-            elif isinstance(target, slice):
-                flat[heads, target] = rows
-            else:
-                flat[heads[:, None], target] = rows
-        return found
-
-    def _others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
+    def others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
         """Return the rows of tiles that are neither the rank's nor received for all heads."""
         key = id(read.mask), tuple(id(block) for block, _ in received)
         if key not in self._indices:
@@ -281,16 +288,101 @@ class OnGpu:
             self._indices[key] = self._index(np.nonzero(mask)[0]), read
         return self._indices[key][0]
 
-    def _result(self, like: torch.Tensor, width: int) -> torch.Tensor:
-        """Return memory for a result of the whole length."""
-        return like.new_empty((*like.shape[:2], self._shape.length, width))
+    def has_all(self, read: TileRows) -> bool:
+        """Return whether the rank's rows are contiguous, and have all rows of tiles."""
+        inside = self.first <= read.first and read.stop <= self.first + len(self._rows)
+        return read.first == read.stop or (self.contiguous and inside)
 
-    def _local(self, whole: torch.Tensor) -> torch.Tensor:
+    def _result(self, like: torch.Tensor, width: int, written: Range) -> Held:
+        """Return memory for the rank's rows of a result and for those that are written."""
+        first, stop = min(written[0], self.first), max(written[1], int(self._rows[-1]) + 1)
+        return Held(like.new_empty((*like.shape[:2], stop - first, width)), first, self._shape.length)
+
+    def _local(self, held: Held) -> torch.Tensor:
         """Return the rank's rows."""
-        if "rows" not in self._indices:
-            self._indices["rows"] = self._index(self._rows)
-        rows = self._indices["rows"]
-        return whole[:, :, rows] if isinstance(rows, slice) else whole.index_select(2, rows)
+        key = "rows", held.first
+        if key not in self._indices:
+            self._indices[key] = self._index(self._rows - held.first)
+        rows = self._indices[key]
+        return held.x[:, :, rows] if isinstance(rows, slice) else held.x.index_select(2, rows)
+
+
+class _Rows:
+    """Arrays of a rank with received rows, as the stages of a pass read them; rows of no tile are undefined.
+
+    A stage whose tiles have rows of the rank alone reads the rank's arrays, if their rows are contiguous. Other stages
+    read copies of the rows in a range: from the first to the last of the stage or, if the rank's rows are in several
+    parts, in the range `all_stages`, so that they are copied once.
+
+    Parameters
+    ----------
+    local : sequence of tensors
+        The rank's rows of each array.
+    number : int
+        Index of the first array among those of received blocks.
+    fill : float
+        Value of the rows of tiles that are not here.
+    """
+
+    def __init__(self, of: OnGpu, local: Sequence[torch.Tensor], all_stages: Range, number: int = 0, fill: float = 0.0):
+        self._of, self._local, self._number, self._fill = of, local, number, fill
+        self._all = None if of.contiguous else all_stages
+        self._received: Received = []
+        self._held, self._added = list[Held](), 0
+
+    def add(self, received: Received) -> None:
+        """Add the blocks that have come."""
+        self._received = received
+
+    def of(self, read: TileRows) -> list[Held]:
+        """Return the arrays for a stage that reads the rows of some tiles."""
+        own, heads = self._of, self._local[0].shape[1]
+        if own.has_all(read):
+            return [Held(x, own.first, own.length) for x in self._local]
+        if not self._held or not self._held[0].covers(read):
+            self._held, self._added = self._copies(*(self._all or (read.first, read.stop))), 0
+        held, first = self._held, self._held[0].first
+        others = own.others(read, self._received, heads)
+        if not isinstance(others, slice) or others.stop > others.start:
+            self._added = 0  # some heads' rows may be among those that blocks of other heads lack
+            for one in held:
+                one.x[:, :, _shifted(others, first)] = self._fill
+        for block, tensors in self._received[self._added :]:
+            source, target, some = own.rows_of(block, first, held[0].stop, heads)
+            target = _shifted(target, first)
+            for one, x in zip(held, tensors[self._number : self._number + len(held)], strict=True):
+                flat, rows = one.x.view(-1, *one.x.shape[2:]), x[:, source]
+                if some is None:
+                    flat[:, target] = rows
+                elif isinstance(target, slice):
+                    flat[some, target] = rows
+                else:
+                    flat[some[:, None], target] = rows
+        self._added = len(self._received)
+        return held
+
+    def _copies(self, first: int, stop: int) -> list[Held]:
+        """Return copies of the rank's rows in a range."""
+        own, found = self._of, []
+        for x in self._local:
+            held = x.new_empty((*x.shape[:2], stop - first, x.shape[3]))
+            source, target, _ = own.rows_of(own.block, first, stop, x.shape[1])
+            held[:, :, _shifted(target, first)] = x[:, :, source]
+            found.append(Held(held, first, own.length))
+        return found
+
+
+def hull(tiles: Sequence[TileRows]) -> Range:
+    """Return the range from the first to the last row of some tiles."""
+    some = [x for x in tiles if x.first < x.stop]
+    return min((x.first for x in some), default=0), max((x.stop for x in some), default=0)
+
+
+def _shifted(rows: torch.Tensor | slice, by: int) -> torch.Tensor | slice:
+    """Return ascending rows less a number; an empty slice as it is."""
+    if isinstance(rows, slice):
+        return slice(rows.start - by, rows.stop - by) if rows.stop > rows.start else rows
+    return rows - by
 
 
 def _no_group() -> None:

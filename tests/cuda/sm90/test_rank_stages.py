@@ -66,25 +66,36 @@ class Emulated(OnGpu):
         pairs = np.stack([x.bind(shape.length, shape.length).allows(at[:, None], at) for x in own])
         return torch.from_numpy(pairs[np.broadcast_to(index, shape[:2])])
 
-    def spread(self, whole, touched):
-        """The array, NaN at rows of no tile."""
-        found = whole.clone()
+    def whole(self, held):
+        """The array, NaN at rows that are not in memory."""
+        found = torch.full_like(held.x[:, :, :1], math.nan).repeat(1, 1, self._shape.length, 1)
+        found[:, :, held.first : held.stop] = held.x
+        return found
+
+    def spread(self, held, touched):
+        """The array, NaN at rows of no tile; the kernels read all rows from the first to the last of the tiles."""
+        assert held.covers(touched) or touched.first == touched.stop
+        self.copied += 0 if any(held.x.data_ptr() == x.data_ptr() for x in self.local) else held.x.shape[2]
+        found = self.whole(held)
         found[:, :, torch.from_numpy(~touched.mask)] = math.nan
         return found
 
     def heads(self, x):
         return x.repeat_interleave(self._shape.heads_q // self._shape.heads_kv, 1)
 
-    def write(self, whole, touched, rows, values):
+    def write(self, held, touched, rows, values):
         """Write `values` at `rows`, (batch, heads, length) bool, which must be of tiles unless nothing reaches them."""
         assert not values[rows & torch.from_numpy(~touched.mask)].any()
-        whole[...] = torch.where(rows[..., None], values.to(whole.dtype), whole)
+        assert not rows[:, :, : held.first].any() and not rows[:, :, held.stop :].any()
+        part = slice(held.first, held.stop)
+        held.x[...] = torch.where(rows[:, :, part, None], values[:, :, part].to(held.x.dtype), held.x)
 
     def scores(self, q, k, allowed, scale):
         return torch.where(allowed, q @ k.transpose(2, 3) * scale, -math.inf)
 
     def _run_forward(self, stage, arrays, lse, scale):
         queries, keys, values, out = arrays
+        assert out.covers(stage.queries)
         q, k, v = self.spread(queries, stage.queries), self.spread(keys, stage.keys), self.spread(values, stage.keys)
         allowed = self.allowed(self._plan)
         s = self.scores(q, self.heads(k), allowed, scale)
@@ -121,6 +132,8 @@ class Emulated(OnGpu):
         dk = product(of_scores.transpose(2, 3), q).view(groups).sum(2)
         dv = product(weights.transpose(2, 3), dout).view(groups).sum(2)
         rows = np.broadcast_to(stage.rows[plan.variant], lse.shape).copy()
+        assert not stage.items.any() or results[0].covers(stage.queries)
+        assert not stage.key_items.any() or results[1].covers(stage.keys)
         index = self.kinds(plan)
         keys = torch.from_numpy(np.broadcast_to(stage.key_rows[index], dk.shape[:3]).copy())
         self.write(results[0], stage.queries, torch.from_numpy(rows), dq)
@@ -163,8 +176,9 @@ def emulated_case(pattern, shape, name, world_size, seed):
             HOPPER,
             keys,
         )
-        own.pattern = pattern
-        yield own, [x[:, :, torch.from_numpy(sharding.rows(rank))] for x in (q, k, v, dout)], want, keys, rows
+        own.pattern, own.copied = pattern, 0
+        own.local = [x[:, :, torch.from_numpy(sharding.rows(rank))] for x in (q, k, v, dout)]
+        yield own, own.local, want, keys, rows
 
 
 @settings(max_examples=25, deadline=None)
@@ -184,9 +198,27 @@ def test_emulated_ranks(case, name, world_size, seed):
         out, lse, received = own.forward(q, k, v, 0.25)
         torch.testing.assert_close(out, want[0][:, :, at], atol=1e-9, rtol=1e-9)
         own._exchange = rows
+        own.local = q, k, v, dout, out
         found = own.backward(dout, q, k, v, out, lse, received, 0.25)
         for got, expected in zip(found, want[1:], strict=True):
             torch.testing.assert_close(got, expected[:, :, at], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_windows_copy_rows_near_the_bounds(rank):
+    """Most rows of contiguous shards are read where they are, and results have no rows of other ranks."""
+    shape = Shape(1, 2, 2, 4096, 16, 16)
+    case = list(emulated_case(p.SlidingWindow(60), shape, "contiguous", 4, 0))[rank]
+    own, (q, k, v, dout), want, keys, rows = case
+    own._exchange = keys
+    out, lse, received = own.forward(q, k, v, 0.25)
+    own.local, own._exchange = (q, k, v, dout, out), rows
+    found = own.backward(dout, q, k, v, out, lse, received, 0.25)
+    for got, expected in zip((out, *found), want, strict=True):
+        torch.testing.assert_close(got, expected[:, :, own._rows], atol=1e-5, rtol=1e-5)
+    assert 0 < own.copied <= 40 * 256
+    for x in (out, *found):
+        assert x.untyped_storage().nbytes() <= 8 * 2 * 16 * (1024 + 4 * 128)
 
 
 #: Pattern, (batch, heads_q, heads_kv, length, head_dim, head_dim_v), name of the sharding, number of ranks.
@@ -256,3 +288,22 @@ def on_one_gpu(pattern, shape, name, world_size):
         found = of.backward(dout[:, :, at].contiguous(), *local, mine.contiguous(), own_lse, received, call.scale)
         for number, (got, expected) in enumerate(zip(found, want[1:], strict=True)):
             assert torch.equal(got, expected[:, :, at]), number
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_emulated_ranks_of_unlike_heads(name, world_size):
+    """Rows that come for some heads alone stay in memory for later stages."""
+    pattern = p.PerHead(
+        (p.SlidingWindow(40), p.Causal() & p.Stride(5), p.longformer(20, global_tokens=(3, 170)), p.Full())
+    )
+    shape = Shape(1, 4, 4, 331, 16, 16)
+    for own, (q, k, v, dout), want, keys, rows in emulated_case(pattern, shape, name, world_size, 1):
+        at = torch.from_numpy(own._rows)
+        own._exchange = keys
+        out, lse, received = own.forward(q, k, v, 0.25)
+        torch.testing.assert_close(out, want[0][:, :, at], atol=1e-9, rtol=1e-9)
+        own._exchange, own.local = rows, (q, k, v, dout, out)
+        found = own.backward(dout, q, k, v, out, lse, received, 0.25)
+        for got, expected in zip(found, want[1:], strict=True):
+            torch.testing.assert_close(got, expected[:, :, at], atol=1e-5, rtol=1e-5)
