@@ -224,6 +224,7 @@ def test_windows_copy_rows_near_the_bounds(rank):
 #: Pattern, (batch, heads_q, heads_kv, length, head_dim, head_dim_v), name of the sharding, number of ranks.
 ON_GPU = {
     "window": (p.SlidingWindow(100, 60), Shape(2, 4, 2, 1500, 64, 64), "contiguous", 3),
+    "window, unaligned bounds": (p.SlidingWindow(100, 60), Shape(1, 16, 16, 5000, 128, 128), "contiguous", 2),
     "causal": (p.Causal(), Shape(1, 2, 2, 3000, 128, 128), "head_tail", 2),
     "causal, chunks": (p.Causal(), Shape(1, 4, 1, 1111, 64, 128), "contiguous", 4),
     "longformer": (p.longformer(60, global_tokens=tuple(range(20))), Shape(1, 4, 4, 2000, 128, 128), "contiguous", 2),
