@@ -14,12 +14,22 @@ import torch.distributed as dist
 from ..arrays.operand import Operand, row_major
 from ..cuda.host.backward_pass import BackwardPass
 from ..cuda.host.execute import Workspace
-from ..cuda.host.forward_pass import ForwardPass
+from ..cuda.host.forward_pass import ForwardPass, partial_bytes
 from ..planning import Plan
 from ..request.call import Call
+from ..schedule.placement import LATE, LENT, OWN
 from ..schedule.shard import LOCAL, Sharding, Stage, TileRows, forward_stages
-from ..schedule.shard_gradients import GradientStage
-from ._plans import Block, Shape, Transfer, key_transfers, row_transfers
+from ..schedule.shard_gradients import GradientShare, GradientStage
+from ._plans import (
+    Block,
+    GradientTransfers,
+    Shape,
+    Transfer,
+    gradient_transfers,
+    key_transfers,
+    partial_transfers,
+    query_transfers,
+)
 
 if TYPE_CHECKING:
     from ..cuda.driver.device import Device
@@ -57,6 +67,13 @@ class Held(NamedTuple):
     def covers(self, read: TileRows) -> bool:
         """Return whether the rows from the first to the last of some tiles are in memory."""
         return self.first <= read.first and read.stop <= self.stop
+
+
+class Partials(NamedTuple):
+    """A workspace of kernels, and the partials in it: tensors (batch, heads, workspace rows, width)."""
+
+    buffer: torch.Tensor
+    tensors: tuple[torch.Tensor, ...]
 
 
 def exchange(
@@ -106,7 +123,8 @@ class OnGpu:
         self._rank, self._sharding, self._shape, self._call = rank, sharding, shape, call
         self._gpu, self._family = gpu, family
         self._plan, self._plan_backward, self._exchange = plan, plan_backward, exchange
-        if self._family.launcher is None or not self._family.accepts(plan):
+        launcher = self._family.launcher
+        if launcher is None or not self._family.accepts(plan):
             raise ValueError(
                 "q: distributed attention on GPUs needs float16 or bfloat16, a head_dim of at most 256 that 8 divides, "
                 f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
@@ -117,20 +135,31 @@ class OnGpu:
         self.contiguous = len(self._rows) == 0 or int(self._rows[-1]) - self.first == len(self._rows) - 1
         self._everything = TileRows.of(np.ones(shape.length, bool))
         self._indices: dict[Any, Any] = {}
-        self._stages = forward_stages(plan, sharding, rank)
-        self._keys = key_transfers(plan, sharding, rank, shape.batch, shape.heads_q, shape.heads_kv)
-        self._of_backward: tuple[Plan, tuple[GradientStage, ...], tuple[Transfer, ...]] | None = None
+        sizes = shape.batch, shape.heads_q, shape.heads_kv
+        self._placement = placement = launcher.placement(plan, self._sizes(), sharding)
+        self._stages = forward_stages(plan, sharding, rank, placement=placement)
+        self._keys = key_transfers(plan, sharding, rank, *sizes, placement=placement)
+        self._queries = query_transfers(plan, placement, sharding, rank, *sizes[:2])
+        variant = np.broadcast_to(plan.variant, sizes[:2])
+        self._partials = partial_transfers(placement, variant, sharding, rank)
+        self._of_backward: tuple[Plan, GradientShare, GradientTransfers] | None = None
 
-    def backward_plan(self) -> tuple[Plan, tuple[GradientStage, ...], tuple[Transfer, ...]]:
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        """Return batch, heads_q, heads_kv, head_dim and head_dim_v."""
+        batch, heads_q, heads_kv, _, head_dim, head_dim_v = self._shape
+        return batch, heads_q, heads_kv, head_dim, head_dim_v
+
+    def backward_plan(self) -> tuple[Plan, GradientShare, GradientTransfers]:
         """Return plan, stages and transfers of the backward pass."""
         if self._of_backward is None:
-            of, plan = self._shape, self._plan_backward()
+            plan = self._plan_backward()
             launcher = self._family.launcher
             if launcher is None or not self._family.accepts(plan, backward=True):
                 raise ValueError("pattern: the plan has no gradients on GPUs; pass its pattern")
-            sizes = self._gpu.sm_count, of.batch, of.heads_q, of.heads_kv
-            stages = launcher.stages(plan, *sizes, self._sharding, self._rank)
-            self._of_backward = plan, stages, row_transfers(plan, self._sharding, self._rank, of.batch, of.heads_q)
+            share = launcher.stages(plan, self._gpu.sm_count, self._sizes(), self._sharding, self._rank)
+            forward = self._plan, self._placement
+            transfers = gradient_transfers(plan, share, forward, self._sharding, self._rank, self._shape)
+            self._of_backward = plan, share, transfers
         return self._of_backward
 
     def forward(
@@ -143,18 +172,30 @@ class OnGpu:
             return nothing, nothing[..., :1].float(), []
         lse = q.new_empty((of.batch, of.heads_q, of.length), dtype=torch.float32)
         received, finish = self._begin(self._keys, (k, v))
-        queries, keys = hull([x.queries for x in self._stages]), hull([x.keys for x in self._stages])
+        lent_rows, finish_lent = self._begin(self._queries, (q,))
+        own, lent, late = _by_role(self._stages)
+        queries, keys = hull([x.queries for x in own]), hull([x.keys for x in own])
         out = self._result(q, of.head_dim_v, queries)
+        partials = self._forward_partials(q) if late or lent else None
         of_queries = _Rows(self, (q,), queries)
         of_keys = _Rows(self, (k, v), keys)
-        for stage in self._stages:
+        for stage in own:
             if stage.where != LOCAL:
                 finish()
                 finish = _nothing
                 of_keys.add(received)
             arrays = *of_queries.of(stage.queries), *of_keys.of(stage.keys), out
-            self._run_forward(stage, arrays, lse, scale)
+            self._run_forward(stage, arrays, lse, scale, partials)
         finish()
+        finish_lent()
+        for stage in lent:
+            arrays = *self._rows_for(stage.queries, (q,), lent_rows), *self._rows_for(stage.keys, (k, v), received), out
+            self._run_forward(stage, arrays, lse, scale, partials)
+        if partials is not None:
+            self._exchange_partials([(self._partials, partials.tensors)])
+        for stage in late:
+            local = (Held(x, self.first, of.length) for x in (q, k, v))
+            self._run_forward(stage, (*local, out), lse, scale, partials)
         return self._local(out), self._local(Held(lse[..., None], 0, of.length)).contiguous(), received
 
     def backward(
@@ -169,35 +210,89 @@ class OnGpu:
         scale: float,
     ) -> tuple[torch.Tensor, ...]:
         """Return the local rows of dq, dk and dv."""
-        plan, stages, transfers = self.backward_plan()
+        plan, share, transfers = self.backward_plan()
         if not len(self._rows):
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        remote, finish = self._begin(transfers, (q, dout, out, lse))
-        queries, keys = hull([x.queries for x in stages]), hull([x.keys for x in stages])
+        remote, finish = self._begin(transfers.rows, (q, dout, out, lse))
+        more, finish_keys = self._begin(transfers.keys, (k, v))
+        received = [*received, *more]
+        own, lent, late = _by_role(share.stages)
+        queries, keys = hull([x.queries for x in own]), hull([x.keys for x in own])
         of_queries, of_keys = _Rows(self, (q, dout, out), queries), _Rows(self, (k, v), keys)
         # Rows of tiles that are not here take no part.
         every = self._everything
         of_lse = _Rows(self, (lse,), (every.first, every.stop), number=3, fill=-math.inf)
-        dq = self._result(q, q.shape[3], hull([x.queries for x in stages if x.items.any()]))
-        written = hull([x.keys for x in stages if x.key_items.any()])
+        dq = self._result(q, q.shape[3], hull([x.queries for x in own if x.items.any()]))
+        written = hull([x.keys for x in own if x.key_items.any()])
         dk, dv = (self._result(x, x.shape[3], written) for x in (k, v))
-        for stage in sorted(stages, key=lambda stage: stage.where_queries != LOCAL):
+        partials = self._gradient_partials(q, share) if late or lent else None
+        for stage in sorted(own, key=lambda stage: stage.where_queries != LOCAL):
             if stage.where_queries != LOCAL:
                 finish()
                 finish = _nothing
                 of_queries.add(remote)
                 of_lse.add(remote)
             if stage.where_keys != LOCAL:
+                finish_keys()
+                finish_keys = _nothing
                 of_keys.add(received)
             (held_q, held_dout, held_out), (lses,) = of_queries.of(stage.queries), of_lse.of(every)
             arrays = held_dout, held_q, *of_keys.of(stage.keys), held_out
-            self._run_backward(plan, stage, arrays, lses.x[..., 0], (dq, dk, dv), scale)
+            self._run_backward(plan, stage, arrays, lses.x[..., 0], (dq, dk, dv), scale, partials)
         finish()
+        finish_keys()
+        of_lse.add(remote)
+        (lses,) = of_lse.of(every)
+        for stage in lent:
+            held_q, held_dout, held_out = self._rows_for(stage.queries, (q, dout, out), remote)
+            arrays = held_dout, held_q, *self._rows_for(stage.keys, (k, v), received), held_out
+            self._run_backward(plan, stage, arrays, lses.x[..., 0], (dq, dk, dv), scale, partials)
+        if partials is not None:
+            of_dq, *of_dk_dv = partials.tensors
+            self._exchange_partials([(transfers.query_partials, [of_dq]), (transfers.key_partials, of_dk_dv)])
+        for stage in late:
+            arrays = tuple(Held(x, self.first, self.length) for x in (dout, q, k, v, out))
+            self._run_backward(plan, stage, arrays, lses.x[..., 0], (dq, dk, dv), scale, partials)
         return self._local(dq), self._local(dk), self._local(dv)
 
-    def _run_forward(self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float) -> None:
+    def _rows_for(self, read: TileRows, local: Sequence[torch.Tensor], received: Received) -> list[Held]:
+        """Return arrays for one stage alone."""
+        rows = _Rows(self, local, (read.first, read.stop))
+        rows.add(received)
+        return rows.of(read)
+
+    def _forward_partials(self, like: torch.Tensor) -> Partials:
+        """Return memory for the partials of out and of lse."""
+        of, rows = self._shape, self._plan.slots * self._plan.block_q
+        first, total = partial_bytes(of.batch * of.heads_q * rows, of.head_dim_v, 4)
+        shape = of.batch, of.heads_q, rows
+        return self._in_workspace(like, total, ((0, (*shape, of.head_dim_v)), (first, (*shape, 1))))
+
+    def _gradient_partials(self, like: torch.Tensor, share: GradientShare) -> Partials:
+        """Return memory for the statistics of rows and for the partials of dq, dk and dv."""
+        return self._in_workspace(like, share.workspace_bytes, share.partials)
+
+    def _in_workspace(self, like: torch.Tensor, nbytes: int, arrays: Sequence[tuple[int, tuple[int, ...]]]) -> Partials:
+        """Return a workspace with float32 arrays, (offset in bytes, shape)."""
+        buffer = like.new_empty(nbytes, dtype=torch.uint8)
+        of = [buffer[first : first + 4 * math.prod(shape)].view(torch.float32).view(shape) for first, shape in arrays]
+        return Partials(buffer, tuple(of))
+
+    def _exchange_partials(self, each: Sequence[tuple[Sequence[Transfer], Sequence[torch.Tensor]]]) -> None:
+        """Send partials and receive others. A kernel of NCCL that waits for a peer occupies SMs: begin late."""
+        begun = [(to, *self._begin(transfers, to, partial=True)) for transfers, to in each]
+        for to, received, finish in begun:
+            finish()
+            for block, tensors in received:
+                of_all, target, heads = self.rows_of(block, 0, to[0].shape[2], to[0].shape[1])
+                for whole, x in zip(to, tensors, strict=True):
+                    _write(whole, heads, target, x[:, of_all])
+
+    def _run_forward(
+        self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float, partials: Partials | None
+    ) -> None:
         q, k, v, out = (x.operand() for x in arrays)
-        stream, workspace = self._stream_and_workspace(arrays[0].x)
+        stream, workspace = self._stream_and_workspace(arrays[0].x, partials)
         sizes = self._call.dtype, scale, workspace
         with self._gpu:
             own = ForwardPass(self._gpu, stream, self._plan, q, k, v, out, lse.data_ptr(), *sizes, stage=stage)
@@ -211,26 +306,39 @@ class OnGpu:
         lse: torch.Tensor,
         results: Sequence[Held],
         scale: float,
+        partials: Partials | None,
     ) -> None:
         dout, q, k, v, out = (x.operand() for x in arrays)
         dq, dk, dv = (x.operand() for x in results)
         lses = Operand(lse.data_ptr(), tuple(lse.shape), row_major(tuple(lse.shape)))
-        stream, workspace = self._stream_and_workspace(arrays[0].x)
+        stream, workspace = self._stream_and_workspace(arrays[0].x, partials)
         rest = lses, None, dq, dk, dv, self._call.dtype, scale, workspace
         with self._gpu:
             own = BackwardPass(self._gpu, stream, plan, dout, q, k, v, out, *rest, stage=stage)
             self._family.backward(own)
 
-    def _stream_and_workspace(self, like: torch.Tensor) -> tuple[int, Callable[[int], int]]:
-        """Return the current stream, and an allocator of memory that lives as long as it."""
+    def _stream_and_workspace(self, like: torch.Tensor, partials: Partials | None) -> tuple[int, Callable[[int], int]]:
+        """Return the current stream, and an allocator of memory that lives as long as it, or of given memory."""
         kind, stream = self._call.kind, torch.cuda.current_stream(like.device).cuda_stream
+        if partials is not None:
+            buffer = partials.buffer
+
+            def allocate(nbytes: int) -> int:
+                if nbytes not in (0, buffer.nbytes):
+                    raise RuntimeError(f"expected a workspace of {buffer.nbytes} bytes, got {nbytes}: a bug in spattn")
+                return int(buffer.data_ptr())
+
+            return stream, allocate
         return stream, Workspace(self._gpu, lambda nbytes: kind.allocate(like, nbytes))
 
     def _begin(
-        self, transfers: Sequence[Transfer], local: Sequence[torch.Tensor]
+        self, transfers: Sequence[Transfer], local: Sequence[torch.Tensor], partial: bool = False
     ) -> tuple[Received, Callable[[], None]]:
-        """Begin to send rows of local shards; return where rows are received, and what waits for them."""
-        send = [[self._packed(block, x) for block in transfer.send for x in local] for transfer in transfers]
+        """Begin to send rows of local shards, or of partials; return where rows are received, and what waits for
+        them."""
+        if not transfers:
+            return [], _nothing
+        send = [[self._packed(block, x, partial) for block in transfer.send for x in local] for transfer in transfers]
         received: list[Received] = [
             [
                 (block, tuple(x.new_empty((len(block.heads), len(block.rows), x.shape[3])) for x in local))
@@ -239,14 +347,17 @@ class OnGpu:
             for transfer in transfers
         ]
         finish = self._exchange(self._group(), transfers, send, received)
-        if transfers and local[0].is_cuda:
+        if local[0].is_cuda and not partial:
             # Persistent CTAs of the local stage would occupy all SMs until they end: let NCCL's start first.
             torch.cuda._sleep(_CYCLES)
         return [block for blocks in received for block in blocks], finish
 
-    def _packed(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+    def _packed(self, block: Block, x: torch.Tensor, partial: bool) -> torch.Tensor:
         """Return the rows of a block, (heads, rows, width)."""
-        source, _, heads = self.rows_of(block, 0, self._shape.length, x.shape[1], local=True)
+        if partial:
+            _, source, heads = self.rows_of(block, 0, x.shape[2], x.shape[1])
+        else:
+            source, _, heads = self.rows_of(block, 0, self._shape.length, x.shape[1], local=True)
         if heads is None:
             found = x[:, :, source] if isinstance(source, slice) else x.index_select(2, source)
             return found.reshape(-1, *found.shape[2:]).contiguous()
@@ -351,13 +462,7 @@ class _Rows:
             source, target, some = own.rows_of(block, first, held[0].stop, heads)
             target = _shifted(target, first)
             for one, x in zip(held, tensors[self._number : self._number + len(held)], strict=True):
-                flat, rows = one.x.view(-1, *one.x.shape[2:]), x[:, source]
-                if some is None:
-                    flat[:, target] = rows
-                elif isinstance(target, slice):
-                    flat[some, target] = rows
-                else:
-                    flat[some[:, None], target] = rows
+                _write(one.x, some, target, x[:, source])
         self._added = len(self._received)
         return held
 
@@ -376,6 +481,22 @@ def hull(tiles: Sequence[TileRows]) -> Range:
     """Return the range from the first to the last row of some tiles."""
     some = [x for x in tiles if x.first < x.stop]
     return min((x.first for x in some), default=0), max((x.stop for x in some), default=0)
+
+
+def _by_role(stages: Sequence[Any]) -> tuple[list[Any], ...]:
+    """Return the rank's own stages, those for other ranks, and those with partials of other ranks."""
+    return tuple([stage for stage in stages if stage.role == role] for role in (OWN, LENT, LATE))
+
+
+def _write(to: torch.Tensor, heads: torch.Tensor | None, rows: torch.Tensor | slice, values: torch.Tensor) -> None:
+    """Write rows, (heads, rows, width), of some heads or all into (batch, heads, rows, width)."""
+    flat = to.view(-1, *to.shape[2:])
+    if heads is None:
+        flat[:, rows] = values
+    elif isinstance(rows, slice):
+        flat[heads, rows] = values
+    else:
+        flat[heads[:, None], rows] = values
 
 
 def _shifted(rows: torch.Tensor | slice, by: int) -> torch.Tensor | slice:
