@@ -1,7 +1,6 @@
 """The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -170,7 +170,7 @@ def place(
     world_size: int,
     cost: Bytes,
 ) -> Placement:
-    """Place each item where its exchange has fewest bytes; the same on all ranks.
+    """Place items where ranks then exchange fewer bytes; the same on all ranks.
 
     Item i writes the rows ``rows[i]``, -1 for padding, and has the work ``weight[i]``. All items stay at `HOME` if a
     rank would have much more work than the busiest has.
@@ -182,17 +182,17 @@ def place(
     target = np.argmax([runs.total(count, len(rows)) for count in held], axis=0)
     home, at_target = mine > 0, mine[target, np.arange(len(rows))]
     free &= at_target < mine.sum(axis=0)
-    if not free.any():
-        return Placement(frozen(of_item), partials)
-    saved = (at_target - mine.sum(axis=0)) * (cost.row + cost.partial)
-    for rank in range(world_size):
-        # Rows that items at home read in any case are there; items that may leave share the others evenly.
-        leaving, coming = (free & (target != rank) & home[rank]), free & (target == rank) & ~home[rank]
-        away = (held.sum(axis=0) - held[rank]) * (runs.covered(home[rank] & ~leaving) == 0) * cost.read
-        shared = runs.total(away // np.maximum(1, runs.covered(leaving)), len(rows))
-        saved += np.where(leaving, shared, 0)
-        saved -= np.where(coming, runs.total(away, len(rows)), 0)
-    free &= saved > 0
+    found = np.zeros_like(free)
+    while (found != free).any():  # fewer items share what they save
+        found, saved = free, (at_target - mine.sum(axis=0)) * (cost.row + cost.partial)
+        for rank in range(world_size):
+            # Rows that items at home read in any case are there; items that leave share the others evenly.
+            leaving, coming = (free & (target != rank) & home[rank]), free & (target == rank) & ~home[rank]
+            away = (held.sum(axis=0) - held[rank]) * (runs.covered(home[rank] & ~leaving) == 0) * cost.read
+            shared = runs.total(away // np.maximum(1, runs.covered(leaving)), len(rows))
+            saved += np.where(leaving, shared, 0)
+            saved -= np.where(coming, runs.total(away, len(rows)), 0)
+        free = free & (saved > 0)
     of_item[free] = target[free]
     before = home @ weight
     after = (home & ~free) @ weight + np.bincount(target[free], weight[free], world_size).astype(np.int64)
