@@ -18,11 +18,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import spattn
-from spattn.patterns import PerHead, SlidingWindow
+from spattn.patterns import Causal, PerHead, SlidingWindow
 
 
 class Block(nn.Module):
-    """Attention, with a causal window for each head, and an MLP."""
+    """Attention, with a causal window for each head, and an MLP. A window of 0 tokens stands for all tokens before."""
 
     def __init__(self, width, windows, head_dim, hidden):
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
     def forward(self, x):
         at = self.before_attention(x)
         heads = (f(at).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        pattern = PerHead([SlidingWindow(window, 0) for window in self.windows])
+        pattern = PerHead([SlidingWindow(window, 0) if window else Causal() for window in self.windows])
         x = x + self.out(spattn.attention(*heads, pattern).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.before_mlp(x))))
 
@@ -46,7 +46,7 @@ def made(args, parts=1, part=0):
     torch.manual_seed(0)
     windows = [args.window >> (head % 3) for head in range(args.heads)]
     own = windows[part * args.heads // parts : (part + 1) * args.heads // parts]
-    return Block(args.width, own, args.width // args.heads, 4 * args.width // parts).to(args.device)
+    return Block(args.width, own, args.width // args.heads, 4 * args.width // parts).to(args.device, args.dtype)
 
 
 def parallel(args, mesh):
@@ -87,7 +87,7 @@ def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in {"width": 256, "heads": 8, "length": 512, "window": 64, "batch": 4, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.set_defaults(device="cpu")
+    parser.set_defaults(device="cpu", dtype=torch.float32)
     return parser.parse_args(given)
 
 

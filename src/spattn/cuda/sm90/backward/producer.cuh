@@ -87,9 +87,11 @@ struct Producer {
     const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
     const bool copies = lane < kCopies;
     const int subtile = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
-    const int x = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile);
-    const int y = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 1) + view.shift_y;
-    const int z = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 2) + view.shift_z;
+    const auto coordinate = [&](int of, int axis) { return word_of(now, SPATTN_WORD(work.subtile) + 3 * of + axis); };
+    int x = coordinate(subtile, 0), y = coordinate(subtile, 1), z = coordinate(subtile, 2);
+    // The rows of a sub-tile outside of the view have no pairs and are not stored: the first one stands for it.
+    const int from = is_outside(view, x, y, z) ? 0 : subtile;
+    x = coordinate(from, 0), y = coordinate(from, 1) + view.shift_y, z = coordinate(from, 2) + view.shift_z;
     const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
     barrier_wait(shared_address(&shared.rows_empty[rows.stage][operand]), rows.parity ^ 1);
     if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);

@@ -147,13 +147,18 @@ struct Producer {
       shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) {
         barrier_arrive_expect(full, own.block_q * kTermPanels * kRowBytes);
+#pragma unroll 1
+        for (int half = 0; half < kRowGroups; ++half) {
+          const int dx = half * view.half[2], dy = half * view.half[1], dz = half * view.half[0];
+          // Rows outside of the view are not stored: the first ones stand for them.
+          const bool real = !half || !is_outside(view, now.work.x + dx, now.work.y + dy, now.work.z + dz);
 #pragma unroll
-        for (int i = 0; i < kRowGroups * kTermPanels; ++i) {
-          const int half = i / kTermPanels, panel = i % kTermPanels;
-          tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
-                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
-                   now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
-                   now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
+          for (int panel = 0; panel < kTermPanels; ++panel) {
+            tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
+                     &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
+                     now.work.x + (real ? dx : 0), now.work.y + view.shift_y + (real ? dy : 0),
+                     now.work.z + view.shift_z + (real ? dz : 0), now.task.batch * own.q_batch + now.task.head_q);
+          }
         }
       }
     }
