@@ -13,8 +13,9 @@ from ...patterns import Pattern
 from ...patterns.dynamic import Form
 from ...planning import Plan
 from ...request.call import Call
+from ...schedule.placement import Placement
 from ...schedule.shard import Sharding
-from ...schedule.shard_gradients import GradientStage
+from ...schedule.shard_gradients import GradientShare
 from ..driver.device import Device
 from ..driver.launch import Launch, Request
 from .backward_pass import BackwardPass
@@ -92,10 +93,14 @@ class Launcher(Protocol):
     def prepare_backward(self, call: BackwardPass) -> GradientLaunches | None:
         """Return launches for backwards of these shapes and strides; None if the kernels cannot address such arrays."""
 
+    def placement(self, plan: Plan, sizes: tuple[int, int, int, int, int], sharding: Sharding, /) -> Placement:
+        """Return which ranks compute the items of a forward; `sizes` are batch, heads_q, heads_kv, head_dim and
+        head_dim_v."""
+
     def stages(
-        self, plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int, sharding: Sharding, rank: int, /
-    ) -> tuple[GradientStage, ...]:
-        """Return the stages of a rank's backward, the local one first."""
+        self, plan: Plan, sm_count: int, sizes: tuple[int, int, int, int, int], sharding: Sharding, rank: int, /
+    ) -> GradientShare:
+        """Return a rank's part of a backward."""
 
     def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
         """Return the key of calls that may share a launch."""

@@ -129,6 +129,7 @@ class Hopper:
     group = staticmethod(groups.group)
     of_rows = staticmethod(steps.of_rows)
     forward_masked = staticmethod(dynamic_masks.forward)
+    placement = staticmethod(forwards.placement)
     stages = staticmethod(backwards.stages)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:

@@ -12,8 +12,9 @@ from ....choose.specializations import KEYS_COPIED_TOGETHER, KEYS_TOGETHER, has_
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
-from ....schedule.reductions import Merges, merges_of_rows
-from ....schedule.shard import Stage
+from ....schedule.placement import Bytes, Partials, Placement
+from ....schedule.reductions import Merges, find_reductions, merges_of_rows
+from ....schedule.shard import Sharding, Stage, place_lists
 from ....schedule.tasks import merge_heads, order_tasks
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer, upload
@@ -25,7 +26,7 @@ from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, 
 from .tables import Items, PlanLayout, make_layout
 from .terms import itemsize_of, operands_of
 
-__all__ = ["HopperPlan", "prepare"]
+__all__ = ["HopperPlan", "placement", "prepare"]
 
 _READY_KEPT = 32
 
@@ -115,6 +116,20 @@ class HopperPlan:
         if self.layout.gathers and not all(map(gatherable, (*inputs, out))):
             return None
         return Launches([part], self.tables, room)
+
+
+@kept_with_plan
+def placement(plan: Plan, sizes: tuple[int, int, int, int, int], sharding: Sharding) -> Placement:
+    """Return the placement of a plan's items on ranks; `sizes` are batch, heads_q, heads_kv, head_dim, head_dim_v."""
+    batch, heads_q, heads_kv, head_dim, head_dim_v = sizes
+    group, of_merges = (
+        heads_q // heads_kv,
+        (plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants),
+    )
+    left = find_reductions(plan).merges
+    partials = Partials(plan.work["slot"], plan.work_indptr, Merges(*of_merges), left, plan.slots, plan.block_q)
+    cost = Bytes(group * 2 * head_dim, group * 4 * (head_dim_v + 1), 2 * (head_dim + head_dim_v))
+    return place_lists(plan, partials, sharding, batch, heads_q, cost)
 
 
 @kept_with_plan
