@@ -34,7 +34,8 @@ COUNTS = {2: "two", 4: "four", 8: "eight"}
 NOTES = (
     "Median of rounds of one to eight steps, forward and backward, one after the other, of the slowest rank, between "
     "CUDA events. host_us: of one step. received_bytes: of each rank, forward and backward. same_bits: out, dq, dk and "
-    "dv of all ranks equal those of spattn.distributed on one rank; equals_plain: those of spattn.attention (whose fused backward sums dq in another order)."
+    "dv of all ranks equal those of spattn.distributed on one rank; equals_plain: those of spattn.attention (whose "
+    "fused backward sums dq in another order)."
 )
 
 
