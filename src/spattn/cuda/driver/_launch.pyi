@@ -2,10 +2,23 @@
 
 from collections.abc import Callable
 
+from ...arrays.operand import Operand
+from ...schedule.tensor_maps import MapSpec
 from .launch import Kernel, Moving
 
 def current_context(get_current: int) -> int: ...
 def is_capturing(is_capturing_at: int, stream: int) -> bool: ...
+def copy_to_device(copy: int, pointer: int, host: int, nbytes: int, stream: int) -> None: ...
+def encode_map(
+    encode: int,
+    image: bytearray,
+    at: int,
+    form: tuple[int, int, int, int],
+    operand: Operand,
+    spec: MapSpec,
+    batch: int | None = None,
+) -> int: ...
+def replace_address(replace: int, image: bytearray, at: int, address: int) -> None: ...
 
 class Nothing:
     def __enter__(self) -> Nothing: ...

@@ -4,7 +4,7 @@
 This module does not link against CUDA, so that it builds and imports where CUDA is missing.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from .errors import error
@@ -12,11 +12,19 @@ from .errors import error
 ctypedef int (*GetCurrent)(void** context) noexcept nogil
 ctypedef int (*IsCapturing)(void* stream, int* found) noexcept nogil
 ctypedef int (*ReplaceAddress)(void* tensor_map, void* address) noexcept nogil
+ctypedef int (*EncodeTiled)(
+    void* tensor_map, int dtype, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
+    const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill
+) noexcept nogil
+ctypedef int (*CopyToDevice)(uint64_t device, const void* host, size_t nbytes, void* stream) noexcept nogil
 ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parameters, void** extra) noexcept nogil
 
 
 cdef enum:
     ALIGNMENT = 64  # bytes; required of a tensor map
+    MAP_BYTES = 128
+    RANK = 5  # of all tensor maps
+    L2_256B = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
     EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -62,6 +70,78 @@ def is_capturing(size_t is_capturing_at, size_t stream):
     return found != 0
 
 
+def copy_to_device(size_t copy, uint64_t pointer, size_t host, size_t nbytes, size_t stream):
+    """Enqueue a copy from host memory on a stream (raw handle); `copy` is cuMemcpyHtoDAsync_v2's address."""
+    cdef int status
+    with nogil:  # the driver waits if the queue is full
+        status = (<CopyToDevice>copy)(pointer, <void*>host, nbytes, <void*>stream)
+    if status:
+        raise error(status, "cuMemcpyHtoDAsync")
+
+
+cdef char* map_in(bytearray image, Py_ssize_t at) except NULL:
+    if not 0 <= at <= len(image) - MAP_BYTES:
+        raise ValueError(f"at: expected 0 … {len(image) - MAP_BYTES}, got {at}")
+    return <char*>image + at
+
+
+cdef char* aligned(char* raw) noexcept nogil:
+    return raw + -<size_t>raw % ALIGNMENT
+
+
+def encode_map(size_t encode, bytearray image, Py_ssize_t at, form, operand, spec, batch=None):
+    """Write a tensor map at byte `at` of `image`; return the offset in bytes of its origin from the array's address.
+
+    `encode` is cuTensorMapEncodeTiled's address, `form` the map's (CUtensorMapDataType, itemsize, columns of a box,
+    swizzle), `operand` an Operand, `spec` its MapSpec. `batch` is the batch entry to read, None if batch and head are
+    one axis.
+    """
+    cdef int dtype, swizzle, status, axis
+    cdef int64_t itemsize, token, offset, step
+    cdef uint64_t[RANK] sizes
+    cdef uint64_t[RANK - 1] strides
+    cdef uint32_t[RANK] box
+    cdef uint32_t[RANK] ones
+    cdef char[MAP_BYTES + ALIGNMENT] raw
+    cdef char* target = map_in(image, at)
+    cdef size_t address
+    dtype, itemsize, box[0], swizzle = form
+    pointer, (entries, heads, _, features), of_axes = operand
+    origin, extents, steps, boxes = spec
+    token = of_axes[2] * itemsize
+    offset = origin * token + (0 if batch is None else batch * of_axes[0] * itemsize)
+    sizes[0], sizes[RANK - 1] = features, entries * heads if batch is None else heads
+    box[RANK - 1] = 1
+    for axis in range(RANK - 1):
+        step = steps[axis] * token if axis < RANK - 2 else of_axes[1] * itemsize
+        if axis < RANK - 2:
+            sizes[axis + 1], box[axis + 1] = extents[axis], boxes[axis]
+        # The encoder requires a valid stride even for an axis of one cell.
+        strides[axis] = step if step > 0 and sizes[axis + 1] > 1 else 16
+    for axis in range(RANK):
+        ones[axis] = 1
+    address = (<size_t>pointer + <size_t>offset) // 16 * 16  # calls with unaligned addresses read no map
+    status = (<EncodeTiled>encode)(
+        aligned(raw), dtype, RANK, <void*>address, sizes, strides, box, ones, 0, swizzle, L2_256B, 0
+    )
+    if status:
+        raise error(status, f"cuTensorMapEncodeTiled for {spec} over {operand}")
+    memcpy(target, aligned(raw), MAP_BYTES)
+    return offset
+
+
+def replace_address(size_t replace, bytearray image, Py_ssize_t at, size_t address):
+    """Point the tensor map at byte `at` of `image` to another array of the same shape and strides; `replace` is
+    cuTensorMapReplaceAddress's address."""
+    cdef char[MAP_BYTES + ALIGNMENT] raw
+    cdef char* target = map_in(image, at)
+    memcpy(aligned(raw), target, MAP_BYTES)
+    cdef int status = (<ReplaceAddress>replace)(aligned(raw), <void*>address)
+    if status:
+        raise error(status, "cuTensorMapReplaceAddress")
+    memcpy(target, aligned(raw), MAP_BYTES)
+
+
 cdef struct MovingMap:
     size_t at, address, step
 
@@ -82,7 +162,7 @@ cdef class Launch:
     counter_at : int, optional
         Offset in `params` at which start() stores the address of a task counter.
     moving : Moving, optional
-        Fields of `params` that depend on kv_len; `params` holds their values for `moving.moved`.
+        Fields of `params` that depend on kv_len, and tensor maps whose addresses `params` need not hold.
     early : bool
         Programmatic dependent launch: the kernel calls griddepcontrol.wait itself. Ignored if the driver cannot
         capture such launches in a graph.
@@ -120,6 +200,7 @@ cdef class Launch:
             self.maps = bytearray(self.map_count * sizeof(MovingMap))
             for n, (at, address, step) in enumerate(moving.maps):
                 (<MovingMap*><char*>self.maps)[n] = MovingMap(self.word("map", at) - self.first, address, step)
+            self.move(self.moved)
         self.function, self.start = <void*><size_t>kernel.handle, <LaunchKernelEx><size_t>kernel.start
         self.config = Config([blocks, 1, 1], [kernel.threads, 1, 1], kernel.shared_bytes, <void*>stream, NULL, 0)
         if early and kernel.starts_early:

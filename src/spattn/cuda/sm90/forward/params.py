@@ -6,11 +6,9 @@ strides are encoded once; a call at other addresses only replaces addresses.
 
 from __future__ import annotations
 
-import copy
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,23 +16,26 @@ import numpy as np
 from ....arrays.operand import Operand
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
+from ...driver._launch import encode_map
 from ...driver.device import address
 from ...driver.launch import Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
-from ..maps import ALIGNMENT, MAP_BYTES, Maps
+from ..maps import ALIGNMENT, FORMATS, MAP_BYTES, Map, Maps
 from .tables import ENTRY, WORK, PlanLayout
 from .terms import formats_of, operands_of
 
 GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps): capacities of the parameters of grouped launches
-_PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "sinks")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _TERMS = struct.Struct("@3Q")
+_MAPS_OF_ENTRY = 4  # tensor maps of a batch entry, with one view of queries and one of keys: q, out, k, v
+Place = tuple[int, int, int]  # of a tensor map: offset in the parameters, operand, origin from the operand's address
 _MOVED, _ADDRESS, _COUNT = struct.Struct("@q"), struct.Struct("@Q"), struct.Struct("@i")
-_STRIDES = struct.Struct("@3q")
+_STRIDES, _TABLES = struct.Struct("@3q"), struct.Struct(f"@{len(PLAN_POINTERS)}Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
@@ -82,7 +83,7 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """Return the dtype of Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
-    members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
+    members += [(name, "u8") for name in (*PLAN_POINTERS, *_ROWS, "counter")]
     members += [("terms", "u8", (3,)), ("task_count", "i4"), ("kv_len", "i4")]
     return with_maps(room, members)
 
@@ -144,14 +145,14 @@ class Template:
     ):
         dtype = params_dtype(room, problems)
         params = np.zeros(1, dtype)[0]
-        self._maps = Maps(room)
+        self.room, self._maps = room, Maps(room)
         for number, (layout, call) in enumerate(parts):
             operands = operands_of(call)
             joint = all(map(joint_heads, operands))
             specs = (layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))
             self._maps.encode(operands, specs, formats_of(call), joint, layout.moves)
             _fill_sizes(params["problems"][number], layout, call, joint)
-        for name in _PLAN_POINTERS:
+        for name in PLAN_POINTERS:
             params[name] = plan_at[name]
         params["kv_len"] = parts[0][1].k.shape[2]
         for name in _ROWS:
@@ -183,31 +184,15 @@ class Template:
             _TERMS.pack_into(tail, self._at["terms"] - self._head_bytes, *to[0].terms)
         return self._maps.at(tuple(pointers)) + tail
 
-    def with_tables(self, plan_at: Mapping[str, int], tasks: int, partial_rows: int) -> Template:
-        """Return the parameters of one launch for other tables of the only problem, with `tasks` tasks."""
-        tail = bytearray(self._tails[0])
-        for name in _PLAN_POINTERS:
-            _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, plan_at[name])
-        _COUNT.pack_into(tail, self._at["task_count"] - self._head_bytes, tasks)
-        _MOVED.pack_into(tail, self._problems_at[0] + _PROBLEM_AT["partial_rows"], partial_rows)
-        made = copy.copy(self)
-        made._tails = [bytes(tail)]
-        return made
+    @property
+    def maps(self) -> Sequence[Map]:
+        """The tensor maps, in order."""
+        return self._maps.maps
 
-    def with_keys(self, layout: PlanLayout, call: ForwardPass, k: Operand, v: Operand) -> Template:
-        """Return the parameters for another k and v of the only problem, of other lengths or strides, whose plan has
-        one view of all keys. Batch and heads must be one axis of all arrays, or of none, as before."""
-        (spec,), operands, kv_len = layout.key_specs, (call.q, k, v, call.out), k.shape[2]
-        keys = replace(spec, extents=(kv_len, *spec.extents[1:]))
-        specs = (layout.query_specs, (0, 3)), ((keys,), (1, 2))
-        tail, made, first = bytearray(self._tails[0]), copy.copy(self), self._problems_at[0]
-        _COUNT.pack_into(tail, first + _PROBLEM_AT["q_offset"], kv_len - call.plan.q_len)
-        _COUNT.pack_into(tail, self._at["kv_len"] - self._head_bytes, kv_len)
-        for name, operand in (("k_stride", k), ("v_stride", v)):
-            _STRIDES.pack_into(tail, first + _PROBLEM_AT[name], *operand.strides[:3])
-        made._maps, made._tails = Maps(self._head_bytes // MAP_BYTES), [bytes(tail)]
-        made._maps.encode(operands, specs, [call.dtype] * 4, all(map(joint_heads, operands)))
-        return made
+    @property
+    def image(self) -> bytes:
+        """The parameters of the first launch, with some addresses of arrays."""
+        return bytes(self._maps.image) + self._tails[0]
 
     def moving(self, to: Addresses) -> Moving | None:
         """Return the parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
@@ -221,6 +206,63 @@ class Template:
         ]
         moved_at = self._head_bytes + self._problems_at[0] + _PROBLEM_AT["moved"]
         return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
+
+
+class StepParams:
+    """Parameters of steps: those of a template with one problem, for other keys, tables and addresses.
+
+    Its plan has one view of all keys.
+    """
+
+    def __init__(self, template: Template, layout: PlanLayout, call: ForwardPass):
+        self._image, self._call, (self._spec,) = template.image, call, layout.key_specs
+        self._joint = all(map(joint_heads, operands_of(call)))
+        self._formats = [FORMATS[name] for name in formats_of(call)]
+        places = ((number * MAP_BYTES, one.operand, one.offset) for number, one in enumerate(template.maps))
+        self._maps = list(places)
+        self._encode, self._replace = address("cuTensorMapEncodeTiled"), address("cuTensorMapReplaceAddress")
+        at = {name: offset for name, (_, offset) in fields(params_dtype(template.room)).items()}
+        self._of_problem = {name: at["problems"] + offset for name, offset in _PROBLEM_AT.items()}
+        self._tables_at, self._count_at, self._length_at = at["tasks"], at["task_count"], at["kv_len"]
+        self.counter_at = at["counter"]
+        own = self._of_problem
+        self._q_at, self._scale_at, self._score_at, self._moved_at = (
+            own[name] for name in ("q", "scale_log2", "score", "moved")
+        )
+
+    def of_keys(self, k: Operand, v: Operand) -> tuple[bytes, list[Place]]:
+        """Return the parameters for another k and v, of any length and strides, and the places of their tensor maps.
+        Batch and heads must be one axis of all arrays, or of none, as before."""
+        params, own, kv_len = bytearray(self._image), self._of_problem, k.shape[2]
+        spec, places = self._spec._replace(extents=(kv_len, *self._spec.extents[1:])), []
+        for number, (at, operand, origin) in enumerate(self._maps):
+            if operand in (1, 2):
+                batch = None if self._joint else number // _MAPS_OF_ENTRY
+                given, form = (k, v)[operand - 1], self._formats[operand]
+                origin = encode_map(self._encode, params, at, form, given, spec, batch)
+            places.append((at, operand, origin))
+        _COUNT.pack_into(params, own["q_offset"], kv_len - self._call.plan.q_len)
+        _COUNT.pack_into(params, self._length_at, kv_len)
+        _STRIDES.pack_into(params, own["k_stride"], *k.strides[:3])
+        _STRIDES.pack_into(params, own["v_stride"], *v.strides[:3])
+        return bytes(params), places
+
+    def of_tables(self, image: bytes, at: Sequence[int], tasks: int, partial_rows: int) -> bytes:
+        """Return the parameters for the tables at these addresses, the first of which are PLAN_POINTERS."""
+        params = bytearray(image)
+        _TABLES.pack_into(params, self._tables_at, *at[: len(PLAN_POINTERS)])
+        _COUNT.pack_into(params, self._count_at, tasks)
+        _MOVED.pack_into(params, self._of_problem["partial_rows"], partial_rows)
+        return bytes(params)
+
+    def fill(self, image: bytes, places: list[Place], to: Addresses) -> tuple[bytes, Moving]:
+        """Return the parameters of a call, and the addresses of its tensor maps."""
+        params, pointers = bytearray(image), to[:4]
+        _ADDRESSES.pack_into(params, self._q_at, *to[:7], to.sinks)
+        _SCALES.pack_into(params, self._scale_at, *fold_scale(to.scale))
+        _ADDRESS.pack_into(params, self._score_at, to.score)
+        maps = [(at, pointers[operand] + origin, 0) for at, operand, origin in places]
+        return bytes(params), Moving(self._replace, 0, self._moved_at, maps)
 
 
 def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:

@@ -2,65 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...._util.cached import BoundedCache
 from ....arrays.operand import Operand
 from ....choose.specializations import TILE
-from ....schedule.few_queries import device_tables
+from ....schedule.few_queries import RowTables, StepTables
 from ....schedule.pack_heads import variant_of_groups
-from ....schedule.proof import Writers, prove
+from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.buffer import copy_in_order
+from ...driver.launch import Kernel, Launch, load_kernels
+from ...driver.structs import fields
+from ...host.forward_pass import partial_bytes
+from ..maps import readable
 from .heads import packing
-from .launches import COUNTERS, MERGE_TABLES, ROWS_PER_BLOCK, Launches, Tables, counters
+from .launches import ROWS_PER_BLOCK, Launches, Merging, counters, merge_request, merging
+from .params import PLAN_POINTERS, Addresses, Place, StepParams
 
-__all__ = ["of_rows"]
+__all__ = ["Steps"]
+
+_COUNTERS = 64  # task counters of a step: consecutive launches of one stream use different ones
+_KEYS_KEPT = 8
+_LAST_AXIS = 8  # bytes from the first of three int32
 
 
-def of_rows(
-    known: Sequence[Launches],
-    words: np.ndarray,
-    variant: np.ndarray,
-    k: Operand,
-    v: Operand,
-    workers: int,
-    staging: Any,
-) -> tuple[int, Launches] | None:
-    """Return launches for rows of bits, (variants, queries, words), made from those of another step, and its number.
+class Steps:
+    """Launches of steps for a q of fixed shape and strides, and any kv_len and strides of k and v.
 
-    `known` are the launches of plans by rows with one tile, for a q of these shapes and strides, and any kv_len and
-    strides of k and v. Return None if the rows or these k and v need other kernels or maps. The tables are copied in
-    the order of PyTorch's current stream; the device's context must be current.
+    At most `workers` items share the keys of a row. Tables are copied in the order of the current stream of PyTorch,
+    the module `staging`.
     """
-    packed, kv_len = packing(known[0].part.call), k.shape[2]
-    own = variant_of_groups(variant, packed)
-    if own is None:
-        packed, own = 1, variant
-    suited = [pair for pair in enumerate(known) if pair[1].part.call.packed == packed and pair[1].addresses(k, v)]
-    if not suited:
+
+    def __init__(self, workers: int, staging: Any):
+        self._workers, self._staging = workers, staging
+        self._known: list[Known] = []
+        self._tables: dict[int, StepTables] = {}  # by the number of heads in a query tile
+
+    def add(self, launches: Launches) -> None:
+        """Let later steps use the kernels of these launches, of a plan by rows with one tile."""
+        known = Known(launches)
+        self._known.append(known)
+        self._tables.setdefault(known.packed, step_tables(launches, self._workers))
+
+    def of_rows(self, words: np.ndarray, variant: np.ndarray, k: Operand, v: Operand) -> tuple[int, Step] | None:
+        """Return launches for rows of bits, (variants, queries, words), and the number of those whose kernels they use.
+
+        Return None if the rows or these k and v need other kernels or maps. The device's context must be current.
+        """
+        packed = packing(self._known[0].call)
+        if packed not in self._tables and variant_of_groups(variant, packed) is not None:
+            return None
+        tables = self._tables[packed].of(words, variant, k.shape[2]) if packed in self._tables else None
+        if tables is None and packed > 1 and 1 in self._tables:  # heads of a group differ
+            packed, tables = 1, self._tables[1].of(words, variant, k.shape[2])
+        if tables is None or not tables.tasks:
+            return None
+        for number, known in enumerate(self._known):
+            if known.packed == packed and known.executes(tables.longest) and known.addresses(k, v):
+                return number, known.step(tables, k, v, self._staging)
         return None
-    layout, call = suited[0][1].part
-    plan, (batch, heads) = call.plan, call.q.shape[:2]
-    index = np.empty((batch, heads), np.int32)
-    index[:] = own
-    keys = layout.key_views.copy()
-    keys["extent"][1, -1] = kv_len
-    tables = layout.query_views.view(np.uint8), keys.view(np.uint8)
-    image, offsets, items, (tasks, longest, slots, most) = device_tables(
-        words, index, kv_len, packed, heads // call.k.shape[1], plan.block_q, workers, *tables, COUNTERS
-    )
-    rest: list[Any] = [*items, plan.q_len, plan.block_q]
-    prove(Writers(plan.views, np.zeros(len(words), np.int32), *rest))  # it reads the query view alone
-    if not tasks:
-        return None
-    merge_blocks, length = -(-most // ROWS_PER_BLOCK), float(TILE[1] * longest)
-    for number, first in suited:
-        if first.executes(length):
-            owner, address = copy_in_order(call.device, image, staging)
-            at = {name: address + offset for name, offset in offsets.items()}
-            merges = [tuple(at[name] for name in MERGE_TABLES)]
-            made = Tables(at, merges, [(0, tasks)], length, counters(at["counters"]), (owner,))
-            return number, first.with_keys(k, v).with_tables(made, slots, merge_blocks)
-    return None
+
+
+class Known:
+    """Kernels and parameters that steps share with `launches`."""
+
+    def __init__(self, launches: Launches):
+        self._first, (layout, self.call) = launches, launches.part
+        self.packed = self.call.packed
+        self._kernel, self._ctas = launches.attention, launches.ctas
+        self._params = StepParams(launches.template, layout, self.call)
+        self._executed, self._addressed, self._of_keys = (BoundedCache(_KEYS_KEPT) for _ in range(3))
+        self._merge: Kernel | None = None
+        self._heads = self.call.q.shape[0] * self.call.q.shape[1]
+
+    def executes(self, longest: int) -> bool:
+        """Return whether the attention kernel suits work items of at most `longest` tiles."""
+        found: bool | None = self._executed.get(longest)
+        if found is None:
+            found = self._executed.keep(longest, self._first.executes(float(TILE[1] * longest)))
+        return found
+
+    def addresses(self, k: Operand, v: Operand) -> bool:
+        """Return whether :meth:`step` takes these arrays: TMA can address them, and batch and heads are one axis of all
+        arrays, or of none, as in the first launches."""
+        key = k.strides, v.strides, k.shape[2] > 1
+        found: bool | None = self._addressed.get(key)
+        if found is None:
+            call = self.call
+            joint = [all(map(joint_heads, (call.q, call.out, *keys))) for keys in ((k, v), (call.k, call.v))]
+            found = self._addressed.keep(key, readable(k) and readable(v) and joint[0] == joint[1])
+        return found
+
+    def params_of(self, k: Operand, v: Operand) -> tuple[bytes, list[Place]]:
+        """Return the parameters for another k and v, and the (offset, operand, origin) of their tensor maps, cached by
+        length and strides."""
+        key = k.shape[2], k.strides, v.strides
+        found: tuple[bytes, list[Place]] | None = self._of_keys.get(key)
+        return found or self._of_keys.keep(key, self._params.of_keys(k, v))
+
+    def step(self, tables: RowTables, k: Operand, v: Operand, staging: Any) -> Step:
+        """Copy the tables of a step and return its launches."""
+        call = self.call
+        owner, address = copy_in_order(call.device, tables.nbytes, tables.write, staging)
+        at, rows = [address + offset for offset in tables.offsets], tables.slots * call.plan.block_q
+        image, maps = self.params_of(k, v)
+        launch = self._kernel, min(self._ctas, tables.tasks), self._params.of_tables(image, at, tables.tasks, rows)
+        partials, merge = partial_bytes(self._heads * rows, call.v.shape[3], 4), None
+        if tables.merges:
+            if self._merge is None:
+                (self._merge,) = load_kernels(call.device, [merge_request(call)])
+            blocks = -(-tables.merges // ROWS_PER_BLOCK)
+            merge = merging(call, tuple(at[len(PLAN_POINTERS) : -1]), self._merge, blocks, rows)
+        return Step(self._params, launch, maps, partials, merge, counters(at[-1], _COUNTERS), owner)
+
+
+class Step:
+    """:class:`~spattn.cuda.host.family.ForwardLaunches` of a step, for any addresses, scales and streams."""
+
+    moves, computes = False, 1
+
+    def __init__(
+        self,
+        to: StepParams,
+        launch: tuple[Kernel, int, bytes],
+        maps: list[Place],
+        partials: tuple[int, int],
+        merge: Merging | None,
+        counter: Callable[[], int],
+        owner: Any,
+    ):
+        self._to, self._launch, self._maps, self._merge, self.counter = to, launch, maps, merge, counter
+        self._of_rows, self.workspace_bytes = partials
+        self._owner = owner  # of the tables
+
+    def write(
+        self, problems: Sequence[tuple[Any, ...]], workspace: int, stream: int, early: int = 0, moved: int = 0
+    ) -> list[Launch]:
+        """See :class:`~spattn.cuda.host.family.ForwardLaunches`; there is one problem."""
+        ((q, k, v, out, lse, scale, score, sinks),) = problems
+        to = Addresses(q, k, v, out, lse, workspace, workspace + self._of_rows, scale, 0, score, sinks)
+        kernel, blocks, image = self._launch
+        params, moving = self._to.fill(image, self._maps, to)
+        found = [Launch(kernel, blocks, params, stream, self._to.counter_at, moving, early > 0)]
+        if self._merge is not None:
+            found.append(Launch(self._merge.kernel, self._merge.blocks, self._merge.params(to), stream))
+        return found
+
+
+def step_tables(launches: Launches, workers: int) -> StepTables:
+    """Return what makes the tables of steps that share kernels with `launches`."""
+    layout, call = launches.part
+    plan, (batch, heads), group = call.plan, call.q.shape[:2], call.packed
+    _, extent_at = fields(VIEW)["extent"]
+    length_at = VIEW.itemsize + extent_at + _LAST_AXIS  # of the key view, which follows the query view
+    of_heads = batch, heads * group, plan.q_len // group, group, heads // call.k.shape[1]
+    views = plan.views.tobytes(), layout.query_views.tobytes(), layout.key_views.tobytes()
+    return StepTables(*of_heads, plan.block_q, workers, *views, length_at, _COUNTERS)
