@@ -203,13 +203,15 @@ cdef uint64_t hash_of(const uint64_t* own, int64_t words) noexcept nogil:
     return mixed(mixed(a, b), mixed(c, d))
 
 
-def clear_beyond(uint64_t[:, ::1] words, int64_t kv_len):
-    """Clear the bits of rows that are beyond `kv_len` keys."""
-    cdef int64_t row, last = words.shape[1] - 1
-    if words.shape[1] != (kv_len + 63) // 64:
-        raise ValueError(f"words: expected {(kv_len + 63) // 64} for {kv_len} keys, got {words.shape[1]}")
-    for row in range(words.shape[0] if kv_len % 64 else 0):
-        words[row, last] &= ALL >> (64 - kv_len % 64)
+def clear_beyond(uint64_t[:, :, :, ::1] words, int64_t kv_len):
+    """Clear the bits of rows that are beyond `kv_len` keys, in words of any number of batch entries, heads and rows."""
+    cdef int64_t entry, head, row, last = words.shape[3] - 1
+    if words.shape[3] != (kv_len + 63) // 64:
+        raise ValueError(f"words: expected {(kv_len + 63) // 64} for {kv_len} keys, got {words.shape[3]}")
+    for entry in range(words.shape[0] if kv_len % 64 else 0):
+        for head in range(words.shape[1]):
+            for row in range(words.shape[2]):
+                words[entry, head, row, last] &= ALL >> (64 - kv_len % 64)
 
 
 def distinct_rows(const uint64_t[:, ::1] rows):

@@ -2,7 +2,6 @@
 """Compiled part of :mod:`spattn.schedule.few_queries`: the tables of a plan from the bits of its rows."""
 
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp.algorithm cimport stable_sort
@@ -360,8 +359,6 @@ cdef class RowTables:
 
     Attributes
     ----------
-    offsets : tuple of int
-        Byte offset of each table.
     nbytes : int
     tasks, slots : int
         Number of tasks, and of partials of a head.
@@ -379,9 +376,9 @@ cdef class RowTables:
     cdef int64_t[TABLES] at
     cdef readonly int64_t nbytes, tasks, longest, slots, merges
 
-    @property
-    def offsets(self):
-        return tuple([self.at[n] for n in range(TABLES)])
+    def addresses(self, int64_t first):
+        """Return the address of each table, of which the first is at address `first`."""
+        return tuple([first + self.at[n] for n in range(TABLES)])
 
     cdef int count(self) except -1:
         """Set all sizes."""
@@ -389,7 +386,7 @@ cdef class RowTables:
         cdef int64_t n, word, tiles = 0, own, length, total = 0, heads = <int64_t>self.variant.size()
         cdef const uint64_t* row
         cdef const uint64_t* before = NULL  # words of the last bitmask
-        cdef uint64_t some, every
+        cdef uint64_t some = 0, every = 0
         cdef int64_t[TABLES] nbytes
         self.begin.resize(variants + 1)
         self.pieces.resize(variants)
@@ -437,12 +434,6 @@ cdef class RowTables:
         self.nbytes = total
         return 0
 
-    def image(self):
-        """Return the tables as bytes."""
-        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.nbytes)
-        self.write(<size_t><char*>made)
-        return made
-
     def write(self, size_t address):
         """Write the tables to host memory; raise RuntimeError unless each row is written once."""
         cdef char* to = <char*>address
@@ -466,7 +457,7 @@ cdef class RowTables:
         cdef int64_t n, q, word, bitmasks = -1
         cdef const uint64_t* row
         cdef const uint64_t* before = NULL
-        cdef uint64_t some, every
+        cdef uint64_t some = 0, every = 0
         cdef vector[uint64_t] queries = vector[uint64_t](q_len)
         cdef Entry* entries = <Entry*>(image + self.at[ENTRIES])
         cdef int32_t* mask = <int32_t*>(image + self.at[ENTRY_MASKS])

@@ -112,7 +112,7 @@ def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
     words = np.ascontiguousarray(AskedRows(q, q_len, kv_len, batch, heads).of(pattern))
     if kv_len % _BITS:
         words = words if words.flags.writeable else words.copy()
-        clear_beyond(words.reshape(-1, words.shape[3]), kv_len)
+        clear_beyond(words, kv_len)
     return words
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 import numpy as np
 import pytest
 
 from spattn import patterns as p
 from spattn.arrays.operand import Operand, row_major
+from spattn.cuda.driver.launch import start
 from spattn.cuda.host.forward_pass import ForwardPass
 from spattn.cuda.sm90.forward import launches, params, prepared, steps
 from spattn.cuda.sm90.forward.heads import with_packed_heads
@@ -28,7 +30,23 @@ OF_KEYS = "k_stride", "v_stride", "q_offset", "q_batch", "kv_batch", "batch_maps
 def no_gpu(monkeypatch, tensor_maps):
     monkeypatch.setattr(prepared, "upload", lambda device, arrays: (None, dict.fromkeys(arrays, 4096)))
     for module in (launches, steps):
-        monkeypatch.setattr(module, "load_kernels", lambda device, requests: requests)
+        monkeypatch.setattr(module, "load_kernels", lambda device, requests: list(map(Kernel, requests)))
+
+
+class Kernel:
+    """A kernel whose launches keep the parameters."""
+
+    handle, threads, shared_bytes, starts_early = 1 << 40, 128, 0, True
+
+    def __init__(self, request):
+        name = "Merge" if "merge" in request.source else "Params"
+        self.params_bytes, self.params = request.structs[name].itemsize, []
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
+        self.start = ctypes.cast(self._function, ctypes.c_void_p).value
+
+    def _start(self, config, function, params, extra):
+        self.params.append(ctypes.string_at(ctypes.c_void_p.from_address(params).value, self.params_bytes))
+        return 0
 
 
 def contiguous(kv_len):
@@ -72,13 +90,10 @@ def params_of(image):
 
 
 def params_of_keys(known, k, v):
-    """The parameters of a step, with the addresses that its launch writes."""
-    image, places = known.params_of(k, v)
-    image, moving = known._params.fill(image, places, addresses_of(k, v))
-    image = bytearray(image)
-    for at, address, _ in moving.maps:
-        image[at : at + 8] = address.to_bytes(8, "little")
-    return image
+    """The parameters of a step, as its launch passes them."""
+    made = known._params.of(k, v, (4096,) * 8, 5, 6, QUERIES * known.packed, 7)
+    start([made.launch((1 << 30, k.pointer, v.pointer, 4 << 30, 0, 0, 0, 0), 0.125, 1, 0, 9, False)], lambda: 8192)
+    return known.kernel.params.pop()
 
 
 def addresses_of(k, v):
@@ -110,7 +125,7 @@ def test_arrays_that_maps_cannot_address():
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,), (1,)])
 def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatch):
     """Heads of a group share a tile if their rows are the same, whatever was called before."""
-    images, written = [], []
+    images = []
 
     def copy(device, nbytes, write, staging):
         images.append(np.empty(nbytes, np.uint8))
@@ -118,7 +133,6 @@ def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatc
         return None, 4096
 
     monkeypatch.setattr(steps, "copy_in_order", copy)
-    monkeypatch.setattr(steps, "Launch", lambda *args: written.append(args))
     by_head = p.PerHead((p.strided(9), p.strided(8), p.Causal()) * HEADS_KV)
     patterns = p.strided(9), by_head
     made = [launches_of(1000, contiguous, contiguous, pattern) for pattern in patterns]
@@ -135,10 +149,17 @@ def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatc
             continue
         of, own = found
         assert order[of] == number and known._known[of].packed == made[number][0].part.call.packed
-        own.write([(1 << 30, 2 << 30, 3 << 30, 4 << 30, 0, 0.125, 0, 0)], 0, 7)
-        (image,) = np.frombuffer(written[0][2], params.params_dtype(16))
-        written.clear()
+        start(own.write([(1 << 30, 2 << 30, 3 << 30, 4 << 30, 5, 0.125, 6, 0)], 640, 7), own.counter)
+        (image,) = np.frombuffer(known._known[of].kernel.params.pop(), params.params_dtype(16))
+        (problem,) = image["problems"]
         tasks = images[-1][: image["task_count"] * TASK.itemsize].view(TASK)
-        assert image["tasks"] == 4096 and image["kv_len"] == 1000 and image["problems"]["lse"] == 0
+        assert [image[name] for name in params.PLAN_POINTERS] == list(own.addresses[:8])
+        assert image["tasks"] == 4096 and image["kv_len"] == 1000 and image["counter"] == own.addresses[-1]
+        assert [problem[name] for name in ("q", "k", "v", "out", "lse", "partial_out", "score", "sinks")] == [
+            *(number << 30 for number in (1, 2, 3, 4)),
+            *(5, 640, 6, 0),
+        ]
+        magnitude, sign = params.fold_scale(0.125)
+        assert (problem["scale_log2"], problem["sign"]) == (np.float32(magnitude), sign)
         assert set(tasks["head_q"]) == set(range((HEADS_KV, HEADS)[number]))
         assert set(tasks["head_kv"]) == set(range(HEADS_KV))

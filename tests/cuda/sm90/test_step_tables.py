@@ -73,7 +73,7 @@ def test_tables_are_those_of_the_plan(seed):
     made.write(image.ctypes.data)
 
     def table(name, dtype, count):
-        first = made.offsets[NAMES.index(name)]
+        first = made.addresses(0)[NAMES.index(name)]
         return image[first : first + count * np.dtype(dtype).itemsize].view(dtype)
 
     work, tiles = table("work", WORK, len(plan.work)), len(layout.entries)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ._launch import address_of
 from .device import Device, is_owner
 from .errors import check
 
@@ -68,13 +69,14 @@ def copy_in_order(device: Device, nbytes: int, write: Callable[[int], object], t
     """
     owner = torch.empty(nbytes, dtype=torch.uint8, device=device.ordinal)
     if nbytes <= _BUFFERED_BYTES:
-        host = torch.empty(nbytes, dtype=torch.uint8)
-        write(host.data_ptr())
-        device.copy(owner.data_ptr(), host.data_ptr(), nbytes, torch._C._cuda_getCurrentRawStream(device.ordinal))
+        image = bytearray(nbytes)
+        at = address_of(image)
+        write(at)
+        device.copy(owner.data_ptr(), at, nbytes, torch._C._cuda_getCurrentRawStream(device.ordinal))
     else:
-        host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        write(host.data_ptr())
-        owner.copy_(host, non_blocking=True)
+        pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        write(pinned.data_ptr())
+        owner.copy_(pinned, non_blocking=True)
     return owner, owner.data_ptr()
 
 

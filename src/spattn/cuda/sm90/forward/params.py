@@ -16,9 +16,9 @@ import numpy as np
 from ....arrays.operand import Operand
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
-from ...driver._launch import encode_map
+from ...driver._launch import StepParams
 from ...driver.device import address
-from ...driver.launch import Moving
+from ...driver.launch import Kernel, Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
 from ..maps import ALIGNMENT, FORMATS, MAP_BYTES, Map, Maps
@@ -32,10 +32,8 @@ _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "si
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _TERMS = struct.Struct("@3Q")
-_MAPS_OF_ENTRY = 4  # tensor maps of a batch entry, with one view of queries and one of keys: q, out, k, v
-Place = tuple[int, int, int]  # of a tensor map: offset in the parameters, operand, origin from the operand's address
-_MOVED, _ADDRESS, _COUNT = struct.Struct("@q"), struct.Struct("@Q"), struct.Struct("@i")
-_STRIDES, _TABLES = struct.Struct("@3q"), struct.Struct(f"@{len(PLAN_POINTERS)}Q")
+_OF_STEPS = "q", "scale_log2", "score", "q_offset", "partial_rows", "k_stride", "v_stride"
+_MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
@@ -185,6 +183,11 @@ class Template:
         return self._maps.at(tuple(pointers)) + tail
 
     @property
+    def problems_at(self) -> Sequence[int]:
+        """Offset of each problem in the parameters."""
+        return [self._head_bytes + at for at in self._problems_at]
+
+    @property
     def maps(self) -> Sequence[Map]:
         """The tensor maps, in order."""
         return self._maps.maps
@@ -208,61 +211,20 @@ class Template:
         return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
 
 
-class StepParams:
-    """Parameters of steps: those of a template with one problem, for other keys, tables and addresses.
+def step_params(template: Template, kernel: Kernel, layout: PlanLayout, call: ForwardPass) -> StepParams:
+    """Return the parameters of steps: those of a template with one problem, whose plan has one view of all keys.
 
-    Its plan has one view of all keys.
+    Batch and heads must be one axis of all arrays of a step, or of none, as before.
     """
-
-    def __init__(self, template: Template, layout: PlanLayout, call: ForwardPass):
-        self._image, self._call, (self._spec,) = template.image, call, layout.key_specs
-        self._joint = all(map(joint_heads, operands_of(call)))
-        self._formats = [FORMATS[name] for name in formats_of(call)]
-        places = ((number * MAP_BYTES, one.operand, one.offset) for number, one in enumerate(template.maps))
-        self._maps = list(places)
-        self._encode, self._replace = address("cuTensorMapEncodeTiled"), address("cuTensorMapReplaceAddress")
-        at = {name: offset for name, (_, offset) in fields(params_dtype(template.room)).items()}
-        self._of_problem = {name: at["problems"] + offset for name, offset in _PROBLEM_AT.items()}
-        self._tables_at, self._count_at, self._length_at = at["tasks"], at["task_count"], at["kv_len"]
-        self.counter_at = at["counter"]
-        own = self._of_problem
-        self._q_at, self._scale_at, self._score_at, self._moved_at = (
-            own[name] for name in ("q", "scale_log2", "score", "moved")
-        )
-
-    def of_keys(self, k: Operand, v: Operand) -> tuple[bytes, list[Place]]:
-        """Return the parameters for another k and v, of any length and strides, and the places of their tensor maps.
-        Batch and heads must be one axis of all arrays, or of none, as before."""
-        params, own, kv_len = bytearray(self._image), self._of_problem, k.shape[2]
-        spec, places = self._spec._replace(extents=(kv_len, *self._spec.extents[1:])), []
-        for number, (at, operand, origin) in enumerate(self._maps):
-            if operand in (1, 2):
-                batch = None if self._joint else number // _MAPS_OF_ENTRY
-                given, form = (k, v)[operand - 1], self._formats[operand]
-                origin = encode_map(self._encode, params, at, form, given, spec, batch)
-            places.append((at, operand, origin))
-        _COUNT.pack_into(params, own["q_offset"], kv_len - self._call.plan.q_len)
-        _COUNT.pack_into(params, self._length_at, kv_len)
-        _STRIDES.pack_into(params, own["k_stride"], *k.strides[:3])
-        _STRIDES.pack_into(params, own["v_stride"], *v.strides[:3])
-        return bytes(params), places
-
-    def of_tables(self, image: bytes, at: Sequence[int], tasks: int, partial_rows: int) -> bytes:
-        """Return the parameters for the tables at these addresses, the first of which are PLAN_POINTERS."""
-        params = bytearray(image)
-        _TABLES.pack_into(params, self._tables_at, *at[: len(PLAN_POINTERS)])
-        _COUNT.pack_into(params, self._count_at, tasks)
-        _MOVED.pack_into(params, self._of_problem["partial_rows"], partial_rows)
-        return bytes(params)
-
-    def fill(self, image: bytes, places: list[Place], to: Addresses) -> tuple[bytes, Moving]:
-        """Return the parameters of a call, and the addresses of its tensor maps."""
-        params, pointers = bytearray(image), to[:4]
-        _ADDRESSES.pack_into(params, self._q_at, *to[:7], to.sinks)
-        _SCALES.pack_into(params, self._scale_at, *fold_scale(to.scale))
-        _ADDRESS.pack_into(params, self._score_at, to.score)
-        maps = [(at, pointers[operand] + origin, 0) for at, operand, origin in places]
-        return bytes(params), Moving(self._replace, 0, self._moved_at, maps)
+    (spec,), (problem, *_) = layout.key_specs, template.problems_at
+    at = {name: offset for name, (_, offset) in fields(params_dtype(template.room)).items()}
+    of_call = {name: problem + _PROBLEM_AT[name] for name in _OF_STEPS}
+    of_launch = {name: at[name] for name in ("tasks", "task_count", "kv_len", "counter")}
+    maps = [(number * MAP_BYTES, one.operand, one.offset) for number, one in enumerate(template.maps)]
+    entry_maps = 0 if all(map(joint_heads, operands_of(call))) else layout.maps
+    forms = [FORMATS[name] for name in formats_of(call)]
+    functions = address("cuTensorMapEncodeTiled"), address("cuTensorMapReplaceAddress")
+    return StepParams(kernel, template.image, of_call | of_launch, maps, forms, spec, entry_maps, *functions)
 
 
 def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +14,19 @@ from ....schedule.few_queries import RowTables, StepTables
 from ....schedule.pack_heads import variant_of_groups
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver.buffer import copy_in_order
+from ...driver._launch import StepLaunch
 from ...driver.launch import Kernel, Launch, load_kernels
 from ...driver.structs import fields
-from ...host.forward_pass import partial_bytes
+from ...host.forward_pass import fold_scale, partial_bytes
 from ..maps import readable
 from .heads import packing
 from .launches import ROWS_PER_BLOCK, Launches, Merging, counters, merge_request, merging
-from .params import PLAN_POINTERS, Addresses, Place, StepParams
+from .params import PLAN_POINTERS, pack_merge, step_params
 
 __all__ = ["Steps"]
 
 _COUNTERS = 64  # task counters of a step: consecutive launches of one stream use different ones
-_KEYS_KEPT = 8
+_KEPT = 8
 _LAST_AXIS = 8  # bytes from the first of three int32
 
 
@@ -39,11 +40,13 @@ class Steps:
     def __init__(self, workers: int, staging: Any):
         self._workers, self._staging = workers, staging
         self._known: list[Known] = []
+        self._packed = 1  # heads in a query tile if they have the same rows
         self._tables: dict[int, StepTables] = {}  # by the number of heads in a query tile
 
     def add(self, launches: Launches) -> None:
         """Let later steps use the kernels of these launches, of a plan by rows with one tile."""
         known = Known(launches)
+        self._packed = packing(known.call)
         self._known.append(known)
         self._tables.setdefault(known.packed, step_tables(launches, self._workers))
 
@@ -52,7 +55,7 @@ class Steps:
 
         Return None if the rows or these k and v need other kernels or maps. The device's context must be current.
         """
-        packed = packing(self._known[0].call)
+        packed = self._packed
         if packed not in self._tables and variant_of_groups(variant, packed) is not None:
             return None
         tables = self._tables[packed].of(words, variant, k.shape[2]) if packed in self._tables else None
@@ -72,9 +75,10 @@ class Known:
     def __init__(self, launches: Launches):
         self._first, (layout, self.call) = launches, launches.part
         self.packed = self.call.packed
-        self._kernel, self._ctas = launches.attention, launches.ctas
-        self._params = StepParams(launches.template, layout, self.call)
-        self._executed, self._addressed, self._of_keys = (BoundedCache(_KEYS_KEPT) for _ in range(3))
+        self._ctas = launches.ctas
+        self.kernel = launches.attention
+        self._params = step_params(launches.template, self.kernel, layout, self.call)
+        self._executed, self._addressed = BoundedCache(_KEPT), BoundedCache(_KEPT)
         self._merge: Kernel | None = None
         self._heads = self.call.q.shape[0] * self.call.q.shape[1]
 
@@ -96,45 +100,37 @@ class Known:
             found = self._addressed.keep(key, readable(k) and readable(v) and joint[0] == joint[1])
         return found
 
-    def params_of(self, k: Operand, v: Operand) -> tuple[bytes, list[Place]]:
-        """Return the parameters for another k and v, and the (offset, operand, origin) of their tensor maps, cached by
-        length and strides."""
-        key = k.shape[2], k.strides, v.strides
-        found: tuple[bytes, list[Place]] | None = self._of_keys.get(key)
-        return found or self._of_keys.keep(key, self._params.of_keys(k, v))
-
     def step(self, tables: RowTables, k: Operand, v: Operand, staging: Any) -> Step:
         """Copy the tables of a step and return its launches."""
-        call = self.call
+        call, plan = self.call, self.call.plan
         owner, address = copy_in_order(call.device, tables.nbytes, tables.write, staging)
-        at, rows = [address + offset for offset in tables.offsets], tables.slots * call.plan.block_q
-        image, maps = self.params_of(k, v)
-        launch = self._kernel, min(self._ctas, tables.tasks), self._params.of_tables(image, at, tables.tasks, rows)
-        partials, merge = partial_bytes(self._heads * rows, call.v.shape[3], 4), None
+        at, tasks, rows = tables.addresses(address), tables.tasks, tables.slots * plan.block_q
+        pointers, blocks = at[: len(PLAN_POINTERS)], min(self._ctas, tasks)
+        launch, merge = self._params.of(k, v, pointers, tasks, rows, plan.q_len, blocks), None
         if tables.merges:
             if self._merge is None:
                 (self._merge,) = load_kernels(call.device, [merge_request(call)])
             blocks = -(-tables.merges // ROWS_PER_BLOCK)
-            merge = merging(call, tuple(at[len(PLAN_POINTERS) : -1]), self._merge, blocks, rows)
-        return Step(self._params, launch, maps, partials, merge, counters(at[-1], _COUNTERS), owner)
+            merge = merging(call, at[len(PLAN_POINTERS) : -1], self._merge, blocks, rows)
+        partials = partial_bytes(self._heads * rows, call.v.shape[3], 4)
+        return Step(launch, partials, merge, at, owner)
 
 
 class Step:
-    """:class:`~spattn.cuda.host.family.ForwardLaunches` of a step, for any addresses, scales and streams."""
+    """:class:`~spattn.cuda.host.family.ForwardLaunches` of a step, whose tables are at `addresses`, those of `owner`."""
 
     moves, computes = False, 1
 
     def __init__(
         self,
-        to: StepParams,
-        launch: tuple[Kernel, int, bytes],
-        maps: list[Place],
+        launch: StepLaunch,
         partials: tuple[int, int],
         merge: Merging | None,
-        counter: Callable[[], int],
+        addresses: tuple[int, ...],
         owner: Any,
     ):
-        self._to, self._launch, self._maps, self._merge, self.counter = to, launch, maps, merge, counter
+        self._launch, self._merge, self.addresses = launch, merge, addresses
+        self.counter = counters(addresses[-1], _COUNTERS)
         self._of_rows, self.workspace_bytes = partials
         self._owner = owner  # of the tables
 
@@ -143,12 +139,11 @@ class Step:
     ) -> list[Launch]:
         """See :class:`~spattn.cuda.host.family.ForwardLaunches`; there is one problem."""
         ((q, k, v, out, lse, scale, score, sinks),) = problems
-        to = Addresses(q, k, v, out, lse, workspace, workspace + self._of_rows, scale, 0, score, sinks)
-        kernel, blocks, image = self._launch
-        params, moving = self._to.fill(image, self._maps, to)
-        found = [Launch(kernel, blocks, params, stream, self._to.counter_at, moving, early > 0)]
+        arrays = q, k, v, out, lse, workspace, workspace + self._of_rows, sinks
+        found = [self._launch.launch(arrays, *fold_scale(scale), score, stream, early > 0)]
         if self._merge is not None:
-            found.append(Launch(self._merge.kernel, self._merge.blocks, self._merge.params(to), stream))
+            kernel, blocks, head, tail = self._merge
+            found.append(Launch(kernel, blocks, pack_merge(*head, *arrays[5:7], out, lse, sinks, *tail), stream))
         return found
 
 
