@@ -137,8 +137,9 @@ def test_steps_of_one_pattern_and_of_patterns_by_head_in_turns(order, monkeypatc
     patterns = p.strided(9), by_head
     made = [launches_of(1000, contiguous, contiguous, pattern) for pattern in patterns]
     known, (_, k, v) = steps.Steps(4, None), made[0]
+    assert not known.add(launches_of(1000, contiguous, contiguous, p.Full() - p.Full())[0])  # it launches no kernel
     for number in order:
-        known.add(made[number][0])
+        assert known.add(made[number][0])
     assert [one.part.call.packed for one, *_ in made] == [3, 1]
     assert all(with_packed_heads(one.part.call) is one.part.call for one, *_ in made)
     for number, pattern in enumerate(patterns):

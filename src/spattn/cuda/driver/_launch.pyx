@@ -306,7 +306,8 @@ cdef class StepParams:
                 raise ValueError(f"at: expected 0 … {len(image) - nbytes} for {name}, got {at[name]}")
         self.kernel, self.image, self.maps, self.forms, self.spec = kernel, image, maps, forms, spec
         self.entry_maps, self.encode, self.replace = entry_maps, encode, replace
-        self.counter_at, self.calls_at, self.scale_at, self.score_at = at["counter"], at["q"], at["scale_log2"], at["score"]
+        self.counter_at, self.calls_at = at["counter"], at["q"]
+        self.scale_at, self.score_at = at["scale_log2"], at["score"]
         self.tables_at, self.tasks_at, self.length_at = at["tasks"], at["task_count"], at["kv_len"]
         self.last_at, self.rows_at = at["q_offset"], at["partial_rows"]
         self.strides_at[0], self.strides_at[1] = at["k_stride"], at["v_stride"]

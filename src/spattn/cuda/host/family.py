@@ -76,8 +76,9 @@ class GradientLaunches(Protocol):
 class StepLauncher(Protocol):
     """Makes launches from rows of bits, with the kernels of launches that it knows."""
 
-    def add(self, launches: Any) -> None:
-        """Let later steps use the kernels of these launches; the context must be current."""
+    def add(self, launches: Any) -> bool:
+        """Let later steps use the kernels of these launches, and return whether they can; the context must be
+        current."""
 
     def of_rows(
         self, words: np.ndarray, variant: np.ndarray, k: Operand, v: Operand

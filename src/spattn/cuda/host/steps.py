@@ -89,8 +89,7 @@ class _Steps:
         made = self._planned(pattern, q, k, v)
         if isinstance(made, Repeated) and self._launches is not None and len(self._known) < _MAX_KNOWN:
             with self._device.made_current():
-                self._launches.add(made.launches)
-            self._known.append(made)
+                self._known += [made] if self._launches.add(made.launches) else []
         return made
 
     def _planned(self, pattern: Pattern, q: Any, k: Any, v: Any) -> PreparedForward:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....arrays.operand import Operand
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
 from ...driver._launch import StepParams

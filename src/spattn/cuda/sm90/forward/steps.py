@@ -13,8 +13,8 @@ from ....choose.specializations import TILE
 from ....schedule.few_queries import RowTables, StepTables
 from ....schedule.pack_heads import variant_of_groups
 from ....schedule.tensor_maps import VIEW, joint_heads
-from ...driver.buffer import copy_in_order
 from ...driver._launch import StepLaunch
+from ...driver.buffer import copy_in_order
 from ...driver.launch import Kernel, Launch, load_kernels
 from ...driver.structs import fields
 from ...host.forward_pass import fold_scale, partial_bytes
@@ -26,7 +26,7 @@ from .params import PLAN_POINTERS, pack_merge, step_params
 __all__ = ["Steps"]
 
 _COUNTERS = 64  # task counters of a step: consecutive launches of one stream use different ones
-_KEPT = 8
+_KEPT = 64
 _LAST_AXIS = 8  # bytes from the first of three int32
 
 
@@ -43,12 +43,16 @@ class Steps:
         self._packed = 1  # heads in a query tile if they have the same rows
         self._tables: dict[int, StepTables] = {}  # by the number of heads in a query tile
 
-    def add(self, launches: Launches) -> None:
-        """Let later steps use the kernels of these launches, of a plan by rows with one tile."""
+    def add(self, launches: Launches) -> bool:
+        """Let later steps use the kernels of these launches, of a plan by rows with one tile; return False for plans
+        without keys, which need no kernel."""
+        if not launches.computes:
+            return False
         known = Known(launches)
         self._packed = packing(known.call)
         self._known.append(known)
         self._tables.setdefault(known.packed, step_tables(launches, self._workers))
+        return True
 
     def of_rows(self, words: np.ndarray, variant: np.ndarray, k: Operand, v: Operand) -> tuple[int, Step] | None:
         """Return launches for rows of bits, (variants, queries, words), and the number of those whose kernels they use.
@@ -64,7 +68,7 @@ class Steps:
         if tables is None or not tables.tasks:
             return None
         for number, known in enumerate(self._known):
-            if known.packed == packed and known.executes(tables.longest) and known.addresses(k, v):
+            if known.packed == packed and known.suits(tables.longest, k, v):
                 return number, known.step(tables, k, v, self._staging)
         return None
 
@@ -78,27 +82,25 @@ class Known:
         self._ctas = launches.ctas
         self.kernel = launches.attention
         self._params = step_params(launches.template, self.kernel, layout, self.call)
-        self._executed, self._addressed = BoundedCache(_KEPT), BoundedCache(_KEPT)
+        self._suited = BoundedCache(_KEPT)
         self._merge: Kernel | None = None
         self._heads = self.call.q.shape[0] * self.call.q.shape[1]
 
-    def executes(self, longest: int) -> bool:
-        """Return whether the attention kernel suits work items of at most `longest` tiles."""
-        found: bool | None = self._executed.get(longest)
+    def suits(self, longest: int, k: Operand, v: Operand) -> bool:
+        """Return whether the attention kernel suits work items of at most `longest` tiles, and these arrays."""
+        key = longest, k.strides, v.strides, k.shape[2] > 1
+        found: bool | None = self._suited.get(key)
         if found is None:
-            found = self._executed.keep(longest, self._first.executes(float(TILE[1] * longest)))
+            executes = self._first.executes(float(TILE[1] * longest))
+            found = self._suited.keep(key, executes and self.addresses(k, v))
         return found
 
     def addresses(self, k: Operand, v: Operand) -> bool:
-        """Return whether :meth:`step` takes these arrays: TMA can address them, and batch and heads are one axis of all
-        arrays, or of none, as in the first launches."""
-        key = k.strides, v.strides, k.shape[2] > 1
-        found: bool | None = self._addressed.get(key)
-        if found is None:
-            call = self.call
-            joint = [all(map(joint_heads, (call.q, call.out, *keys))) for keys in ((k, v), (call.k, call.v))]
-            found = self._addressed.keep(key, readable(k) and readable(v) and joint[0] == joint[1])
-        return found
+        """Return whether TMA can address these arrays, and batch and heads are one axis of all arrays, or of none, as
+        in the first launches."""
+        call = self.call
+        joint = [all(map(joint_heads, (call.q, call.out, *keys))) for keys in ((k, v), (call.k, call.v))]
+        return readable(k) and readable(v) and joint[0] == joint[1]
 
     def step(self, tables: RowTables, k: Operand, v: Operand, staging: Any) -> Step:
         """Copy the tables of a step and return its launches."""
@@ -117,7 +119,7 @@ class Known:
 
 
 class Step:
-    """:class:`~spattn.cuda.host.family.ForwardLaunches` of a step, whose tables are at `addresses`, those of `owner`."""
+    """:class:`~spattn.cuda.host.family.ForwardLaunches` of a step; `owner` has its tables, at `addresses`."""
 
     moves, computes = False, 1
 
