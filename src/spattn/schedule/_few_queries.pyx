@@ -9,10 +9,7 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-from spattn.schedule._proof cimport Finding, RowProof, View, Writers
-
 from ..planning.contract.types import VIEW, WORK
-from .proof import message
 
 cnp.import_array()
 
@@ -25,6 +22,16 @@ cdef extern from "kernels/counts.h" namespace "spattn" nogil:
     int64_t next_tile(
         const uint64_t* own, int64_t rows, int64_t count, int64_t word, uint64_t* some, uint64_t* every
     )
+
+
+cdef extern from "records.h" namespace "spattn" nogil:
+    cdef struct View:
+        int64_t offset
+        int64_t stride[3]
+        int32_t extent[3]
+        int32_t box[3]
+        int32_t grid[3]
+        int32_t tiles
 
 
 cdef packed struct Work:
@@ -303,8 +310,9 @@ cdef class StepTables:
     """
 
     cdef int64_t batch, heads, q_len, group, heads_per_kv, tile, workers, apart, length_at, counters
-    cdef bytes views, query_views, key_views
+    cdef bytes query_views, key_views
     cdef int32_t[ROWS] query_of  # of each row of a query tile, -1 for padding
+    cdef int32_t[ROWS] row_of  # position of each row of a query tile, -1 for padding
 
     def __init__(
         self, int64_t batch, int64_t heads, int64_t q_len, int64_t group, int64_t heads_per_kv, int64_t tile,
@@ -318,14 +326,42 @@ cdef class StepTables:
             raise ValueError(f"tile: expected a multiple of 16 of at most {ROWS} rows for {group} heads, got {tile}")
         if batch < 1 or group < 1 or heads < 1 or heads % group or heads_per_kv < 1 or workers < 1 or counters < 0:
             raise ValueError(f"heads: expected a multiple of {group}, and at least one entry and worker")
-        if <size_t>len(views) < sizeof(View) or not 0 <= length_at <= len(key_views) - <int64_t>sizeof(int32_t):
-            raise ValueError("views: expected the views of queries and keys")
+        if not 0 <= length_at <= len(key_views) - <int64_t>sizeof(int32_t):
+            raise ValueError("key_views: expected kv_len within the records")
         self.batch, self.heads, self.q_len, self.group, self.heads_per_kv = batch, heads, q_len, group, heads_per_kv
         self.tile, self.workers, self.length_at, self.counters = tile, workers, length_at, counters
-        self.views, self.query_views, self.key_views = views, query_views, key_views
+        self.query_views, self.key_views = query_views, key_views
         for row in range(ROWS):
             head = row // self.apart
             self.query_of[row] = -1 if row >= tile or head >= group else <int32_t>min(row % self.apart, q_len - 1)
+        self.place_rows(views)
+
+    cdef int place_rows(self, bytes views) except -1:
+        """Find the position of each row of a query tile in the plan's first view, and check that each occurs once."""
+        cdef const View* view = <const View*><char*>views
+        cdef int64_t row, left, at, axis, position, length = self.q_len * self.group, seen = 0
+        cdef vector[bint] known = vector[bint](length)
+        cdef bint real, sound = <size_t>len(views) >= sizeof(View) and view.tiles == 1
+        for row in range(ROWS):
+            left, position, real = row, view.offset if sound else 0, sound and row < self.tile
+            for axis in range(2, -1, -1):
+                if not real:
+                    break
+                sound = sound and view.box[axis] > 0
+                at = left % view.box[axis] if sound else 0
+                left = left // view.box[axis] if sound else 0
+                real = sound and at < view.extent[axis]
+                position += at * view.stride[axis]
+            real = real and left == 0
+            if real and (not 0 <= position < length or known[position]):
+                sound = False
+            self.row_of[row] = <int32_t>position if real and sound else -1
+            if real and sound:
+                known[position] = True
+                seen += 1
+        if not sound or seen != length:
+            raise ValueError(f"views: expected {length} rows in one tile of the view of queries, each once")
+        return 0
 
     def of(self, const uint64_t[:, :, ::1] words, const int32_t[:, ::1] variant, int64_t kv_len):
         """Return the :class:`RowTables` of rows, or None if the rows of heads of a group differ.
@@ -437,8 +473,6 @@ cdef class RowTables:
     def write(self, size_t address):
         """Write the tables to host memory; raise RuntimeError unless each row is written once."""
         cdef char* to = <char*>address
-        cdef Finding found
-        cdef int64_t variant = 0
         memcpy(to + self.at[QUERY_VIEWS], <char*>self.form.query_views, len(self.form.query_views))
         memcpy(to + self.at[KEY_VIEWS], <char*>self.form.key_views, len(self.form.key_views))
         (<int32_t*>(to + self.at[KEY_VIEWS] + self.form.length_at))[0] = <int32_t>self.kv_len
@@ -447,9 +481,7 @@ cdef class RowTables:
             self.fill_lists(to)
             self.fill_work(to)
             self.fill_heads(to)
-        found = self.proven(to, &variant)
-        if found.fault:
-            raise RuntimeError(message(found.fault, variant, found.at))
+        self.check(address)
 
     cdef int fill_lists(self, const char* image) except -1 nogil:
         """Write the tiles of each variant, and their bitmasks; adjacent tiles of a periodic pattern share one."""
@@ -537,39 +569,43 @@ cdef class RowTables:
             tasks[n] = unsorted[order[n].task]
         return 0
 
-    cdef Finding proven(self, const char* image, int64_t* variant):
-        """Check that each row of a variant is written once, in the tables as the kernels read them."""
+    def check(self, size_t address):
+        """Raise RuntimeError unless, in tables at this address, items share all tiles of each variant, each row has one
+        writer, and each row of a partial is read once, for its own row: see docs/decisions/031-plans-are-proven.md."""
+        cdef const char* image = <const char*>address
         cdef const DeviceWork* work = <const DeviceWork*>(image + self.at[WORK_ITEMS])
-        cdef vector[int64_t] slots = vector[int64_t](self.items + 1)
-        cdef int32_t first_view = 0
-        cdef int64_t n, item = 0
-        cdef Writers own
-        cdef Finding found = Finding(0, 0)
-        for n in range(self.items):
-            slots[n] = work[n].slot
-        own.views, own.views_count = <const View*><char*>self.form.views, len(self.form.views) // sizeof(View)
-        own.query_view, own.owners = &first_view, 1
-        own.owner.data, own.owner.stride = <const char*>&work.query_view, sizeof(DeviceWork)
-        own.tile.data, own.tile.stride = <const char*>&work.x, sizeof(DeviceWork)
-        own.slot.data, own.slot.stride = <const char*>slots.data(), sizeof(int64_t)
-        own.rows = <const int32_t*>(image + self.at[MERGE_ROWS])
-        own.indptr = <const int32_t*>(image + self.at[MERGE_INDPTR])
-        own.sources = <const int32_t*>(image + self.at[MERGE_SOURCES])
-        own.merges, own.sources_count = self.first_merge.back(), self.sources
-        own.length, own.block = self.form.q_len * self.form.group, self.form.tile
-        own.together, own.slots = 1, self.slots
-        cdef RowProof* proof = new RowProof(own)
-        try:
-            for n in range(<int64_t>self.pieces.size()):
-                found = proof.check(
-                    item, item + self.pieces[n], self.first_merge[n], self.first_merge[n + 1], NULL
-                )
-                variant[0], item = n, item + self.pieces[n]
-                if found.fault:
+        cdef const int32_t* rows = <const int32_t*>(image + self.at[MERGE_ROWS])
+        cdef const int32_t* indptr = <const int32_t*>(image + self.at[MERGE_INDPTR])
+        cdef const int32_t* sources = <const int32_t*>(image + self.at[MERGE_SOURCES])
+        cdef int64_t n, piece, own, merge, source = 0, length = self.form.q_len * self.form.group
+        cdef int32_t begin, cell
+        cdef uint64_t written
+        cdef bint sound = True
+        for n in range(<int64_t>self.pieces.size()):
+            own, begin, written = self.pieces[n], <int32_t>self.begin[n], 0
+            for piece in range(own):
+                sound = sound and work.query_view == work.x == work.y == work.z == 0
+                sound = sound and work.slot == (piece if own > 1 else -1) and work.begin == begin < work.end
+                begin = work.end
+                work += 1
+            sound = sound and begin == self.begin[n + 1]
+            sound = sound and self.first_merge[n + 1] - self.first_merge[n] == (length if own != 1 else 0)
+            for merge in range(self.first_merge[n], self.first_merge[n + 1]):
+                sound = sound and 0 <= rows[merge] < length and not written >> rows[merge] & 1
+                sound = sound and indptr[merge] == source and indptr[merge + 1] == source + own
+                if not sound:
                     break
-        finally:
-            del proof
-        return found
+                written |= <uint64_t>1 << rows[merge]
+                cell = sources[source] if own else 0
+                sound = own == 0 or (0 <= cell < self.form.tile and self.form.row_of[cell] == rows[merge])
+                for piece in range(own):
+                    sound = sound and sources[source + piece] == cell + piece * self.form.tile
+                source += own
+            if not sound:
+                raise RuntimeError(
+                    f"plan: a row of variant {n} is not written once; this is a bug in spattn, please report the "
+                    "pattern and the lengths"
+                )
 
 
 cdef bint same_words(const uint64_t* own, const uint64_t* other, int64_t rows, int64_t count) noexcept nogil:

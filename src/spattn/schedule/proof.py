@@ -9,7 +9,7 @@ import numpy as np
 from ..planning.contract.types import NO_ORDER
 from ._proof import find_fault
 
-__all__ = ["Writers", "message", "prove"]
+__all__ = ["Writers", "prove"]
 
 # Messages for the faults of kernels/proof.h, from fault 1 on; {at} is a row, a partial or an item.
 _FAULTS = (
@@ -51,10 +51,7 @@ def prove(writers: Writers) -> None:
     """
     fault, variant, at = find_fault(writers[0].view(np.uint8), *writers[1:])
     if fault:
-        raise RuntimeError(message(fault, variant, at))
-
-
-def message(fault: int, variant: int, at: int) -> str:
-    """Return the message of a fault of kernels/proof.h."""
-    what = _FAULTS[fault - 1].format(at=at)
-    return f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and the lengths"
+        what = _FAULTS[fault - 1].format(at=at)
+        raise RuntimeError(
+            f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and the lengths"
+        )

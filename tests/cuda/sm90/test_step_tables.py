@@ -103,7 +103,7 @@ def test_tables_are_those_of_the_plan(seed):
 
 
 def test_invalid_tables_are_refused():
-    words, views = np.ones((1, 2, 2), np.uint64), (bytes(200), bytes(200), bytes(200), 0, 16)
+    words, views = np.ones((1, 2, 2), np.uint64), (view_of((2, 1), (16, 1)), bytes(200), bytes(200), 0, 16)
     one, two, three = np.zeros((1, 1), np.int32), np.ones((1, 1), np.int32), np.zeros((3, 1), np.int32)
     form = StepTables(1, 1, 2, 1, 1, 16, 1, *views)
     for variant, kv_len, what in ((one, 300, "words"), (two, 100, "variant"), (three, 100, "variant")):
@@ -115,22 +115,50 @@ def test_invalid_tables_are_refused():
         tables_of_rows(words, 100, 1, None, 1)
 
 
-def test_rows_that_are_not_written_once_are_refused():
-    """The proof reads the tables as they are written: here query views of one row less, and of one more."""
-    rows = np.full((1, 3, 90), 2**64 - 1, np.uint64)
-    for extent, what in ((2, "never written|combining row"), (4, "out of range|invalid")):
-        view = np.zeros(2, PLAN_VIEW)
-        view["stride"], view["extent"], view["box"], view["grid"], view["tiles"] = 1, 1, 1, 1, 1
-        view["extent"][:, 2], view["box"][:, 2] = extent, 16
-        form = StepTables(1, 1, 3, 1, 1, 16, 2, view.tobytes(), bytes(200), bytes(200), 0, 4)
-        made = form.of(rows, np.zeros((1, 1), np.int32), 64 * 90)
-        image = np.empty(made.nbytes, np.uint8)
-        with pytest.raises(RuntimeError, match=what):
-            made.write(image.ctypes.data)
+def view_of(extent, box):
+    """The view of queries in one tile, as bytes."""
+    view = np.zeros(2, PLAN_VIEW)
+    view["stride"], view["extent"], view["box"] = (0, extent[0], 1), (1, *extent[::-1]), (1, *box[::-1])
+    view["grid"], view["tiles"] = 1, 1
+    return view.tobytes()
+
+
+@pytest.mark.parametrize("tiles", [0, 1, 90])
+def test_rows_that_are_not_written_once_are_refused(tiles):
+    """The proof reads the tables: it notices each number that is wrong."""
+    rows = np.zeros((1, 3, 90), np.uint64)
+    rows[:, :, :tiles] = 2**64 - 1
+    form = StepTables(1, 2, 3, 2, 1, 16, 3, view_of((3, 2), (8, 2)), bytes(200), bytes(200), 0, 4)
+    made = form.of(rows, np.zeros((1, 1), np.int32), 64 * 90)
+    image = np.empty(made.nbytes, np.uint8)
+    made.write(image.ctypes.data)
+    pieces = {0: 0, 1: 1, 90: 3}[tiles]
+    merges = 0 if pieces == 1 else 6
+    at = dict(zip(NAMES, made.addresses(0), strict=True))
+    numbers = {"merge_rows": range(merges), "merge_indptr": range(merges and merges + 1)}
+    numbers["merge_sources"] = range(merges * pieces)
+    numbers["work"] = [
+        8 * n + field for n in range(pieces) for field in (0, 1, 2, 3, 4, 5, 7)
+    ]  # the views of keys differ
+    for name, of_table in numbers.items():
+        for number in of_table:
+            word = image[at[name] + 4 * number :][:4].view(np.int32)
+            for change in (-1, 1, 16):
+                word += change
+                with pytest.raises(RuntimeError, match="a row of variant 0 is not written once"):
+                    made.check(image.ctypes.data)
+                word -= change
+    made.check(image.ctypes.data)
+
+
+def test_views_that_do_not_hold_each_row_once_are_refused():
+    for extent, box in (((2, 2), (8, 2)), ((4, 2), (8, 2)), ((3, 2), (16, 1)), ((3, 1), (8, 2))):
+        with pytest.raises(ValueError, match="views: expected 6 rows"):
+            StepTables(1, 2, 3, 2, 1, 16, 3, view_of(extent, box), bytes(200), bytes(200), 0, 4)
 
 
 def test_heads_of_a_group_with_rows_of_their_own():
     rows = np.ones((2, 1, 1), np.uint64)
-    form = StepTables(2, 4, 1, 2, 1, 16, 1, bytes(200), bytes(200), bytes(200), 0, 4)
+    form = StepTables(2, 4, 1, 2, 1, 16, 1, view_of((1, 2), (8, 2)), bytes(200), bytes(200), 0, 4)
     assert form.of(rows, np.array([[0, 0, 1, 1]], np.int32), 64).tasks == 4
     assert form.of(rows, np.array([[0, 0, 1, 1], [0, 0, 0, 1]], np.int32), 64) is None
