@@ -93,7 +93,7 @@ TABLE = (
     Specialization(128, 192, 128, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS} at head_dim 128; {_LATENT}"),
     Specialization(128, 256, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
     Specialization(192, 64, 64, _ANY, 1, 128, 2, 8, 160, 32, _THREE),
-    Specialization(192, 128, 128, _ANY, 1, 64, 2, 7, 160, 32, "for plans that were made for a smaller head_dim; untuned"),
+    Specialization(192, 128, 128, _ANY, 1, 64, 2, 7, 160, 32, "for plans made for a smaller head_dim; untuned"),
 )
 
 _TERMS = "three or six products of terms hide the softmax; not tuned"
