@@ -39,9 +39,9 @@ constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
 constexpr uint32_t kStageBytes = kStep * kDim * 2;  // columns of the second operand may take less
-constexpr int kBlocks = SPATTN_BLOCKS;      // row tiles in shared memory
-constexpr int kStages = SPATTN_STAGES;      // stages of columns in shared memory
-constexpr int kOperands = kScores ? 2 : 1;  // per row: (k, v) or (q, dout); a kernel for dV alone needs no v
+constexpr int kBlocks = SPATTN_BLOCKS;              // row tiles in shared memory
+constexpr int kStages = SPATTN_STAGES;              // stages of columns in shared memory
+constexpr int kOperands = kScores ? 2 : 1;          // per row: (k, v) or (q, dout); a kernel for dV alone needs no v
 constexpr uint32_t kRowsBytes = kBlockBytes + (kOperands - 1) * kBlock * kDimV * 2;  // of a row tile
 
 using ScoreProduct = Product<kStep>;

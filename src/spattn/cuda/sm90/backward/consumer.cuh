@@ -13,8 +13,9 @@
 namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
-    kScores && !kQueries && kScoreSums + kValues * kValueSums <= 96;  // dS C1 overlaps the next softmax, if registers suffice
-static_assert(kStages >= 2 + (kBehind || kQueries));            // a stage is held while the next one loads
+    kScores && !kQueries &&
+    kScoreSums + kValues * kValueSums <= 96;          // dS C1 overlaps the next softmax, if registers suffice
+static_assert(kStages >= 2 + (kBehind || kQueries));  // a stage is held while the next one loads
 
 // Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
 // busy while the writer receives dQ.

@@ -34,7 +34,7 @@ TABLE = (
         128, 128, "dq", 64, 2, 5, 216, False, "no room for products of 128 keys; turns: 6.27 against 5.32 ms dense"
     ),
     Specialization(192, 128, "dk", 64, 1, 5, 224, True, _LATENT),
-    Specialization(192, 128, "dv", 64, 2, 5, 216, True, _LATENT),
+    Specialization(192, 128, "dv", 64, 2, 4, 216, True, _LATENT),
     Specialization(192, 128, "dq", 64, 1, 5, 224, False, _LATENT),
     Specialization(256, 256, "dk", 64, 1, 2, 224, True, _WIDE),
     Specialization(256, 256, "dv", 64, 1, 4, 216, True, _WIDE),

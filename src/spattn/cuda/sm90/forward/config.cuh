@@ -18,15 +18,15 @@ namespace spattn::sm90 {
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 64; smaller ones are zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;        // keys per iteration
-constexpr int kTiles = kStepKV / kBlockKV;     // key tiles per iteration
+constexpr int kStepKV = SPATTN_STEP_KV;                        // keys per iteration
+constexpr int kTiles = kStepKV / kBlockKV;                     // key tiles per iteration
 constexpr int kPanels = kDim / 64, kValuePanels = kDimV / 64;  // 64 elements are one 128-byte swizzled row
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
 // Panels of each term in a stage. An iteration's keys, and its values, take several stages where all features do not fit
 // often enough, or if q and v have different head dimensions.
 constexpr int kSlicePanels = kPanels != kValuePanels ? 1 : kTermPanels > 4 ? kPanels / 2 : kPanels;
 constexpr int kKeySlices = kPanels / kSlicePanels, kValueSlices = kValuePanels / kSlicePanels;  // stages
-constexpr int kRowGroups = kBlockQ / 64;         // each the rows of one warpgroup
+constexpr int kRowGroups = kBlockQ / 64;  // each the rows of one warpgroup
 constexpr int kWarpgroups = SPATTN_WARPGROUPS;
 // Two warpgroups share the rows of a tile: they take its iterations in turns, each from the first to the last task.
 constexpr bool kShares = kWarpgroups > kRowGroups;
@@ -42,8 +42,8 @@ constexpr int kOutPanels = kDimV * sizeof(Element) / kRowBytes;  // of the outpu
 constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
-constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && kPanels == kValuePanels &&
-                            (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
+constexpr bool kDiagonals =
+    Score::kDiagonal && !kGathers && kCtas < 3 && kPanels == kValuePanels && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
 // Positions, numbers of diagonals and words of dropout may take the place of a stage, or of a third query tile.
 constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
 // Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the

@@ -112,8 +112,8 @@ struct Consumer {
   using Weights = uint32_t[kTerms][kStepKV / 4];
 
   // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
-  __device__ __forceinline__ void multiply_values(float (&o)[kDimV / 2], const Weights& weights, const ValueSlices& values,
-                                                  bool first) {
+  __device__ __forceinline__ void multiply_values(float (&o)[kDimV / 2], const Weights& weights,
+                                                  const ValueSlices& values, bool first) {
     uint64_t b[kValueSlices];
 #pragma unroll
     for (int i = 0; i < kValueSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
