@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Head dimensions 192 of q and k and 128 of v, those of DeepSeek's multi-head latent attention, on a Hopper GPU.
+"""Time head dimensions 192 (q, k) and 128 (v) of DeepSeek's MLA on Hopper.
 
     python benchmarks/kernels/latent_cuda.py            # a minute; needs torch
 
