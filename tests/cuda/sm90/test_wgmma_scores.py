@@ -45,6 +45,7 @@ def alibi(*values):
 
 
 SCORES = {"softcap": softcap(30.0, 0.5, -2.0, 5.0), "alibi": alibi(0.5, -0.25, 0.0, 2.0**-4)}
+DROPOUT = "dropout"
 NO_SCORE = operands(lambda s, b, h, q, k: s)
 EACH, ALIBI = tuple(SCORES.values()), SCORES["alibi"]
 DTYPES, PASSES = ("float16", "bfloat16"), ("two passes", "one pass")
@@ -64,7 +65,9 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def text_of(score):
-    """The generated C++ of a score function."""
+    """The generated C++ of a score function, or of dropout."""
+    if score == DROPOUT:
+        return generated(None, (), drops=True)[0]
     return "" if score is None else generated(score.program, score.types)[0]
 
 
@@ -96,6 +99,9 @@ def kernels():
     yield from forward_kernels("float16", MAPS[0], 1, True, keys=np.inf, scores=[ALIBI])
     problems, room = GROUPS[0]
     yield from forward_kernels("bfloat16", room, problems)
+    for rows in (64, 128):  # whose words of dropout take most shared memory
+        yield from forward_kernels("bfloat16", rows=rows, dims=(192, 128), scores=[DROPOUT])
+    yield from backward_kernels("bfloat16", 192, [DROPOUT])
 
 
 @pytest.fixture(scope="module")
