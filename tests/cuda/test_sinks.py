@@ -88,11 +88,11 @@ def hopper_kernels_of(dtype):
     with_sinks = sinks.sink_macros(1)
     rooms = [(64, MAPS[0]), (64, MAPS[1]), (128, MAPS[0]), (256, MAPS[0])]
     for (dim, room), keys in itertools.product(rooms, (256.0, np.inf)):
-        defines, structs = variant(build(128, dim, keys), dtype, room), hopper_params.structs(room)
+        defines, structs = variant(build(128, (dim, dim), keys), dtype, room), hopper_params.structs(room)
         for macros in ({}, with_sinks) if dim == 64 else (with_sinks,):
             yield "sm90/forward/attention.cu", ARCH, defines | macros, structs
     for dim in (64, 128, 256):
-        defines, structs = variant(build(128, dim), dtype, MAPS[0]), hopper_params.structs(MAPS[0])
+        defines, structs = variant(build(128, (dim, dim)), dtype, MAPS[0]), hopper_params.structs(MAPS[0])
         yield from (("sm90/forward/merge.cu", ARCH, defines | macros, structs) for macros in ({}, with_sinks))
     for row, room in itertools.product(backward_table.TABLE, MAPS[:2]):
         if (row.head_dim, room) not in rooms:
@@ -498,7 +498,7 @@ def test_the_gradient_compiles():
 @pytest.mark.family("sm80")
 def test_kernels_compile():
     """With sinks, too."""
-    row, macros = build(128, 64), sinks.sink_macros(1)
+    row, macros = build(128, (64, 64)), sinks.sink_macros(1)
     for name in ("attention", "merge"):
         defines, structs = variant(row, "bfloat16", MAPS[0]) | macros, hopper_params.structs(MAPS[0])
         assert compile.cubin(f"sm90/forward/{name}.cu", ARCH, defines, structs)

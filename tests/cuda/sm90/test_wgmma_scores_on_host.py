@@ -23,13 +23,13 @@ from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tensor_maps import MAPS
 
-from .test_wgmma_scores import SCORES, choose, kernels, text_of
+from .test_wgmma_scores import DROPOUT, SCORES, choose, kernels, text_of
 
 pytestmark = pytest.mark.family("sm90")
 
 NVCC = compile.find_nvcc()
 SOFTCAP, ALIBI = (BoundScore(text_of(score), at) for score, at in zip(SCORES.values(), (77, 88), strict=True))
-EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI}
+EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI, "dropout": BoundScore(text_of(DROPOUT), 99)}
 # Bytes. Positions and captured values take registers of threads whose accumulators leave few: 612 at most in the dK/dV
 # kernels of 128 and more dimensions, in which 192 or more of 240 registers are sums and products.
 SPILLS = {"forward": 288, "backward": 640}

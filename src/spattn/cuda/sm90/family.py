@@ -162,8 +162,8 @@ class HopperFloat32(Hopper):
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         if backward:
             return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
-        head_dim, terms = max(call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
-        rows = TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS
+        dims, terms = (call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
+        rows = TILE[0] if has_build(TILE[0], dims, terms) else ROWS
         each = workers_of(call.batch, call.heads_q, device.sm_count)
         return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
 
@@ -185,9 +185,9 @@ class HopperFloat32(Hopper):
 
 def why_not(call: ForwardPass) -> str:
     """Return why the kernels cannot compute a call. TMA addresses only the output of float32."""
-    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-    if not has_build(call.plan.block_q, head_dim, terms):
-        return f"{terms} terms of {head_dim} features have no tiles of {call.plan.tile}"
+    dims, terms = (call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    if not has_build(call.plan.block_q, dims, terms):
+        return f"{terms} terms of {max(dims)} features have no tiles of {call.plan.tile}"
     itemsize = itemsize_of(call)
     for name in ("q", "k", "v", "out") if itemsize == 2 else ("out",):
         operand = getattr(call, name)

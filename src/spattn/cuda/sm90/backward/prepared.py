@@ -278,7 +278,7 @@ class Chosen(NamedTuple):
 
 def choose(plan: BackwardPlan, call: BackwardPass, room: int) -> Chosen:
     """Choose the kernels of a call, with `room` tensor maps in their parameters."""
-    table = builds(max(call.q.shape[3], call.v.shape[3]), plan.one_pass is not None)
+    table = builds((call.q.shape[3], call.v.shape[3]), plan.one_pass is not None)
     fused = table[0].results == "dk dv dq"
     sums = call.table_sums
     sums_tables = bool(sums.text) and len(sums.first) <= TABLES and fused and plan.regular

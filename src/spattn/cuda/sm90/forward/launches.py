@@ -212,6 +212,6 @@ def merging(call: ForwardPass, at: tuple[int, ...], kernel: Kernel, blocks: int,
 
 
 def _merge_row(call: ForwardPass) -> Specialization:
-    """Return the specialization whose macros merge.cu gets; it depends on the head dimension alone."""
-    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-    return build(TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS, head_dim, terms=terms)
+    """Return the specialization whose macros merge.cu gets; it depends on the head dimensions alone."""
+    dims, terms = (call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    return build(TILE[0] if has_build(TILE[0], dims, terms) else ROWS, dims, terms=terms)

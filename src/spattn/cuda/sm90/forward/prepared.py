@@ -108,8 +108,8 @@ class HopperPlan:
     def _prepare(self, part: Part) -> Launches | None:
         *inputs, out = operands_of(part.call)
         room = next((size for size in MAPS if part.maps <= size), None)
-        of, dim = part.call, max(array.shape[3] for array in (part.call.q, part.call.v))
-        if room is None or not has_build(of.plan.block_q, dim, terms_of(of.dtype, of.precision)):
+        of, dims = part.call, (part.call.q.shape[3], part.call.v.shape[3])
+        if room is None or not has_build(of.plan.block_q, dims, terms_of(of.dtype, of.precision)):
             return None
         if not all(map(readable, inputs)) or not readable(out, itemsize_of(part.call)):
             return None

@@ -130,8 +130,11 @@ struct Producer {
       const int row = (part * QueryRows::kWords + i) * 32 + lane;
       rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
-    gatherer.copy<kPanels>(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q),
-                           rows);
+    const RowSource source = row_source<0>(p, now.task.batch, now.task.head_q);
+    const uint32_t target = shared_address(shared.query[query.stage]);
+    constexpr int kParts = kPanels == kValuePanels ? 1 : kKeySlices, kWidth = kPanels / kParts;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) gatherer.copy<kWidth>(target + i * kWidth * kBlockQ * kRowBytes, source, rows, i);
     gatherer.submit(full);
     query.advance();
   }
@@ -247,7 +250,7 @@ struct Producer {
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice);
+    for (int slice = 0; slice < (kValue ? kValueSlices : kKeySlices); ++slice) load_slice<kValue>(tiles, keys, slice);
   }
 
   template <int kValue>
