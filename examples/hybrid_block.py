@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 examples/hybrid_block.py
 
 Heads and the hidden layer of the MLP are sharded over the dimension "tensor" of a mesh, batch entries and parameters
-over "data". For each layout the script checks output and gradients against one process, then times a training step, and
-the same step of one rank's share without communication. On CPUs it uses gloo, on GPUs NCCL.
+over "data"; without sharded heads, each rank has all parameters. For each layout the script checks output and gradients
+against one process, then times a training step, and the same step of one rank's share without communication. On CPUs it
+uses gloo, on GPUs NCCL.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import spattn
-from spattn.patterns import PerHead, SlidingWindow
+from spattn.patterns import Causal, PerHead, SlidingWindow
 
 
 class Block(nn.Module):
-    """Attention, with a causal window for each head, and an MLP."""
+    """Attention, with a causal window for each head, and an MLP. A window of 0 tokens stands for all tokens before."""
 
     def __init__(self, width, windows, head_dim, hidden):
         super().__init__()
@@ -36,7 +38,7 @@ class Block(nn.Module):
     def forward(self, x):
         at = self.before_attention(x)
         heads = (f(at).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        pattern = PerHead([SlidingWindow(window, 0) for window in self.windows])
+        pattern = PerHead([SlidingWindow(window, 0) if window else Causal() for window in self.windows])
         x = x + self.out(spattn.attention(*heads, pattern).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.before_mlp(x))))
 
@@ -46,12 +48,14 @@ def made(args, parts=1, part=0):
     torch.manual_seed(0)
     windows = [args.window >> (head % 3) for head in range(args.heads)]
     own = windows[part * args.heads // parts : (part + 1) * args.heads // parts]
-    return Block(args.width, own, args.width // args.heads, 4 * args.width // parts).to(args.device)
+    return Block(args.width, own, args.width // args.heads, 4 * args.width // parts).to(args.device, args.dtype)
 
 
 def parallel(args, mesh):
     """The block of a mesh ("data", "tensor")."""
     block, rank, size = made(args), mesh["tensor"].get_local_rank(), mesh["tensor"].size()
+    if size == 1:  # whole parameters on each rank: gradients are summed while others are computed
+        return DistributedDataParallel(block, process_group=mesh["data"].get_group(), gradient_as_bucket_view=True)
     columns, rows = ColwiseParallel, RowwiseParallel
     layout = {"query": columns(), "key": columns(), "value": columns(), "out": rows(), "up": columns(), "down": rows()}
     parallelize_module(block, mesh["tensor"], layout)
@@ -87,7 +91,7 @@ def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in {"width": 256, "heads": 8, "length": 512, "window": 64, "batch": 4, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.set_defaults(device="cpu")
+    parser.set_defaults(device="cpu", dtype=torch.float32)
     return parser.parse_args(given)
 
 

@@ -445,7 +445,7 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
     arch = builds.ARCH
     for dtype, dim in KINDS["hopper"]:
         for row in builds.TABLE:
-            if row.head_dim != dim:
+            if row[1:3] != (dim, dim):
                 continue
             for cells in (builds.TILE[1], builds.FEWER) if row.step_kv == builds.TILE[1] else (builds.TILE[1],):
                 for room in MAPS:
@@ -456,7 +456,7 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
                     yield "sm90/forward/attention.cu", arch, macros, params.structs(room, problems)
             macros = builds.variant(row, dtype, MAPS[0], gathers=True)
             yield "sm90/forward/attention.cu", arch, macros, params.structs(MAPS[0])
-        merge = builds.variant(builds.build(builds.TILE[0], dim), dtype, MAPS[0])
+        merge = builds.variant(builds.build(builds.TILE[0], (dim, dim)), dtype, MAPS[0])
         yield "sm90/forward/merge.cu", arch, merge, params.structs(MAPS[0])
         for rows in (builds.ROWS, builds.TILE[0]):
             own = {
@@ -466,10 +466,10 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
                 "Select": dynamic_masks.SELECT,
             }
             for name in ("table", "tiles", "masks"):
-                macros = builds.variant(builds.build(rows, 1), dtype, MAPS[0])
+                macros = builds.variant(builds.build(rows, (1, 1)), dtype, MAPS[0])
                 yield f"sm90/dynamic_masks/{name}.cu", arch, macros, own
         for one_pass in (False, True):
-            table = backward_builds.builds(dim, one_pass)
+            table = backward_builds.builds((dim, dim), one_pass)
             for room in backward_params.MAPS:
                 for row in table:
                     macros = backward_builds.variant(row, dtype, room)

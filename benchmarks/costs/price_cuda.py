@@ -348,7 +348,7 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        build = specialization_of(made, problem.head_dim)
+        build = specialization_of(made, (problem.head_dim,) * 2)
         counted = count_on_gpu(made, problem.sizes, kernel_of(build, sms))
         counts.append(features(counted, kind_of(build, made.ordered)))
         rows.append(

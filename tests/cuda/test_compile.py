@@ -78,13 +78,13 @@ def test_hopper(tmp_path, row):
     """The threads of an SM share 65536 registers; the loop over full tiles knows no masks."""
     room = MAPS[0]
     defines = builds.variant(row, "bfloat16", room)
-    # The output of long rows alone takes 128 registers a thread; where three CTAs share an SM, or consumers are three
+    # An output of 256 features alone takes 128 registers a thread; where three CTAs share an SM, or consumers are three
     # warpgroups, producers have 40 or 32.
-    spill = 450 if row.rows > 128 else 200 if row.head_dim > 128 or row.ctas > 2 else 0
+    spill = 450 if row.rows > 128 else 200 if row.head_dim_v > 128 or row.ctas > 2 else 0
     own = hopper_params.structs(room)
     most = 65536 // (row.ctas * threads(row)) // 8 * 8
     check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
-    check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim > 128)
+    check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim_v > 128)
 
 
 @pytest.mark.slow
@@ -118,16 +118,16 @@ def test_hopper_groups(tmp_path, row):
     """Several problems take no more registers: their numbers and scales are in uniform ones."""
     problems, room = hopper_params.GROUPS[0]
     defines, most = builds.variant(row, "bfloat16", room, problems), 65536 // (row.ctas * threads(row)) // 8 * 8
-    spill = 700 if row.head_dim > 128 or row.ctas > 2 or row.rows > 128 else 80
+    spill = 700 if row.head_dim_v > 128 or row.ctas > 2 or row.rows > 128 else 80
     own = hopper_params.structs(room, problems)
     check_registers("sm90/forward/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=True)
 
 
 def test_hopper_merge(tmp_path):
-    for head_dim in (64, 256):
+    for dims in ((64, 64), (192, 128), (256, 256)):
         room = MAPS[0]
-        defines = builds.variant(builds.build(128, head_dim), "float16", room)
+        defines = builds.variant(builds.build(128, dims), "float16", room)
         own = hopper_params.structs(room)
         check_registers("sm90/forward/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
 
@@ -396,18 +396,20 @@ def test_scores(tmp_path, dtype, precision, head_dim, name):
 
 def test_hopper_table():
     """One row, the smallest that fits, for any problem; its registers exist; its macros are those asked for."""
-    for block_q, head_dim, keys in itertools.product(
-        (1, 49, 64, 128, 192), range(8, 257, 8), (0, 256, 257, 1024, math.inf)
+    head_dims = (8, 64, 72, 128, 136, 192, 200, 256)
+    for block_q, *dims, keys in itertools.product(
+        (1, 49, 64, 128, 192), head_dims, head_dims, (0, 256, 257, 1024, math.inf)
     ):
-        assert builds.has_build(block_q, head_dim) == (block_q < 192 or head_dim <= 128)
-        if not builds.has_build(block_q, head_dim):
+        assert builds.has_build(block_q, dims) == (block_q < 192 or max(dims) <= 128)
+        if not builds.has_build(block_q, dims):
             continue
-        row = builds.build(block_q, head_dim, keys)
+        row = builds.build(block_q, dims, keys)
         rows = 64 if block_q <= 64 else block_q
-        fitting = [r for r in builds.TABLE if r.rows == rows and r.head_dim >= head_dim]
+        fitting = [r for r in builds.TABLE if r.rows == rows and r.head_dim >= dims[0] and r.head_dim_v >= dims[1]]
         fitting = [r for r in fitting if keys <= r.most_keys]
-        assert row in fitting and row[1:3] == min(r[1:3] for r in fitting)
-    assert len({row[:3] for row in builds.TABLE}) == len(builds.TABLE)
+        assert row in fitting and row[1:4] == min(r[1:4] for r in fitting)
+        assert row.mean_dim == (160 if 128 < dims[0] <= 192 and dims[1] <= 128 else row.head_dim)
+    assert len({row[:4] for row in builds.TABLE}) == len(builds.TABLE)
     for row in (*builds.TABLE, *builds.TABLE_OF_TERMS, *builds.TABLE_OF_FLOAT8):
         asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers
         given = min(65536 // (row.ctas * threads(row)), 255) // 8 * 8  # at launch; more are never granted

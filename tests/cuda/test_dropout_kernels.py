@@ -139,11 +139,12 @@ def test_gradients_as_dense_attention(family, dtype, precision, case, modified):
         assert_close(found, want[: len(found)], tolerance(dtype, precision), NAMES[: len(found)])
 
 
-@pytest.mark.parametrize(("head_dim", "q_len"), [(40, 1), (64, 5), (128, 1), (128, 130), (256, 40)])
+@pytest.mark.parametrize(("head_dim", "q_len"), [(40, 1), (64, 5), (128, 1), (128, 130), (192, 130), (256, 40)])
 @each_kernel
 def test_head_dims(family, dtype, precision, head_dim, q_len):
-    q, k, v = inputs(2, HEADS, HEADS_KV, q_len, 300, head_dim, dtype=dtype)
-    dout = random((2, HEADS, q_len, head_dim), dtype, seed=9)
+    head_dim_v = 128 if head_dim == 192 else head_dim
+    q, k, v = inputs(2, HEADS, HEADS_KV, q_len, 300, head_dim, head_dim_v, dtype=dtype)
+    dout = random((2, HEADS, q_len, head_dim_v), dtype, seed=9)
     operands = ScoreOperands(None, dropout=Dropout.of(SHARE, SEED))
     allowed = dense_mask(patterns.Causal(), 2, HEADS, q_len, 300)
     kept = dropout_mask(SEED, SHARE, 2, HEADS, q_len, 300)

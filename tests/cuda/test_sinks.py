@@ -88,11 +88,11 @@ def hopper_kernels_of(dtype):
     with_sinks = sinks.sink_macros(1)
     rooms = [(64, MAPS[0]), (64, MAPS[1]), (128, MAPS[0]), (256, MAPS[0])]
     for (dim, room), keys in itertools.product(rooms, (256.0, np.inf)):
-        defines, structs = variant(build(128, dim, keys), dtype, room), hopper_params.structs(room)
+        defines, structs = variant(build(128, (dim, dim), keys), dtype, room), hopper_params.structs(room)
         for macros in ({}, with_sinks) if dim == 64 else (with_sinks,):
             yield "sm90/forward/attention.cu", ARCH, defines | macros, structs
     for dim in (64, 128, 256):
-        defines, structs = variant(build(128, dim), dtype, MAPS[0]), hopper_params.structs(MAPS[0])
+        defines, structs = variant(build(128, (dim, dim)), dtype, MAPS[0]), hopper_params.structs(MAPS[0])
         yield from (("sm90/forward/merge.cu", ARCH, defines | macros, structs) for macros in ({}, with_sinks))
     for row, room in itertools.product(backward_table.TABLE, MAPS[:2]):
         if (row.head_dim, room) not in rooms:
@@ -448,7 +448,7 @@ def test_parameters(tables, q_len, packed):
     """A sink belongs to `sink_rows` rows: those of its head, which may be packed with others of the group."""
     call = forward_pass(q_len, 4000, workers=9)
     ready = prepared.prepare(call)
-    assert ready._attention.defines["SPATTN_SINKS"] == 1
+    assert ready.attention.defines["SPATTN_SINKS"] == 1
     problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, 5 << 30
     to = hopper_params.Addresses(*problem, 0, 0, SCALE, sinks=77)
     (found,) = np.frombuffer(ready.template.fill(0, [to]), hopper_params.params_dtype(MAPS[0]))
@@ -460,7 +460,7 @@ def test_parameters(tables, q_len, packed):
     assert merging.kernel.defines["SPATTN_SINKS"] == 1
     assert (merge["sinks"], merge["sink_rows"], merge["q_len"]) == (77, q_len, q_len * packed)
     plain = prepared.prepare(replace(call, score=IDENTITY))
-    assert plain is not ready and "SPATTN_SINKS" not in plain._attention.defines | plain._merges[0].kernel.defines
+    assert plain is not ready and "SPATTN_SINKS" not in plain.attention.defines | plain._merges[0].kernel.defines
 
 
 @pytest.mark.family("sm80")
@@ -478,7 +478,7 @@ def test_groups_are_cut(tables):
     assert group.cut(parts) == [[0, 2], [1, 3]]
     for own, with_sinks in zip(group.cut(parts), (False, True), strict=True):
         ready = group.prepare([parts[n] for n in own])
-        assert ("SPATTN_SINKS" in ready._attention.defines) == with_sinks
+        assert ("SPATTN_SINKS" in ready.attention.defines) == with_sinks
 
 
 NVCC = pytest.mark.skipif(compile.find_nvcc() is None, reason="nvcc was not found")
@@ -498,7 +498,7 @@ def test_the_gradient_compiles():
 @pytest.mark.family("sm80")
 def test_kernels_compile():
     """With sinks, too."""
-    row, macros = build(128, 64), sinks.sink_macros(1)
+    row, macros = build(128, (64, 64)), sinks.sink_macros(1)
     for name in ("attention", "merge"):
         defines, structs = variant(row, "bfloat16", MAPS[0]) | macros, hopper_params.structs(MAPS[0])
         assert compile.cubin(f"sm90/forward/{name}.cu", ARCH, defines, structs)

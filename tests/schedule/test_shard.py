@@ -1,7 +1,6 @@
 """The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,10 +129,12 @@ def test_a_part_without_a_row_is_refused(change):
         with pytest.raises(RuntimeError, match="a part lacks a partial"):
             shard._part(plan, items[:-1], work[:-1].copy(), owned[None])
     else:
-        rows = plan.merge_rows
-        part = replace(plan, merge_rows=np.where(rows == rows[-1], rows[-2], rows))
+        alone, merged = spans.lists[items[work["slot"] < 0]], shard._merged(plan, owned[None])
+        shard._prove(plan, alone, merged, owned[None])
         with pytest.raises(RuntimeError, match="no writer or several"):
-            shard._prove(plan, part, np.zeros(0, np.int64), owned[None])
+            shard._prove(plan, alone, merged & (plan.merge_rows < 2499), owned[None])
+        with pytest.raises(RuntimeError, match="no writer or several"):
+            shard._prove(plan, spans.lists[items], merged, owned[None])
 
 
 def test_a_part_without_tiles_of_table_gradients_is_refused():

@@ -32,7 +32,7 @@ class KernelShape(NamedTuple):
 
     rows: int  # computed rows of a query tile
     tiles: int  # key tiles of an iteration
-    head_dim: int  # padded head dimension of K and V
+    head_dim: int  # mean of the padded head dimensions of K and V
     workers: int  # concurrent blocks
     keys_together: int  # argument of :func:`~spattn.schedule.tasks.order_tasks`
 

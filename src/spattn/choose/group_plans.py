@@ -109,4 +109,4 @@ def _cost(plan: Plan, call: Call, sms: int) -> float:
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:
     """Return the number of CTAs that are resident at the same time."""
-    return sms * specialization_of(plan, max(call.head_dim, call.head_dim_v)).ctas
+    return sms * specialization_of(plan, (call.head_dim, call.head_dim_v)).ctas

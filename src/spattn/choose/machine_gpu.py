@@ -88,14 +88,14 @@ _COEFFICIENTS_OF_TERMS = {
 LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of a launch that computes items
 
 
-def specialization_of(plan: Plan, head_dim: int, terms: int = 1) -> Specialization:
-    """Return the kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
-    return build(plan.block_q, head_dim, item_keys(plan), terms)
+def specialization_of(plan: Plan, dims: tuple[int, int], terms: int = 1) -> Specialization:
+    """Return the kernel specialization of a plan for `dims` (head_dim, head_dim_v)."""
+    return build(plan.block_q, dims, item_keys(plan), terms)
 
 
 def kernel_of(row: Specialization, sms: int) -> KernelShape:
     """Return the shape of a specialization's kernel on `sms` SMs, for the cost model."""
-    return KernelShape(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
+    return KernelShape(row.rows, row.step_kv // TILE[1], row.mean_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
 def kind_of(row: Specialization, looked_up: bool = False) -> str:
@@ -120,7 +120,7 @@ def cost_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True, terms: int =
 
     If not `alone`, return the time that it adds to a grouped launch.
     """
-    row = specialization_of(plan, max(sizes.head_dim, sizes.head_dim_v), terms)
+    row = specialization_of(plan, (sizes.head_dim, sizes.head_dim_v), terms)
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))
 
 
@@ -275,9 +275,9 @@ def _halves(plan: Plan) -> float:
 def _promising(overlap: Overlap, sizes: Sizes, copies: int, terms: int) -> list[tuple[int, ...]]:
     """Return the boxes with the lowest estimated cost, assuming balanced SMs; among nearly equal costs, also the one
     with the fewest tiles."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), 0, terms)  # boxes nearly always have few keys
+    row = build(ROWS, (sizes.head_dim, sizes.head_dim_v), 0, terms)  # boxes nearly always have few keys
     of = coefficients(row)
-    of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
+    of_step = row.rows * row.step_kv * (of.weights + of.products * row.mean_dim + of.partial)
 
     def estimate(box: tuple[int, ...]) -> tuple[float, int]:
         """Return (cost, number of tiles)."""

@@ -33,10 +33,12 @@ KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 8
 
 
 class Specialization(NamedTuple):
-    """A kernel specialization. The first row of TABLE with these rows and sufficient head_dim and most_keys applies."""
+    """A kernel specialization. The first row of TABLE with these rows and sufficient head_dim, head_dim_v and most_keys
+    applies."""
 
     rows: int  # rows of a query tile
     head_dim: int
+    head_dim_v: int
     most_keys: float  # maximum number of keys of a work item, see item_keys
     ctas: int  # CTAs per SM
     step_kv: int  # keys of a product
@@ -54,10 +56,16 @@ class Specialization(NamedTuple):
         """Return the number of consumer warpgroups."""
         return self.rows // ROWS + self.shares
 
+    @property
+    def mean_dim(self) -> int:
+        """Return the mean of both head dimensions, to which the duration of products is proportional."""
+        return (self.head_dim + self.head_dim_v) // 2
+
 
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
 _QUERIES = "query tiles are the bottleneck of items of a few products: strided 0.32 ms with two tiles, 0.30 with three"
 _WIDE = "the output takes 128 registers per thread, which leaves none for the scores of 128 keys; spills, untuned"
+_LATENT = "DeepSeek's MLA; stages of 64 features waste none; dense 650 TF/s against 355 with the kernel for 256"
 _HALVES = "half of an SM's shared memory and registers"
 _THIRDS = (
     "three CTAs hide the gaps between products: 7 x 7 windows on 16 images of 56 x 56, head_dim 32, 0.040 ms against "
@@ -70,41 +78,43 @@ _NEXT = (
 _THREE = "dense 492 TF/s against 417 with two warpgroups, causal 472 against 407; from 152 registers on consumers spill"
 _ANY = math.inf
 TABLE = (
-    Specialization(64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
-    Specialization(64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
-    Specialization(64, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
+    Specialization(64, 64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
+    Specialization(64, 64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
+    Specialization(64, 128, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
     Specialization(
-        64, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"
+        64, 128, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"
     ),
-    Specialization(64, 256, _ANY, 1, 64, 2, 4, 240, 128, _WIDE),
-    Specialization(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
-    Specialization(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
-    Specialization(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
+    Specialization(64, 192, 128, _ANY, 2, 64, 2, 8, 168, 88, f"{_HALVES}; stages of 64 features; untuned"),
+    Specialization(64, 256, 256, _ANY, 1, 64, 2, 4, 240, 128, _WIDE),
+    Specialization(128, 64, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
+    Specialization(128, 64, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
+    Specialization(128, 128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
     Specialization(
-        128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"
+        128, 128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"
     ),
-    Specialization(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
-    Specialization(192, 64, _ANY, 1, 128, 2, 8, 160, 32, _THREE),
-    Specialization(192, 128, _ANY, 1, 64, 2, 7, 160, 32, "for plans that were made for a smaller head_dim; untuned"),
+    Specialization(128, 192, 128, _ANY, 1, 128, 2, 8, 200, 104, _LATENT),
+    Specialization(128, 256, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
+    Specialization(192, 64, 64, _ANY, 1, 128, 2, 8, 160, 32, _THREE),
+    Specialization(192, 128, 128, _ANY, 1, 64, 2, 7, 160, 32, "for plans made for a smaller head_dim; untuned"),
 )
 
 _TERMS = "three or six products of terms hide the softmax; not tuned"
 _SHARES = "two warpgroups take the iterations of an item in turns"
 # For float32. Products of 64 keys leave registers for the terms of the weights.
 TABLE_OF_TERMS = (
-    Specialization(64, 64, _ANY, 1, 64, 2, 6, 208, 88, _SHARES, terms=3, shares=True),
-    Specialization(128, 64, _ANY, 1, 64, 2, 5, 208, 88, _TERMS, terms=3),
-    Specialization(64, 128, _ANY, 1, 64, 2, 5, 248, 128, f"{_TERMS}; 128 queries do not fit", terms=3),
-    Specialization(64, 64, _ANY, 1, 64, 3, 8, 208, 88, _SHARES, terms=2, shares=True),
-    Specialization(64, 128, _ANY, 1, 64, 2, 5, 240, 128, _TERMS, terms=2),
-    Specialization(128, 64, _ANY, 1, 128, 2, 5, 208, 88, _KEYS, terms=2),
-    Specialization(128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
+    Specialization(64, 64, 64, _ANY, 1, 64, 2, 6, 208, 88, _SHARES, terms=3, shares=True),
+    Specialization(128, 64, 64, _ANY, 1, 64, 2, 5, 208, 88, _TERMS, terms=3),
+    Specialization(64, 128, 128, _ANY, 1, 64, 2, 5, 248, 128, f"{_TERMS}; 128 queries do not fit", terms=3),
+    Specialization(64, 64, 64, _ANY, 1, 64, 3, 8, 208, 88, _SHARES, terms=2, shares=True),
+    Specialization(64, 128, 128, _ANY, 1, 64, 2, 5, 240, 128, _TERMS, terms=2),
+    Specialization(128, 64, 64, _ANY, 1, 128, 2, 5, 208, 88, _KEYS, terms=2),
+    Specialization(128, 128, 128, _ANY, 1, 64, 2, 3, 208, 88, _TERMS, terms=2),
 )
 
 _FLOAT8 = "three warpgroups in order: a softmax overlaps the products of others"
 TABLE_OF_FLOAT8 = (
-    Specialization(128, 128, _ANY, 1, 128, 2, 10, 216, 72, "for tiles that 192 queries do not fit", float8=True),
-    Specialization(192, 128, _ANY, 1, 128, 2, 8, 160, 32, _FLOAT8, float8=True),
+    Specialization(128, 128, 128, _ANY, 1, 128, 2, 10, 216, 72, "for tiles that 192 queries do not fit", float8=True),
+    Specialization(192, 128, 128, _ANY, 1, 128, 2, 8, 160, 32, _FLOAT8, float8=True),
 )
 
 
@@ -127,20 +137,24 @@ def rows_of(block_q: int) -> int:
     return next(rows for rows in (ROWS, TILE[0], WIDEST[0]) if block_q <= rows)
 
 
-def build(block_q: int, head_dim: int, keys: float = math.inf, terms: int = 1, float8: bool = False) -> Specialization:
-    """Return the specialization for a head dimension (the larger of q's and v's), work items of `keys` keys and
-    elements of `terms` terms or of float8."""
-    return next(row for row in _fitting(block_q, head_dim, terms, float8) if keys <= row.most_keys)
+def build(
+    block_q: int, dims: tuple[int, int], keys: float = math.inf, terms: int = 1, float8: bool = False
+) -> Specialization:
+    """Return the specialization for `dims` (head_dim, head_dim_v), work items of `keys` keys and elements of `terms`
+    terms or of float8."""
+    return next(row for row in _fitting(block_q, dims, terms, float8) if keys <= row.most_keys)
 
 
-def has_build(block_q: int, head_dim: int, terms: int = 1, float8: bool = False) -> bool:
+def has_build(block_q: int, dims: tuple[int, int], terms: int = 1, float8: bool = False) -> bool:
     """Whether there is a specialization."""
-    return any(_fitting(block_q, head_dim, terms, float8))
+    return any(_fitting(block_q, dims, terms, float8))
 
 
-def _fitting(block_q: int, head_dim: int, terms: int, float8: bool) -> Iterator[Specialization]:
+def _fitting(block_q: int, dims: tuple[int, int], terms: int, float8: bool) -> Iterator[Specialization]:
+    head_dim, head_dim_v = dims
     for row in TABLE_OF_FLOAT8 if float8 else TABLE if terms == 1 else TABLE_OF_TERMS:
-        if row.rows == rows_of(block_q) and row.head_dim >= head_dim and row.terms == terms:
+        fits = row.head_dim >= head_dim and row.head_dim_v >= head_dim_v
+        if fits and row.rows == rows_of(block_q) and row.terms == terms:
             yield row
 
 
@@ -152,6 +166,7 @@ def variant(row: Specialization, dtype: str, room: int, problems: int = 1, gathe
         "SPATTN_TERMS": row.terms,
         "SPATTN_WARPGROUPS": row.warpgroups,
         "SPATTN_HEAD_DIM": row.head_dim,
+        "SPATTN_HEAD_DIM_V": row.head_dim_v,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,

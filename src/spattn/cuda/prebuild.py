@@ -36,10 +36,10 @@ _SHARED_BYTES_OTHERS = 99 << 10
 def kernels(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator[Kernel]:
     """Yield all kernels of a target for plans in default tiles and 16-byte aligned arrays."""
     if arch == forwards.ARCH:
-        padded = {row.head_dim for row in forwards.TABLE}
+        padded = {row.head_dim: row.head_dim_v for row in forwards.TABLE}
         for dtype, head_dim in itertools.product(dtypes, head_dims):
             if dtype in forwards.DTYPES and head_dim in padded:
-                yield from _of_hopper(dtype, head_dim)
+                yield from _of_hopper(dtype, (head_dim, padded[head_dim]))
             elif dtype == "float32":
                 yield from _of_terms(head_dim)
         return
@@ -56,16 +56,16 @@ def kernels(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Itera
             yield source, macros, structs_of(source)
 
 
-def _of_hopper(dtype: str, head_dim: int) -> Iterator[Kernel]:
+def _of_hopper(dtype: str, dims: tuple[int, int]) -> Iterator[Kernel]:
     room = MAPS[0]
     for row in forwards.TABLE:
-        if row.head_dim == head_dim:
+        if (row.head_dim, row.head_dim_v) == dims:
             yield "sm90/forward/attention.cu", forwards.variant(row, dtype, room), forward_params.structs(room)
-    merge = forwards.variant(forwards.build(forwards.TILE[0], head_dim), dtype, room)
+    merge = forwards.variant(forwards.build(forwards.TILE[0], dims), dtype, room)
     yield "sm90/forward/merge.cu", merge, forward_params.structs(room)
     found = []
     for one_pass in (False, True):
-        table = backwards.builds(head_dim, one_pass)
+        table = backwards.builds(dims, one_pass)
         found += [("backward", row) for row in table]
         found += [(name, table[0]) for name in ("statistics", "sum", "convert")[: 3 if one_pass else 2]]
     for name, chosen in dict.fromkeys(found):

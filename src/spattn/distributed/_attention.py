@@ -108,7 +108,8 @@ def attention(
     Notes
     -----
     Output and gradients have the same bits for any sharding and number of ranks: those of :func:`spattn.attention` in
-    one process on the same kind of processor, except for dq on GPUs. Only rows are exchanged, no sums. The forward pass
+    one process on the same kind of processor, except for dq on GPUs. Rows are exchanged; on GPUs also partial sums, of
+    rows whose keys are split among work items, which are added in the order of one process. The forward pass
     receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
     key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
     (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks

@@ -12,6 +12,7 @@ the same order at every number of ranks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from ..planning.contract.types import real_cells
 from ..planning.contract.validated import Part, mark_part, validated
 from .gradients import runs_of_items
 from .item_order import by_rows, row_order
+from .placement import HOME, LATE, LENT, OWN, Bytes, Partials, Placement, Runs, place
 
 __all__ = [
     "LOCAL",
@@ -42,6 +44,8 @@ __all__ = [
     "keys_of_rows",
     "lists_of_tables",
     "pairs_of_rows",
+    "place_lists",
+    "rows_of_items",
     "rows_of_keys",
     "rows_of_tiles",
     "tile_rows",
@@ -177,12 +181,15 @@ def pairs_of_rows(plan: Plan) -> np.ndarray:
     return pairs
 
 
-def keys_of_rows(plan: Plan, owned: np.ndarray) -> np.ndarray:
-    """Return the keys that the rows `owned`, (q_len,) bool, attend to, for each variant: (variants, kv_len) bool."""
+def keys_of_rows(plan: Plan, owned: np.ndarray, items: np.ndarray | None = None) -> np.ndarray:
+    """Return the keys that the rows `owned`, (q_len,) bool, attend to, for each variant: (variants, kv_len) bool; only
+    those of some work items with `items`, (items,) bool."""
     spans, found = spans_of(plan), np.zeros((plan.variants, plan.kv_len), bool)
     mine = _held(spans.queries, owned)
     of_list, full = np.any(mine, axis=1), spans.mask < 0
     of_run = of_list[spans.lists[spans.item]]
+    if items is not None:
+        of_run &= items[row_order(plan)][spans.item]
     reached = _covered(spans, of_run & full)
     _add(found, spans.of_tile[reached], spans.keys[reached])
     for run, tile in tiles_in_runs(spans, of_run & ~full):
@@ -260,8 +267,7 @@ class Stage:
 
     Attributes
     ----------
-    plan : Plan
-        The part, whose items are the whole plan's.
+    whole : Plan
     items : (items,) bool array
         Which of the whole plan's work items it has.
     rows : (variants, q_len) bool array
@@ -270,43 +276,91 @@ class Stage:
         `LOCAL` if all keys of its tiles are the rank's, otherwise where the others are; see :func:`foreign`.
     queries, keys : TileRows
         Rows of its query tiles and of its key tiles.
+    role : int
+        `OWN`; `LENT` if its items are computed for all ranks; `LATE` if it only combines, also partials of others.
     """
 
-    plan: Plan
+    whole: Plan
     items: np.ndarray
     rows: np.ndarray
     where: int
     queries: TileRows
     keys: TileRows
+    role: int = OWN
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The part as a plan, whose items are the whole plan's."""
+        items = np.nonzero(self.items[row_order(self.whole)])[0]
+        return _part(self.whole, items, spans_of(self.whole).work[items], self.rows)
 
 
 @kept_with_plan
-def forward_stages(plan: Plan, sharding: Sharding, rank: int, sides: bool = True) -> tuple[Stage, ...]:
+def forward_stages(
+    plan: Plan, sharding: Sharding, rank: int, sides: bool = True, placement: Placement | None = None
+) -> tuple[Stage, ...]:
     """Return the stages of a rank's forward, the local one first; without `sides`, all others are one stage.
 
-    All items that contribute to a row are in one stage.
+    All items that contribute to a row are in one stage. With a placement, a stage of the items that the rank computes
+    for others follows, and one that combines the rows of such items.
     """
-    spans, owned = spans_of(plan), sharding.owners() == rank
-    mine = np.any(_held(spans.queries, owned), axis=1)
+    spans, owners = spans_of(plan), sharding.owners()
+    owned, order = owners == rank, row_order(plan)
+    at = np.full(len(plan.work), HOME) if placement is None else placement.of_item[order]
+    late = np.zeros((plan.variants, plan.q_len), bool) if placement is None else placement.late(owners, rank)
+    own = np.any(_held(spans.queries, owned), axis=1)[spans.lists] & (at == HOME)  # of each item
+    mine = np.zeros(len(spans.queries), bool)
+    mine[spans.lists[own]] = True
     code = np.zeros(len(spans.queries), np.uint8)
-    np.bitwise_or.at(code, spans.lists[spans.item], in_ranges(foreign(spans.keys, owned), spans.start, spans.stop))
-    code, of_row = closed(np.where(mine, code, 0), spans.of_list, spans.queries, owned, plan.variants)
+    run = own[spans.item]
+    reads = in_ranges(foreign(spans.keys, owned), spans.start[run], spans.stop[run])
+    np.bitwise_or.at(code, spans.lists[spans.item[run]], reads)
+    code, of_row = closed(code, spans.of_list, spans.queries, mine, owned & ~late)
     if not sides:
         code, of_row = np.minimum(code, 1), np.minimum(of_row, 1)
     codes = np.unique(code[mine]) if mine.any() else np.array([LOCAL], np.uint8)
     written = np.zeros((plan.variants, plan.q_len), bool)
     _add(written, spans.of_list[mine], spans.queries[mine])
     of_row[~written] = codes[0]  # rows without a pair
-    found = []
-    for where in codes:
-        own, rows = mine & (code == where), owned & (of_row == where)
-        items = np.nonzero(own[spans.lists])[0]
-        tiles = _covered(spans, own[spans.lists[spans.item]])
-        part, chosen = _part(plan, items, spans.work[items], rows), np.zeros(len(plan.work), bool)
-        chosen[row_order(plan)[items]] = True
-        read = tile_rows(spans.queries[own], plan.q_len), tile_rows(spans.keys[tiles], plan.kv_len)
-        found.append(Stage(part, frozen(chosen), frozen(rows), int(where), *read))
+
+    def stage(items: np.ndarray, rows: np.ndarray, where: int, role: int = OWN) -> Stage:
+        lists, tiles = np.unique(spans.lists[items]), _covered(spans, items[spans.item])
+        chosen = np.zeros(len(plan.work), bool)
+        chosen[order[items]] = True
+        read = tile_rows(spans.queries[lists], plan.q_len), tile_rows(spans.keys[tiles], plan.kv_len)
+        if role != LENT:
+            _prove(plan, spans.lists[items & (spans.work["slot"] < 0)], _merged(plan, rows), rows)
+        return Stage(plan, frozen(chosen), frozen(rows), where, *read, role)
+
+    found = [
+        stage(own & (code == where)[spans.lists], owned & ~late & (of_row == where), int(where)) for where in codes
+    ]
+    if placement is not None:
+        if (at == rank).any():
+            found.append(stage(at == rank, np.zeros_like(late), BEFORE | AFTER, LENT))
+        if late.any():
+            found.append(stage(np.zeros_like(own), late, BEFORE | AFTER, LATE))
+        placement.prove(rank, owners, [(x.items, x.rows, x.role) for x in found])
     return tuple(found)
+
+
+def place_lists(plan: Plan, partials: Partials, sharding: Sharding, batch: int, heads_q: int, cost: Bytes) -> Placement:
+    """Return the placement of a plan's items; `partials` are those of a kernel with these items."""
+    spans, order = spans_of(plan), row_order(plan)
+    lists = np.empty_like(spans.lists)
+    lists[order] = spans.lists
+    runs = Runs(spans.keys, order[spans.item], spans.start, spans.stop)
+    heads = np.bincount(np.broadcast_to(plan.variant, (batch, heads_q)).ravel(), minlength=plan.variants)
+    weight = heads[partials.variant] * (plan.work["end"] - plan.work["begin"])
+    return place(partials, spans.queries[lists], runs, weight, sharding.owners(), sharding.world_size, cost)
+
+
+def rows_of_items(plan: Plan, items: np.ndarray) -> np.ndarray:
+    """Return the rows of the query tiles of some work items, (variants, q_len) bool."""
+    spans, found = spans_of(plan), np.zeros((plan.variants, plan.q_len), bool)
+    lists = np.unique(spans.lists[items[row_order(plan)]])
+    _add(found, spans.of_list[lists], spans.queries[lists])
+    return found
 
 
 def foreign(rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
@@ -332,16 +386,17 @@ def in_ranges(code: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarr
 
 
 def closed(
-    code: np.ndarray, variant: np.ndarray, rows: np.ndarray, owned: np.ndarray, variants: int
+    code: np.ndarray, variant: np.ndarray, rows: np.ndarray, items: np.ndarray, counted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes of items and of rows, (variants, length), after joining the codes of items with a common row.
 
-    Item i writes the rows ``rows[i]`` of its variant; only rows that are `owned` count.
+    Item i writes the rows ``rows[i]`` of its variant; only `items`, (items,) bool, and rows that are `counted`,
+    (variants, length) bool, count.
     """
-    item, cell = np.nonzero(_held(rows, owned))
+    item, cell = np.nonzero((rows >= 0) & items[:, None] & counted[variant[:, None], rows])
     at = variant[item], rows[item, cell]
     while True:
-        of_row = np.zeros((variants, len(owned)), np.uint8)
+        of_row = np.zeros(counted.shape, np.uint8)
         np.bitwise_or.at(of_row, at, code[item])
         joined = code.copy()
         np.bitwise_or.at(joined, item, of_row[at])
@@ -419,7 +474,7 @@ def _backward_items(plan: Plan, owned: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) -> Plan:
     """Return the part with some items, and the combines of the rows `owned`, (variants, q_len) bool."""
     of_merge = np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants))
-    number, merged = np.diff(plan.merge_indptr), owned[of_merge, plan.merge_rows]
+    number, merged = np.diff(plan.merge_indptr), _merged(plan, owned)
     sources = np.repeat(merged, number)
     slot, cell = np.divmod(plan.merge_sources[sources], plan.block_q)
     old = np.repeat(of_merge, number)[sources], slot
@@ -447,18 +502,22 @@ def _part(plan: Plan, items: np.ndarray, work: np.ndarray, owned: np.ndarray) ->
         merge_sources=frozen((new[old] * plan.block_q + cell).astype(np.int32)),
         merge_variants=frozen(offsets(merged)[plan.merge_variants].astype(np.int32)),
     )
-    lists = spans_of(plan).lists[items[work["slot"] < 0]]
-    _prove(plan, part, lists, owned)
+    _prove(plan, spans_of(plan).lists[items[work["slot"] < 0]], merged, owned)
     return mark_part(part, Part(plan, frozen(items)))
 
 
-def _prove(plan: Plan, part: Plan, alone: np.ndarray, owned: np.ndarray) -> None:
+def _merged(plan: Plan, rows: np.ndarray) -> np.ndarray:
+    """Return which combines are of `rows`, (variants, q_len) bool."""
+    return rows[np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants)), plan.merge_rows]
+
+
+def _prove(plan: Plan, alone: np.ndarray, merged: np.ndarray, owned: np.ndarray) -> None:
     """Raise RuntimeError unless each row of the rank has one writer: a combine, or an item with a list of `alone`."""
     spans = spans_of(plan)
     writers = np.zeros((plan.variants, plan.q_len), np.int64)
     rows = spans.queries[alone]
     np.add.at(writers, (np.repeat(spans.of_list[alone], (rows >= 0).sum(axis=1)), rows[rows >= 0]), 1)
-    of_merge = np.repeat(np.arange(plan.variants), np.diff(part.merge_variants))
-    np.add.at(writers, (of_merge, part.merge_rows), 1)
+    of_merge = np.repeat(np.arange(plan.variants), np.diff(plan.merge_variants))
+    np.add.at(writers, (of_merge[merged], plan.merge_rows[merged]), 1)
     if (writers[owned] != 1).any():
         raise RuntimeError("plan: a row of a rank has no writer or several; this is a bug in spattn, please report it")

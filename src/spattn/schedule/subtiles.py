@@ -16,7 +16,7 @@ import numpy as np
 from .._util.checks import show
 from .._util.frozen import frozen
 from .._util.ragged import ramp
-from ..planning.contract.types import Plan, TileLists, tile_lists
+from ..planning.contract.types import Plan, TileLists, first_coordinates, real_cells, tile_lists
 from .items import Items, Lists, Share, Sharing, cut_lists, join_shares
 from .proof import Writers, prove
 from .reductions import Merges
@@ -239,7 +239,10 @@ def _transpose(
     # From here on, arrays have an element for each pair of sub-tiles.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
-    number = subtiles.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
+    query_view = plan.components["query_view"][component]
+    masks = subtiles.of(query_view, listed.mask[entry])
+    masks[~_with_cells(plan, query_view, query_tile, subtiles.cut)] = EMPTY  # also in full tiles
+    number = masks.reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, subtile = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
@@ -269,6 +272,20 @@ def _transpose(
     for name in ("begin", "end", "slot"):
         work[name] = share.work[name]
     return share, work, entries, masks
+
+
+def _with_cells(plan: Plan, view: np.ndarray, tile: np.ndarray, cut: Cut) -> np.ndarray:
+    """Return whether each sub-tile of some query tiles has a query: (tiles, sub-tiles) bool."""
+    code, index = np.unique(view.astype(np.int64) << 32 | tile, return_inverse=True)
+    view, tile = code >> 32, code & 0xFFFFFFFF
+    found = np.ones((len(code), plan.block_q // cut.side), bool)
+    own = plan.views[view]
+    (padded,) = np.nonzero((first_coordinates(own, tile) + own["box"] > own["extent"]).any(axis=1))
+    found[padded] = False
+    number, cell, _ = real_cells(own[padded], tile[padded])
+    place = np.argsort(cut.orders, axis=1)[cut.of_view[view[padded[number]]], cell]
+    found[padded[number], place // cut.side] = True
+    return found[index]
 
 
 def _share(

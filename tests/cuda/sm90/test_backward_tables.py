@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,20 @@ def test_subtiles_of_queries_are_halves_of_tiles(pattern):
         np.testing.assert_array_equal(got, np.where(valid[0, part], expected[0, part], -1))
 
 
+@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.Causal(), patterns.BlockLocal(300)], ids=repr)
+@pytest.mark.parametrize("tokens", [44, 300, 396])
+def test_lists_have_no_sub_tile_without_queries(pattern, tokens):
+    """TMA must not load a box outside of an array: the second half of the last query tile has no row here."""
+    made = plan(pattern, tokens)
+    views = layout.lay_out_views(made)
+    keys = by_keys(made, 1, 1, 1, views.cut, 2, 1)
+    assert (tokens - 1) % made.block_q < 64 == made.block_q // 2
+    last = keys.entries["tile"] == -(-tokens // made.block_q) - 1
+    assert last.any() and (keys.entries["part"][last] == 0).all()
+    entries = layout.lay_out(made, views, keys, keys.work["slot"], True)["entries"]
+    assert (entries["x"] < tokens).all()
+
+
 def test_masks_by_keys_are_transposed():
     made = plan(patterns.Causal() & patterns.SlidingWindow(40), 300)
     cut = layout.lay_out_views(made).cut
@@ -74,8 +90,9 @@ def test_sums_of_dq_are_worth_some_memory(monkeypatch):
 
 
 def test_every_head_dimension_has_kernels_for_all_gradients():
-    for head_dim in range(8, 257, 8):
-        for one_pass in (False, True):
-            rows = specializations.builds(head_dim, one_pass)
-            assert {name for row in rows for name in row.results.split()} == {"dq", "dk", "dv"}
-            assert rows[-1].results == "dq" and all(row.head_dim >= head_dim for row in rows)
+    head_dims = (8, 64, 72, 128, 136, 192, 200, 256)
+    for *dims, one_pass in itertools.product(head_dims, head_dims, (False, True)):
+        rows = specializations.builds(dims, one_pass)
+        assert {name for row in rows for name in row.results.split()} == {"dq", "dk", "dv"}
+        fitting = [row[:2] for row in specializations.TABLE if row.head_dim >= dims[0] and row.head_dim_v >= dims[1]]
+        assert rows[-1].results == "dq" and {row[:2] for row in rows} == {min(fitting)}

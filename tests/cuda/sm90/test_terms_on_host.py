@@ -151,7 +151,7 @@ def test_which_calls_are_split(monkeypatch, card, precision, dim, q_len):
     monkeypatch.setattr(families, "of", lambda *problem: own)
 
     def prepare(call):
-        built = has_build(call.plan.block_q, call.q.shape[3], terms_of(call.dtype, call.precision))
+        built = has_build(call.plan.block_q, (call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision))
         return SimpleNamespace(run=lambda call: taken.append("terms")) if built else None
 
     monkeypatch.setattr(hopper.forwards, "prepare", prepare)

@@ -45,6 +45,7 @@ def alibi(*values):
 
 
 SCORES = {"softcap": softcap(30.0, 0.5, -2.0, 5.0), "alibi": alibi(0.5, -0.25, 0.0, 2.0**-4)}
+DROPOUT = "dropout"
 NO_SCORE = operands(lambda s, b, h, q, k: s)
 EACH, ALIBI = tuple(SCORES.values()), SCORES["alibi"]
 DTYPES, PASSES = ("float16", "bfloat16"), ("two passes", "one pass")
@@ -64,13 +65,15 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def text_of(score):
-    """The generated C++ of a score function."""
+    """The generated C++ of a score function, or of dropout."""
+    if score == DROPOUT:
+        return generated(None, (), drops=True)[0]
     return "" if score is None else generated(score.program, score.types)[0]
 
 
-def forward_kernels(dtype, *options, rows=128, head_dim=64, keys=256.0, scores=EACH):
+def forward_kernels(dtype, *options, rows=128, dims=(64, 64), keys=256.0, scores=EACH):
     """(source, architecture, macros, structs, text) of a forward kernel with each score function."""
-    defines = variant(build(rows, head_dim, keys), dtype, *(options or MAPS[:1]))
+    defines = variant(build(rows, dims, keys), dtype, *(options or MAPS[:1]))
     own = structs(defines["SPATTN_MAPS"], defines["SPATTN_PROBLEMS"])
     return [("sm90/forward/attention.cu", ARCH, defines, own, text_of(score)) for score in scores]
 
@@ -87,22 +90,25 @@ def kernels():
     for dtype in DTYPES:
         yield from forward_kernels(dtype)
         yield from backward_kernels(dtype, 64)
-    for head_dim in (128, 256):
-        yield from forward_kernels("bfloat16", head_dim=head_dim, scores=[ALIBI])
-        yield from backward_kernels("bfloat16", head_dim, [ALIBI])
+    for dims in ((128, 128), (192, 128), (256, 256)):
+        yield from forward_kernels("bfloat16", dims=dims, scores=[ALIBI])
+        yield from backward_kernels("bfloat16", dims[0], [ALIBI])
     for room in MAPS:
         yield from forward_kernels("bfloat16", room, rows=64, scores=[ALIBI])
     yield from forward_kernels("bfloat16", keys=np.inf, scores=[ALIBI])
     yield from forward_kernels("float16", MAPS[0], 1, True, keys=np.inf, scores=[ALIBI])
     problems, room = GROUPS[0]
     yield from forward_kernels("bfloat16", room, problems)
+    for rows in (64, 128):  # whose words of dropout take most shared memory
+        yield from forward_kernels("bfloat16", rows=rows, dims=(192, 128), scores=[DROPOUT])
+    yield from backward_kernels("bfloat16", 192, [DROPOUT])
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """Compile the kernels side by side, not one by one at their first use."""
     found = list(kernels())
-    for dtype, head_dim in (("float16", 64), *(("bfloat16", dim) for dim in (64, 128, 256))):
+    for dtype, head_dim in (("float16", 64), *(("bfloat16", dim) for dim in (64, 128, 192, 256))):
         found += backward_kernels(dtype, head_dim, [None], ("statistics", "sum", "convert"))
     if compile.find_nvcc() is not None and device.get().capability == (9, 0):
         with ThreadPoolExecutor() as pool:
@@ -255,7 +261,7 @@ def sums_tables(made):
     return ready.sums_tables
 
 
-@pytest.mark.parametrize("dims", [(8, 40), (72, 128), (192, 256)], ids=str)
+@pytest.mark.parametrize("dims", [(8, 40), (72, 128), (192, 128), (192, 256)], ids=str)
 def test_head_dims(passes, dims):
     pattern, dlse = patterns.Causal(), np.zeros((BATCH, HEADS, 260), np.float32)
     arrays = problem("bfloat16", 260, 391, *dims)

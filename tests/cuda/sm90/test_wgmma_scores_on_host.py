@@ -23,13 +23,13 @@ from spattn.cuda.sm90.forward.heads import with_packed_heads
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tensor_maps import MAPS
 
-from .test_wgmma_scores import SCORES, choose, kernels, text_of
+from .test_wgmma_scores import DROPOUT, SCORES, choose, kernels, text_of
 
 pytestmark = pytest.mark.family("sm90")
 
 NVCC = compile.find_nvcc()
 SOFTCAP, ALIBI = (BoundScore(text_of(score), at) for score, at in zip(SCORES.values(), (77, 88), strict=True))
-EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI}
+EACH = {"none": IDENTITY, "softcap": SOFTCAP, "alibi": ALIBI, "dropout": BoundScore(text_of(DROPOUT), 99)}
 # Bytes. Positions and captured values take registers of threads whose accumulators leave few: 612 at most in the dK/dV
 # kernels of 128 and more dimensions, in which 192 or more of 240 registers are sums and products.
 SPILLS = {"forward": 288, "backward": 640}
@@ -115,7 +115,7 @@ def test_forward_parameters(gpu, score):
     assert (found["q_offset"], found["moved"]) == (3800, 7)
     (merging,) = ready._merges
     assert merging is not None and merging.kernel.text == ""
-    assert found["score"] == score.address and ready._attention.text == score.text
+    assert found["score"] == score.address and ready.attention.text == score.text
 
 
 @pytest.mark.parametrize("score", EACH.values(), ids=EACH)
@@ -179,9 +179,9 @@ def test_groups(gpu):
     assert together == [[0, 3], [1], [2, 4], [5]]
     for numbers in together:
         made = group.prepare([parts[number] for number in numbers])
-        assert all(scores[number].text == made._attention.text for number in numbers)
+        assert all(scores[number].text == made.attention.text for number in numbers)
         to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0, 0, scores[number].address) for number in numbers]
-        dtype = params.params_dtype(*(made._attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+        dtype = params.params_dtype(*(made.attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
         (filled,) = np.frombuffer(made.template.fill(0, to), dtype)
         for number, found in zip(numbers, filled["problems"], strict=False):
             q_len, kv_len = sizes[number]

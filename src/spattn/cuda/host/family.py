@@ -13,8 +13,9 @@ from ...patterns import Pattern
 from ...patterns.dynamic import Form
 from ...planning import Plan
 from ...request.call import Call
+from ...schedule.placement import Placement
 from ...schedule.shard import Sharding
-from ...schedule.shard_gradients import GradientStage
+from ...schedule.shard_gradients import GradientShare
 from ..driver.device import Device
 from ..driver.launch import Launch, Request
 from .backward_pass import BackwardPass
@@ -73,6 +74,20 @@ class GradientLaunches(Protocol):
         """Return a call's launches, under the same conditions as for a forward; the context must be current."""
 
 
+class StepLauncher(Protocol):
+    """Makes launches from rows of bits, with the kernels of launches that it knows."""
+
+    def add(self, launches: Any) -> bool:
+        """Let later steps use the kernels of these launches, and return whether they can; the context must be
+        current."""
+
+    def of_rows(
+        self, words: np.ndarray, variant: np.ndarray, k: Operand, v: Operand
+    ) -> tuple[int, ForwardLaunches] | None:
+        """Return launches, and the number of those whose kernels they use; see
+        :meth:`.sm90.forward.steps.Steps.of_rows`."""
+
+
 class Launcher(Protocol):
     """Prepares launches that PyTorch calls cache by address, grouped launches and launches with dynamic masks. The
     device's context must be current.
@@ -92,10 +107,14 @@ class Launcher(Protocol):
     def prepare_backward(self, call: BackwardPass) -> GradientLaunches | None:
         """Return launches for backwards of these shapes and strides; None if the kernels cannot address such arrays."""
 
+    def placement(self, plan: Plan, sizes: tuple[int, int, int, int, int], sharding: Sharding, /) -> Placement:
+        """Return which ranks compute the items of a forward; `sizes` are batch, heads_q, heads_kv, head_dim and
+        head_dim_v."""
+
     def stages(
-        self, plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int, sharding: Sharding, rank: int, /
-    ) -> tuple[GradientStage, ...]:
-        """Return the stages of a rank's backward, the local one first."""
+        self, plan: Plan, sm_count: int, sizes: tuple[int, int, int, int, int], sharding: Sharding, rank: int, /
+    ) -> GradientShare:
+        """Return a rank's part of a backward."""
 
     def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
         """Return the key of calls that may share a launch."""
@@ -106,17 +125,8 @@ class Launcher(Protocol):
     def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
         """Return launches, in order, each with its call indices; omit calls whose arrays the kernels cannot address."""
 
-    def of_rows(
-        self,
-        known: Sequence[Any],
-        words: np.ndarray,
-        variant: np.ndarray,
-        k: Operand,
-        v: Operand,
-        workers: int,
-        staging: Any,
-    ) -> tuple[int, ForwardLaunches] | None:
-        """Return launches for rows of bits: see :func:`.sm90.forward.steps.of_rows`."""
+    def steps(self, workers: int, staging: Any, /) -> StepLauncher:
+        """Return what makes launches of steps of generation; see :class:`.sm90.forward.steps.Steps`."""
 
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels

@@ -32,7 +32,7 @@ from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
-from .forward import steps
+from .forward.steps import Steps
 from .forward.terms import itemsizes_of
 from .maps import ADDRESS_ALIGNMENT, readable
 
@@ -131,8 +131,9 @@ class Hopper:
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
     group = staticmethod(groups.group)
-    of_rows = staticmethod(steps.of_rows)
+    steps = Steps
     forward_masked = staticmethod(dynamic_masks.forward)
+    placement = staticmethod(forwards.placement)
     stages = staticmethod(backwards.stages)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
@@ -165,8 +166,8 @@ class HopperFloat32(Hopper):
     def plan_for(self, pattern: Pattern, call: Call, device: Device, max_bytes: int | None, backward: bool) -> Plan:
         if backward:
             return self._fallback.plan_for(pattern, call, device, max_bytes, backward)
-        head_dim, terms = max(call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
-        rows = TILE[0] if has_build(TILE[0], head_dim, terms) else ROWS
+        dims, terms = (call.head_dim, call.head_dim_v), terms_of(call.dtype, call.precision)
+        rows = TILE[0] if has_build(TILE[0], dims, terms) else ROWS
         each = workers_of(call.batch, call.heads_q, device.sm_count)
         return chosen(pattern, call, each, max_bytes, device.sm_count, (rows, TILE[1]))
 
@@ -234,9 +235,9 @@ class HopperFloat8(Hopper):
 
 def why_not(call: ForwardPass) -> str:
     """Return why the kernels cannot compute a call. TMA addresses only the output of float32."""
-    head_dim, terms = max(call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
-    if not has_build(call.plan.block_q, head_dim, terms, call.dtype == FLOAT8):
-        return f"{terms} terms of {head_dim} features have no tiles of {call.plan.tile}"
+    dims, terms = (call.q.shape[3], call.v.shape[3]), terms_of(call.dtype, call.precision)
+    if not has_build(call.plan.block_q, dims, terms, call.dtype == FLOAT8):
+        return f"{terms} terms of {max(dims)} features have no tiles of {call.plan.tile}"
     itemsize_in, itemsize_out = itemsizes_of(call)
     for name in ("q", "k", "v", "out") if itemsize_out == 2 else ("out",):
         operand, itemsize = getattr(call, name), itemsize_out if name == "out" else itemsize_in

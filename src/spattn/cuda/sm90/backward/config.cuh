@@ -26,26 +26,27 @@ static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64))
 // A fused kernel also sums the gradients of the arrays that the score function captures.
 constexpr bool kTableSums = kQueries && Score::Uses::kCount > 0;
 
-constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
+constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 64; smaller ones are zero-padded
 constexpr int kSubtile = 64;
 constexpr int kWarpgroups = 2;
 constexpr int kBlock = kSubtile * kWarpgroups;  // rows per work item
 constexpr int kStep = SPATTN_STEP;              // columns per iteration
 constexpr int kTiles = kStep / kSubtile;
-constexpr int kPanels = kDim / 64;  // 64 elements are one 128-byte swizzled row
+constexpr int kPanels = kDim / 64, kValuePanels = kDimV / 64;  // 64 elements are one 128-byte swizzled row
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
 
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
-constexpr uint32_t kStageBytes = kStep * kDim * 2;
-constexpr int kBlocks = SPATTN_BLOCKS;      // row tiles in shared memory
-constexpr int kStages = SPATTN_STAGES;      // stages of columns in shared memory
-constexpr int kOperands = kScores ? 2 : 1;  // per row: (k, v) or (q, dout); a kernel for dV alone needs no v
+constexpr uint32_t kStageBytes = kStep * kDim * 2;  // columns of the second operand may take less
+constexpr int kBlocks = SPATTN_BLOCKS;              // row tiles in shared memory
+constexpr int kStages = SPATTN_STAGES;              // stages of columns in shared memory
+constexpr int kOperands = kScores ? 2 : 1;          // per row: (k, v) or (q, dout); a kernel for dV alone needs no v
+constexpr uint32_t kRowsBytes = kBlockBytes + (kOperands - 1) * kBlock * kDimV * 2;  // of a row tile
 
 using ScoreProduct = Product<kStep>;
-using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
+static_assert(kDimV == kDim || (kDimV < kDim && !kQueries && kScores + kValues == 1));
 
 // A task, as the producer publishes it; one with work.heads = 0 ends the kernel.
 struct alignas(16) Assignment {
@@ -99,7 +100,7 @@ constexpr int kTasks = 2;  // in flight: one is stored while the next is compute
 constexpr int kResults = kScores + kValues;
 
 struct alignas(1024) Shared {
-  uint8_t rows[kBlocks][kOperands][kBlockBytes];
+  uint8_t rows[kBlocks][kRowsBytes];
   uint8_t ring[kStages][kStageBytes];
   QuerySums queries;
   alignas(128) Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
@@ -113,9 +114,12 @@ struct alignas(1024) Shared {
   StageWords words[Score::kDrops ? kStages : 0];
   TilePositions row_positions[Score::kDrops ? kWarpgroups : 0];  // private to the producer: of the task's rows
 
+  // Returns the rows of operand `number`.
+  __device__ __forceinline__ uint8_t* operand(int block, int number) { return rows[block] + number * kBlockBytes; }
+
   // Returns the shared memory that stages result `number` of the task with rows in `block`.
   __device__ __forceinline__ uint8_t* result(int block, int number) {
-    if (!kQueries) return rows[block][number];
+    if (!kQueries) return operand(block, number);
     return number == 0 ? queries.gradients[0] : reinterpret_cast<uint8_t*>(queries.sums);
   }
 };

@@ -13,8 +13,9 @@
 namespace spattn::sm90_backward {
 
 constexpr bool kBehind =
-    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, if registers suffice
-static_assert(kStages >= 2 + (kBehind || kQueries));            // a stage is held while the next one loads
+    kScores && !kQueries &&
+    kScoreSums + kValues * kValueSums <= 96;          // dS C1 overlaps the next softmax, if registers suffice
+static_assert(kStages >= 2 + (kBehind || kQueries));  // a stage is held while the next one loads
 
 // Chunks of 16 columns of P C2 multiplied before dS is known. In fused mode, the other chunks keep the tensor cores
 // busy while the writer receives dQ.
@@ -38,12 +39,12 @@ struct Consumer {
   // Starts s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage.
   template <int kOperand>
   __device__ __forceinline__ void multiply(float (&d)[kProducts], uint32_t stage) {
-    const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSubtile * kRowBytes;
+    const uint32_t start = shared_address(shared.operand(own.rows.stage, kOperand)) + own.number * kSubtile * kRowBytes;
     const uint64_t a = operand_descriptor(uniform(start), 16, 1024);
     const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), 16, 1024);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+    for (int chunk = 0; chunk < (kOperand ? kDimV : kDim) / 16; ++chunk) {
       const int panel = chunk / 4, within = chunk % 4 * 32;
       ScoreProduct::shared(d, a + (panel * kBlock * kRowBytes + within) / 16,
                            b + (panel * kStep * kRowBytes + within) / 16, chunk);
@@ -55,6 +56,7 @@ struct Consumer {
   template <int kBegin, int kEnd, int kCount>
   __device__ __forceinline__ void accumulate(float (&sums)[kCount], const uint32_t (&weights)[kWeights],
                                              uint32_t stage) {
+    using SumProduct = Product<(kCount % 64 ? 64 : 128)>;
     const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), kStep * kRowBytes, 1024);
     pin(sums);
     wgmma_fence();
@@ -63,7 +65,7 @@ struct Consumer {
 #pragma unroll
       for (int block = 0; block < kCount / SumProduct::kCount; ++block) {
         SumProduct::registers(sums + block * SumProduct::kCount, weights + 4 * chunk,
-                              b + (chunk * 16 + block * 2 * kStep) * kRowBytes / 16);
+                              b + (chunk * 16 + block * SumProduct::kCount / 32 * kStep) * kRowBytes / 16);
       }
     }
     wgmma_commit();

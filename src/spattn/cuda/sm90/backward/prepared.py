@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +15,10 @@ from ....arrays.operand import Operand
 from ....choose.specializations import ARCH, KEYS_TOGETHER
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
-from ....schedule.reductions import find_sum_reductions, merges_of_rows, no_sum_reductions
-from ....schedule.shard import Sharding
-from ....schedule.shard_gradients import GradientStage, gradient_stages
+from ....schedule.placement import Bytes, Partials, Placement
+from ....schedule.reductions import SumReductions, find_sum_reductions, merges_of_rows, no_sum_reductions
+from ....schedule.shard import Sharding, place_lists
+from ....schedule.shard_gradients import GradientShare, GradientStage, KeyWork, gradient_stages
 from ....schedule.subtiles import EMPTY, Pass, by_keys, by_queries
 from ....schedule.tasks import merge_heads, order_tasks
 from ....schedule.tensor_maps import MAPS, VIEW
@@ -61,7 +64,7 @@ _PHASES = "tasks", "tasks_of_reductions"
 _TOGETHER = 2  # key tiles per dK/dV item
 _HALVES = 2  # halves of the dQ sums, each with a counter
 _MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
-_STATISTIC_BYTES = 16
+_STATISTIC_BYTES, _FLAG_BYTES = 16, 4
 
 
 def prepare(call: BackwardPass) -> Ready | None:
@@ -193,9 +196,9 @@ class BackwardPlan:
         """Upload the dQ work (`group` 0) or the dK/dV work (`group`: query heads per item) for (batch, heads, key
         heads)."""
         keyed = group > 0
-        slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
+        slot = made.work["slot"]
         if self.one_pass is None:
-            found = find_sum_reductions(slot, made.work_indptr, made.merges, _ROWS, length)
+            found = _reductions(plan, made, keyed)
         else:  # fused dK/dV tasks wait for earlier ones, so all are in one launch; the dQ kernel rarely runs
             found = no_sum_reductions(slot, made.merges)
         reduces, merges = found.slots < -1, found.merges
@@ -275,7 +278,7 @@ class Chosen(NamedTuple):
 
 def choose(plan: BackwardPlan, call: BackwardPass, room: int) -> Chosen:
     """Choose the kernels of a call, with `room` tensor maps in their parameters."""
-    table = builds(max(call.q.shape[3], call.v.shape[3]), plan.one_pass is not None)
+    table = builds((call.q.shape[3], call.v.shape[3]), plan.one_pass is not None)
     fused = table[0].results == "dk dv dq"
     sums = call.table_sums
     sums_tables = bool(sums.text) and len(sums.first) <= TABLES and fused and plan.regular
@@ -332,9 +335,9 @@ class Ready:
             for number, (of, x, heads) in enumerate(results)
             if of.sum_blocks
         ]
-        sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
-        sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * 4]
-        *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
+        sizes = _partial_sizes(self._rows, [(batch, heads, of.partial_rows, x.shape[3]) for of, x, heads in results])
+        sizes += [self._added // _HALVES * SUBTILE * table[0].head_dim * 4, (self._added + 1) * _FLAG_BYTES]
+        *self._offsets, self.workspace_bytes = itertools.accumulate(sizes)
         self._launches = BoundedCache(_LAUNCHES_KEPT)
 
     def run(self, call: BackwardPass) -> int:
@@ -469,12 +472,56 @@ def separate_keys(plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv:
     return by_keys(plan, batch, heads_q, heads_kv, cut, _TOGETHER, workers)
 
 
+def _reductions(plan: Plan, made: Pass, keyed: bool) -> SumReductions:
+    """Return the in-kernel reductions of the dQ work or of separate dK/dV work."""
+    length = plan.kv_len if keyed else plan.q_len
+    return find_sum_reductions(made.work["slot"], made.work_indptr, made.merges, _ROWS, length)
+
+
+def _partial_sizes(rows: int, shapes: Sequence[tuple[int, int, int, int]]) -> list[int]:
+    """Return the bytes of the statistics and of the partials of dq, dk and dv at the start of a workspace."""
+    return [rows * _STATISTIC_BYTES, *(4 * math.prod(shape) for shape in shapes)]
+
+
+@kept_with_plan
+def _placed(
+    plan: Plan, sm_count: int, sizes: tuple[int, int, int, int, int], sharding: Sharding
+) -> tuple[KeyWork, Placement, Placement]:
+    """Return the dK/dV work, and the placements of the dQ items and of its items."""
+    batch, heads_q, heads_kv, head_dim, head_dim_v = sizes
+    keys = separate_keys(plan, sm_count, batch, heads_q, heads_kv)
+    queries, work = by_queries(plan, lay_out_views(plan).cut), KeyWork.of(plan, keys, _TOGETHER)
+    partials = [
+        Partials(
+            made.work["slot"], made.work_indptr, made.merges, _reductions(plan, made, keyed).merges, made.slots, _ROWS
+        )
+        for keyed, made in ((False, queries), (True, keys))
+    ]
+    # Of a key-value head, and its query heads: q, dout, out and lse; k and v.
+    group, of_query, of_key = heads_q // heads_kv, 2 * (head_dim + 2 * head_dim_v) + 4, 2 * (head_dim + head_dim_v)
+    of_queries = Bytes(group * of_query, group * 4 * head_dim, of_key)
+    of_keys = Bytes(of_key, 2 * of_key, group * of_query)
+    return (
+        work,
+        place_lists(plan, partials[0], sharding, batch, heads_q, of_queries),
+        work.place(partials[1], sharding, of_keys),
+    )
+
+
 @kept_with_plan
 def stages(
-    plan: Plan, sm_count: int, batch: int, heads_q: int, heads_kv: int, sharding: Sharding, rank: int
-) -> tuple[GradientStage, ...]:
-    """Return the stages of a rank's backward; each is the same object in all calls."""
-    return gradient_stages(plan, separate_keys(plan, sm_count, batch, heads_q, heads_kv), _TOGETHER, sharding, rank)
+    plan: Plan, sm_count: int, sizes: tuple[int, int, int, int, int], sharding: Sharding, rank: int
+) -> GradientShare:
+    """Return a rank's part of the backward; each stage is the same object in all calls."""
+    work, of_queries, of_keys = _placed(plan, sm_count, sizes, sharding)
+    batch, heads_q, heads_kv, head_dim, head_dim_v = sizes
+    slots = of_queries.partials.slots, of_keys.partials.slots
+    shapes = (heads_q, slots[0], head_dim), (heads_kv, slots[1], head_dim), (heads_kv, slots[1], head_dim_v)
+    of_arrays = [(batch, heads, number * _ROWS, width) for heads, number, width in shapes]
+    *offset, total = itertools.accumulate(_partial_sizes(batch * heads_q * plan.q_len, of_arrays))
+    found = gradient_stages(work, sharding, rank, of_queries, of_keys)
+    partials = tuple(zip(offset, of_arrays, strict=True))
+    return GradientShare(found, work, of_queries, of_keys, partials, total + _FLAG_BYTES)
 
 
 @kept_with_plan

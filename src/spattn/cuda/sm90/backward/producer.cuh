@@ -85,18 +85,21 @@ struct Producer {
     static_assert(kCopies + kWarpgroups <= 32);
     const uint32_t full = shared_address(&shared.rows_full[rows.stage]);
     const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
-    const bool copies = lane < kCopies;
-    const int subtile = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
-    const int x = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile);
-    const int y = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 1) + view.shift_y;
-    const int z = word_of(now, SPATTN_WORD(work.subtile) + 3 * subtile + 2) + view.shift_z;
+    const int panel = lane % kPanels, head = head_of<true>(now);
+    const bool copies = lane < kCopies && panel < (operand ? kValuePanels : kPanels);
+    const int subtile = lane < kCopies ? lane / kPanels : lane % kWarpgroups;
+    const auto coordinate = [&](int of, int axis) { return word_of(now, SPATTN_WORD(work.subtile) + 3 * of + axis); };
+    int x = coordinate(subtile, 0), y = coordinate(subtile, 1), z = coordinate(subtile, 2);
+    // The rows of a sub-tile outside of the view have no pairs and are not stored: the first one stands for it.
+    const int from = is_outside(view, x, y, z) ? 0 : subtile;
+    x = coordinate(from, 0), y = coordinate(from, 1) + view.shift_y, z = coordinate(from, 2) + view.shift_z;
     const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
     barrier_wait(shared_address(&shared.rows_empty[rows.stage][operand]), rows.parity ^ 1);
-    if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
+    if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kRowsBytes + kStatistics);
     __syncwarp();
     if (copies) {
       const uint32_t target =
-          shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + subtile * kSubtile) * kRowBytes;
+          shared_address(shared.operand(rows.stage, operand)) + (panel * kBlock + subtile * kSubtile) * kRowBytes;
       tma_load(target, map + operand, full, panel * 64, x, y, z, head);
     } else if (!kByKeys && operand == 0 && lane < kCopies + kWarpgroups) {
       tma_load(shared_address(&shared.statistics[rows.stage * kBlock + subtile * kSubtile]), map + 3, full, 0, x, y, z,
@@ -155,15 +158,15 @@ struct Producer {
     }
   }
 
-  // Fills the next stage with the columns of q or k (kSecond = 0), or of dout or v (1). Lane tile * kPanels + panel
+  // Fills the next stage with the columns of q or k (kSecond = 0), or of dout or v (1). Lane tile * kWidth + panel
   // issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
   __device__ __forceinline__ void load_columns(int now, uint32_t buffer, int place, int head) {
     const Column* columns = shared.columns[buffer] + place;
     constexpr bool kStatistics = kByKeys && kSecond;
-    constexpr int kCopies = kTiles * kPanels;
+    constexpr int kWidth = kSecond ? kValuePanels : kPanels, kCopies = kTiles * kWidth;
     const uint32_t full = shared_address(&shared.full[ring.stage]);
-    const int number = lane < kCopies ? lane / kPanels : lane % kTiles, panel = lane % kPanels;
+    const int number = lane < kCopies ? lane / kWidth : lane % kTiles, panel = lane % kWidth;
     const Column& column = columns[number];
     LaneWords words;  // loaded before the wait for a stage, which hides it
     if constexpr (Score::kDrops && !kSecond) load_words(now, buffer, place, head, words);
@@ -174,7 +177,7 @@ struct Producer {
       for (int t = 0; !kSecond && t < kTiles; ++t) {
         for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][t][w] = columns[t].masks[w];
       }
-      barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
+      barrier_arrive_expect(full, kStep * kWidth * kRowBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
     }
     __syncwarp();
     const TensorMap* map = &p.maps[column.map];

@@ -34,7 +34,8 @@ struct QueryProducts {
     const uint32_t half = kDim == 64 ? own.number * 64 : own.number * kBlock * kRowBytes;
     const uint32_t gradients = shared_address(own.shared.queries.gradients[steps % 2]);
     const uint64_t a = operand_descriptor(uniform(gradients), 16, 1024);
-    const uint64_t b = operand_descriptor(uniform(shared_address(own.shared.rows[own.rows.stage][0]) + half), 16, 1024);
+    const uint64_t b =
+        operand_descriptor(uniform(shared_address(own.shared.operand(own.rows.stage, 0)) + half), 16, 1024);
     named_sync(kBoth, 128 * kWarpgroups);
     pin(q);
     wgmma_fence();

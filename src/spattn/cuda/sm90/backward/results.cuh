@@ -7,8 +7,6 @@
 
 namespace spattn::sm90_backward {
 
-constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: unused
-
 struct Results {
   const Warpgroup& own;
 
@@ -117,7 +115,8 @@ struct Results {
       for (int i = 0; i < kDim / 32; ++i) {
         const int d = lane + 32 * i;
         if (kScores) overwrite(exact.row, d, sums.scores[i], 0, own.p.partial[0], own.p.head_dim);
-        if (kValues) overwrite(exact.row, d, sums.values[i], kScores, own.p.partial[1], own.p.head_dim_v);
+        if (kValues && i < kDimV / 32)
+          overwrite(exact.row, d, sums.values[i], kScores, own.p.partial[1], own.p.head_dim_v);
       }
     }
   }

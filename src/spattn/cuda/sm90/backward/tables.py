@@ -130,6 +130,8 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
     at = first_coordinates(plan.views[view], made.entries["tile"])
     if by_keys:
         at = at + views.parts[view, made.entries["part"]]
+    if (at >= plan.views["extent"][view]).any():  # TMA must not load such a box: see is_outside() in positions.cuh
+        raise RuntimeError("plan: a list has a sub-tile without cells; this is a bug in spattn, please report it")
     entries["x"], entries["y"], entries["z"] = at[:, 2], at[:, 1], at[:, 0]
     entries["masks"] = made.masks
     return {"work": work, "entries": entries}

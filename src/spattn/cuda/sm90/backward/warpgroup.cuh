@@ -5,9 +5,10 @@
 
 namespace spattn::sm90_backward {
 
-constexpr int kSums = kDim / 2;          // accumulators per result
-constexpr int kProducts = kStep / 2;     // accumulators per product
-constexpr int kWeights = kProducts / 2;  // as pairs of elements
+constexpr int kScoreSums = kScores ? kDim / 2 : 4;   // accumulators of dK or dQ; 4: unused
+constexpr int kValueSums = kValues ? kDimV / 2 : 4;  // accumulators of dV
+constexpr int kProducts = kStep / 2;                 // accumulators per product
+constexpr int kWeights = kProducts / 2;              // as pairs of elements
 
 struct Warpgroup {
   const Params& p;

@@ -17,10 +17,10 @@ struct Writer {
 
   // Stores a task's results from the tiles that stage them.
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
-    constexpr int kCopies = kResults * kWarpgroups * kPanels;
+    constexpr int kWidth = kScores ? kPanels : kValuePanels, kCopies = kResults * kWarpgroups * kWidth;
     static_assert(kCopies <= 32);
     if (lane >= kCopies) return;
-    const int subtile = lane / kPanels % kWarpgroups, result = lane / (kPanels * kWarpgroups), panel = lane % kPanels;
+    const int subtile = lane / kWidth % kWarpgroups, result = lane / (kWidth * kWarpgroups), panel = lane % kWidth;
     const int* at = assigned.work.subtile[subtile];
     const View& view = p.row_views[assigned.work.view];
     const Task& task = assigned.task;

@@ -263,7 +263,7 @@ def forward(call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> N
 @functools.cache
 def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
     """Return the selection kernels, which depend on no size; the context must be current."""
-    defines = variant(build(block_q, 1), dtype, MAPS[0])
+    defines = variant(build(block_q, (1, 1)), dtype, MAPS[0])
     own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}
     names = "table", "tiles", "masks"
     requests = [Request(f"sm90/dynamic_masks/{name}.cu", ARCH, defines, own, f"hopper_select_{name}") for name in names]

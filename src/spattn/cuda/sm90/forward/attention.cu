@@ -12,8 +12,9 @@
 //            each other only; warps 2 and 3 (3 alone for gathered KV) transpose values in their stages.
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
 //            224 KiB for head_dim 128, half of it with two CTAs per SM. The query tile also stages the output.
+//            Head dimensions of q and v that differ: stages of 64 features, three of K and two of V for 192 and 128.
 // Registers  120 to 240 per consumer thread, 40 to 128 per producer or writer thread (choose/specializations.py).
-//            Without a score function and for head_dim up to 128, consumers do not spill, except with three terms of
+//            Without a score function and for head_dim_v up to 128, consumers do not spill, except with three terms of
 //            128 features.
 // Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract:

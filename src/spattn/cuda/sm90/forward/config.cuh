@@ -15,19 +15,20 @@
 
 namespace spattn::sm90 {
 
-constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; a smaller head_dim is zero-padded
+constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 64; smaller ones are zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
 constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
 constexpr uint32_t kRowBytes = 128;         // a swizzled row
 constexpr int kPanelColumns = kRowBytes / sizeof(Term);
-constexpr int kPanels = kDim / kPanelColumns;
+constexpr int kPanels = kDim / kPanelColumns, kValuePanels = kDimV / kPanelColumns;
 constexpr int kTermPanels = kTerms * kPanels;  // of a query, key or value; a row of global memory has them in order
-// Stages of an iteration's keys, and of its values: parts of the features, where all do not fit often enough.
-constexpr int kSlices = kTermPanels > 4 ? 2 : 1;
-constexpr int kSlicePanels = kPanels / kSlices;  // of each term
-constexpr int kRowGroups = kBlockQ / 64;         // each the rows of one warpgroup
+// Panels of each term in a stage. An iteration's keys, and its values, take several stages where all features do not fit
+// often enough, or if q and v have different head dimensions.
+constexpr int kSlicePanels = kPanels != kValuePanels ? 1 : kTermPanels > 4 ? kPanels / 2 : kPanels;
+constexpr int kKeySlices = kPanels / kSlicePanels, kValueSlices = kValuePanels / kSlicePanels;  // stages
+constexpr int kRowGroups = kBlockQ / 64;  // each the rows of one warpgroup
 constexpr int kWarpgroups = SPATTN_WARPGROUPS;
 // Two warpgroups share the rows of a tile: they take its iterations in turns, each from the first to the last task.
 constexpr bool kShares = kWarpgroups > kRowGroups;
@@ -37,19 +38,20 @@ constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kStageBytes = kStepKV * kTerms * kSlicePanels * kRowBytes;
-constexpr int kOutPanels = kDim * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
+constexpr int kOutPanels = kDimV * sizeof(Element) / kRowBytes;  // of the output, staged in the query tile
 constexpr uint32_t kQueryBytes = kBlockQ * (kOutPanels > kTermPanels ? kOutPanels : kTermPanels) * kRowBytes;
 constexpr int kOutColumns = kRowBytes / sizeof(Element);
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr bool kGathers = SPATTN_GATHERS;  // gathered KV
-constexpr bool kDiagonals = Score::kDiagonal && !kGathers && kCtas < 3 && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
+constexpr bool kDiagonals =
+    Score::kDiagonal && !kGathers && kCtas < 3 && kPanels == kValuePanels && (SPATTN_STAGES > 3 || SPATTN_QUERIES > 2);
 // Positions, numbers of diagonals and words of dropout may take the place of a stage, or of a third query tile.
 constexpr uint32_t kPositionBytes = kModified * kTiles * (32 + (kDiagonals ? 8 * (kBlockQ + 80) : 0));  // of a stage
 // Words are in a ring of their own. Stages are filled in the order K0 K1 V0 K2 V1 ..., so when a stage is empty for the
 // keys of iteration i, consumers have released K0 or, after the words of iteration i - kWordStages, a later K or V.
 // With kShares all stages up to that one are empty, hence those of the values of iteration i - kWordStages.
 constexpr int kWordStages = Score::kDrops ? SPATTN_STAGES / 2 + 1 + kShares : 0;
-constexpr int kExchanged = kShares ? kDim / 2 + 8 : 0;  // floats that a thread passes to that of the other warpgroup
+constexpr int kExchanged = kShares ? kDimV / 2 + 8 : 0;  // floats that a thread passes to that of the other warpgroup
 constexpr uint32_t kExchangeBytes = kExchanged * 128 * 4;
 constexpr uint32_t kSharedBytes = SPATTN_QUERIES * (kQueryBytes + kBlockQ * 4 + 64) +
                                   SPATTN_STAGES * (kStageBytes + kPositionBytes + 32) + kWordStages * kStepKV * 4 +
@@ -71,9 +73,11 @@ constexpr int kTransposers = kFloat8 ? (kGathers ? 1 : 2) : 0;  // warps that tr
 static_assert(kBlockQ % 64 == 0 && kBlockQ <= 192 && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kTermPanels <= 32);
-static_assert(kWarpgroups == kRowGroups || (kRowGroups == 1 && kWarpgroups == 2 && kSlices == 1));
+static_assert(kWarpgroups == kRowGroups || (kRowGroups == 1 && kWarpgroups == 2 && kKeySlices + kValueSlices == 2));
+static_assert(kTerms == 1 || kPanels == kValuePanels);
 static_assert((kOutPanels <= kTermPanels || kFloat8) && kRowGroups * kOutPanels <= 32);
-static_assert(!kFloat8 || (kDim == 128 && kStepKV == 128 && !kShares), "square tiles are transposed in place");
+static_assert(!kFloat8 || (kDim == 128 && kDimV == 128 && kStepKV == 128 && !kShares),
+              "square tiles are transposed in place");
 
 using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product<(kSlicePanels > 1 ? 128 : 64)>;
@@ -100,7 +104,7 @@ struct alignas(1024) Shared {
   alignas(16) float4 exchange[kExchanged / 4][kShares ? 128 : 0];  // results of warpgroup 1
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
-static_assert(kQueries >= 2 && kStages >= 3 && kStages >= 2 * kSlices,
+static_assert(kQueries >= 2 && kStages >= 3 && kStages >= kKeySlices + kValueSlices,
               "the first step of the next task is computed before the last one is done");
 
 // masks[stage][0] of a stage of values: the last ones of the CTA.

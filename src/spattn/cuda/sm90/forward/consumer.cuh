@@ -28,9 +28,12 @@ struct Consumer {
   __device__ __forceinline__ int row_group() const { return kShares ? 0 : warpgroup; }
 
   // Stages of an iteration's keys or values.
+  template <int kCount>
   struct Slices {
-    uint32_t stage[kSlices];
+    uint32_t stage[kCount];
   };
+  using KeySlices = Slices<kKeySlices>;
+  using ValueSlices = Slices<kValueSlices>;
 
   // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call
   // this function before loading mask words.
@@ -45,25 +48,28 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  __device__ __forceinline__ Slices next_slices() const {
+  template <int kCount>
+  __device__ __forceinline__ Slices<kCount> next_slices() const {
     RingPosition<kStages> next = ring;
-    Slices found;
+    Slices<kCount> found;
 #pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       found.stage[i] = next.stage;
       next.advance();
     }
     return found;
   }
 
+  template <int kCount>
   __device__ __forceinline__ void advance_slices() {
 #pragma unroll
-    for (int i = 0; i < kSlices; ++i) ring.advance();
+    for (int i = 0; i < kCount; ++i) ring.advance();
   }
 
   // Returns the shared-memory addresses of the next stages, or of this warpgroup's rows of a query tile.
-  __device__ __forceinline__ Slices next_addresses() const {
-    Slices found = next_slices();
+  template <int kCount>
+  __device__ __forceinline__ Slices<kCount> next_addresses() const {
+    Slices<kCount> found = next_slices<kCount>();
 #pragma unroll
     for (uint32_t& stage : found.stage) stage = uniform(shared_address(shared.ring[stage]));
     return found;
@@ -78,18 +84,18 @@ struct Consumer {
   }
 
   // Releases the stages of an iteration's keys but the first, or all stages of its values.
-  template <int kFirst = 0>
-  __device__ __forceinline__ void release(const Slices& slices) {
+  template <int kFirst = 0, int kCount>
+  __device__ __forceinline__ void release(const Slices<kCount>& slices) {
 #pragma unroll
-    for (int i = kFirst; i < kSlices; ++i) release(slices.stage[i]);
+    for (int i = kFirst; i < kCount; ++i) release(slices.stage[i]);
   }
 
   // Starts s = q k^T for the query rows and the keys at these addresses.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, const Slices& keys) {
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, const KeySlices& keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024);
-    uint64_t b[kSlices];
+    uint64_t b[kKeySlices];
 #pragma unroll
-    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(keys.stage[i], 16, 1024);
+    for (int i = 0; i < kKeySlices; ++i) b[i] = operand_descriptor(keys.stage[i], 16, 1024);
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -107,11 +113,11 @@ struct Consumer {
   using Weights = uint32_t[kTerms][kStepKV * sizeof(Term) / 8];
 
   // Starts o += weights v, or o = weights v if kSeparate, or in the `first` iteration of a task if kOverwrites.
-  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const Weights& weights, const Slices& values,
-                                                  bool first) {
-    uint64_t b[kSlices];
+  __device__ __forceinline__ void multiply_values(float (&o)[kDimV / 2], const Weights& weights,
+                                                  const ValueSlices& values, bool first) {
+    uint64_t b[kValueSlices];
 #pragma unroll
-    for (int i = 0; i < kSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
+    for (int i = 0; i < kValueSlices; ++i) b[i] = operand_descriptor(values.stage[i], kStepKV * kRowBytes, 1024);
     pin(o);
     wgmma_fence();
 #pragma unroll
@@ -119,7 +125,7 @@ struct Consumer {
       const TermProduct terms = term_product(i / (kStepKV / 16));
       const int chunk = i % (kStepKV / 16);
 #pragma unroll
-      for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
+      for (int block = 0; block < kDimV / 2 / ValueProduct::kCount; ++block) {
         const int panel = block * ValueProduct::kCount / 32, slice_panel = panel % kSlicePanels;
         ValueProduct::registers(
             o + block * ValueProduct::kCount, weights[terms.a] + 4 * chunk,
@@ -194,23 +200,23 @@ struct Consumer {
   }
 
   // Ends the PV product of an iteration: adds it to the output if kSeparate.
-  __device__ __forceinline__ static void add_product(float (&o)[kDim / 2], float (&product)[kDim / 2]) {
+  __device__ __forceinline__ static void add_product(float (&o)[kDimV / 2], float (&product)[kDimV / 2]) {
     if constexpr (kSeparate) {
       pin(product);
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) o[i] += product[i];
+      for (int i = 0; i < kDimV / 2; ++i) o[i] += product[i];
     } else {
       pin(o);
     }
   }
 
   // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
-  __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void stage_tile(const float (&o)[kDimV / 2]) {
     if constexpr (sizeof(Element) == 4) return stage_floats(o);
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     const uint32_t tile = shared_address(shared.query[query.stage]) + (row_group() * 64 + row) * kRowBytes;
 #pragma unroll
-    for (int i = 0; i < kDim / 8; i += 2) {
+    for (int i = 0; i < kDimV / 8; i += 2) {
       const int chunk = i % 8 + lane / 16;
       store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16, narrow2(o[4 * i], o[4 * i + 1]),
                      narrow2(o[4 * i + 2], o[4 * i + 3]), narrow2(o[4 * i + 4], o[4 * i + 5]),
@@ -220,14 +226,14 @@ struct Consumer {
   }
 
   // The same for float32, whose rows take twice as many panels.
-  __device__ __forceinline__ void stage_floats(const float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void stage_floats(const float (&o)[kDimV / 2]) {
     const int lane = thread % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_group() * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       uint8_t* tile = shared.query[query.stage] + row * kRowBytes + lane % 2 * 8;
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
+      for (int i = 0; i < kDimV / 8; ++i) {
         const int chunk = i % 4 * 2 + lane % 4 / 2;
         *reinterpret_cast<float2*>(tile + i / 4 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16) =
             make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
@@ -236,7 +242,7 @@ struct Consumer {
     fence_async_proxy();
   }
 
-  __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDimV / 2]) {
     const int lane = thread % 32;
     const Problem& own = problem_of(p, assigned);
 #pragma unroll
@@ -247,7 +253,7 @@ struct Consumer {
       if (!query_position(p, assigned, row, position)) continue;
       float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
+      for (int i = 0; i < kDimV / 8; ++i) {
         const int column = 8 * i + lane % 4 * 2;
         if (column < own.head_dim_v) {
           *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
@@ -257,7 +263,7 @@ struct Consumer {
   }
 
   // Normalises the rows and combines them with the partials in the workspace.
-  __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
+  __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDimV / 2],
                                              const float (&inverse)[2]) {
     const int lane = thread % 32;
     const Problem& given = problem_of(p, assigned);
@@ -273,7 +279,7 @@ struct Consumer {
       const float* source = given.partial_out + max(prior, int64_t(0)) * given.head_dim_v + lane % 4 * 2;
       const float own = both.own * inverse[h];
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
+      for (int i = 0; i < kDimV / 8; ++i) {
         const bool real = prior >= 0 && 8 * i < given.head_dim_v;
         const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
         o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
@@ -283,7 +289,7 @@ struct Consumer {
   }
 
   // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
-  __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDimV / 2]) {
     const int lane = thread % 32, first = row_group() * 64 + thread / 32 * 16;
     float probe[2], inverse[2];
     probe_rows(o, probe);
@@ -339,39 +345,39 @@ struct Consumer {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
-    float s[kStepKV / 2], o[kDim / 2], rescale[2];
-    float separate[kDim / 2];  // of the PV product in flight, if kSeparate
-    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    float s[kStepKV / 2], o[kDimV / 2], rescale[2];
+    float separate[kDimV / 2];  // of the PV product in flight, if kSeparate
+    float (&product)[kDimV / 2] = kSeparate ? separate : o;
     Weights weights;
     softmax.reset();
     if (!kOverwrites) clear(o);
-    wait_stages<kSlices>();
-    multiply_keys(s, rows_address(query.stage), next_addresses());
+    wait_stages<kKeySlices>();
+    multiply_keys(s, rows_address(query.stage), next_addresses<kKeySlices>());
     weigh_first(s, rescale);
     split_weights(s, weights);
     bool last = steps == 1, first = true;
     RingPosition<kQueries> ahead = query;  // stage of the next iteration's task
     if (last) ahead.advance();
     uint32_t rows = rows_address(ahead.stage);
-    Slices keys = next_addresses();
+    KeySlices keys = next_addresses<kKeySlices>();
     while (true) {
       steps = last ? open(ahead) : steps - 1;
       if (steps == 0) break;
-      wait_stages<kGathers ? 2 * kSlices : kSlices>();
+      wait_stages<kKeySlices + (kGathers ? kValueSlices : 0)>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
-      const Slices key_slices = next_slices();
+      const KeySlices key_slices = next_slices<kKeySlices>();
       const MaskNumbers numbers = read_numbers(key_slices.stage[0]);
       multiply_keys(s, rows, keys);
       const StepMask<kTiles> mask = load_mask(numbers);
-      advance_slices();
-      if constexpr (!kGathers) wait_stages<kSlices>();
-      multiply_values(product, weights, next_addresses(), first);
+      advance_slices<kKeySlices>();
+      if constexpr (!kGathers) wait_stages<kValueSlices>();
+      multiply_values(product, weights, next_addresses<kValueSlices>(), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const Slices value_slices = next_slices();  // addresses of the next iteration, computed early
+      const ValueSlices value_slices = next_slices<kValueSlices>();
       const bool finished = last;
-      advance_slices();
-      keys = next_addresses();
+      advance_slices<kValueSlices>();
+      keys = next_addresses<kKeySlices>();  // of the next iteration, computed early
       last = steps == 1;
       if (last) ahead.advance();
       rows = rows_address(ahead.stage);
@@ -397,8 +403,8 @@ struct Consumer {
       }
       first = finished;
     }
-    wait_stages<kSlices>();
-    multiply_values(product, weights, next_addresses(), first);
+    wait_stages<kValueSlices>();
+    multiply_values(product, weights, next_addresses<kValueSlices>(), first);
     wgmma_wait<0>();
     add_product(o, product);
     finish(softmax, o);
@@ -409,7 +415,7 @@ struct Consumer {
   // Runs all tasks of this CTA with kShares. A task of one iteration is one warpgroup's alone; of others, warpgroup 0
   // takes the even iterations and finishes the rows. Nothing overlaps across tasks but the work of both warpgroups.
   __device__ void run_shared() {
-    float o[kDim / 2];
+    float o[kDimV / 2];
     uint32_t begin = 0;  // number of stages filled before the task's
     if (warpgroup == 0) named_arrive(kEmptied, 256);
     for (int task = 0;; ++task, query.advance()) {
@@ -437,12 +443,12 @@ struct Consumer {
   }
 
   // Computes iterations first, first + 2, ... of a task, whose stages are in the order K0 K1 V0 K2 V1 ... V(n-1).
-  __device__ __forceinline__ void run_iterations(float (&o)[kDim / 2], uint32_t begin, int first, int steps) {
+  __device__ __forceinline__ void run_iterations(float (&o)[kDimV / 2], uint32_t begin, int first, int steps) {
     const auto keys_of = [&](int i) { return stage_of(begin + (i ? 2 * i - 1 : 0)); };
     const auto values_of = [&](int i) { return stage_of(begin + 2 * i + (i < steps - 1 ? 2 : 1)); };
     float s[kStepKV / 2], rescale[2];
-    float separate[kDim / 2];
-    float (&product)[kDim / 2] = kSeparate ? separate : o;
+    float separate[kDimV / 2];
+    float (&product)[kDimV / 2] = kSeparate ? separate : o;
     Weights weights;
     softmax.reset();
     clear(o);
@@ -450,7 +456,7 @@ struct Consumer {
     drops.seek(begin / 2 + first);
     ring = keys_of(first);
     wait_stages<1>();
-    multiply_keys(s, rows, next_addresses());
+    multiply_keys(s, rows, next_addresses<kKeySlices>());
     weigh_first(s, rescale);
     split_weights(s, weights);
     for (int i = first + 2; i < steps; i += 2) {
@@ -459,12 +465,12 @@ struct Consumer {
       wait_stages<1>();
       const uint32_t key_stage = ring.stage;
       const MaskNumbers numbers = read_numbers(key_stage);
-      multiply_keys(s, rows, next_addresses());
+      multiply_keys(s, rows, next_addresses<kKeySlices>());
       const StepMask<kTiles> mask = load_mask(numbers);
       ring = values_of(i - 2);
       wait_stages<1>();
       const uint32_t value_stage = ring.stage;
-      multiply_values(product, weights, next_addresses(), false);
+      multiply_values(product, weights, next_addresses<kValueSlices>(), false);
       wgmma_wait<1>();
       pin(s);
       if constexpr (!kModified) release(key_stage);
@@ -478,35 +484,35 @@ struct Consumer {
     }
     ring = values_of(first + (steps - 1 - first) / 2 * 2);
     wait_stages<1>();
-    multiply_values(product, weights, next_addresses(), false);
+    multiply_values(product, weights, next_addresses<kValueSlices>(), false);
     wgmma_wait<0>();
     add_product(o, product);
     release(ring.stage);
   }
 
   // Passes the results of warpgroup 1 to the same thread of warpgroup 0.
-  __device__ __forceinline__ void send(const float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void send(const float (&o)[kDimV / 2]) {
     named_sync(kEmptied, 256);
 #pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
+    for (int i = 0; i < kDimV / 8; ++i) {
       shared.exchange[i][thread] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
     }
-    shared.exchange[kDim / 8][thread] =
+    shared.exchange[kDimV / 8][thread] =
         make_float4(softmax.reference[0], softmax.reference[1], softmax.row_sum[0], softmax.row_sum[1]);
-    shared.exchange[kDim / 8 + 1][thread] = make_float4(softmax.limit[0], softmax.limit[1], 0.0f, 0.0f);
+    shared.exchange[kDimV / 8 + 1][thread] = make_float4(softmax.limit[0], softmax.limit[1], 0.0f, 0.0f);
     named_arrive(kFilled, 256);
   }
 
   // Combines the results of both warpgroups.
-  __device__ __forceinline__ void receive(float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void receive(float (&o)[kDimV / 2]) {
     named_sync(kFilled, 256);
-    const float4 sums = shared.exchange[kDim / 8][thread], limits = shared.exchange[kDim / 8 + 1][thread];
+    const float4 sums = shared.exchange[kDimV / 8][thread], limits = shared.exchange[kDimV / 8 + 1][thread];
     const float other_reference[2] = {sums.x, sums.y}, other_sum[2] = {sums.z, sums.w}, limit[2] = {limits.x, limits.y};
     float own[2], other[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) softmax.join(h, other_reference[h], other_sum[h], limit[h], own[h], other[h]);
 #pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
+    for (int i = 0; i < kDimV / 8; ++i) {
       const float4 rest = shared.exchange[i][thread];
       o[4 * i] = o[4 * i] * own[0] + rest.x * other[0];
       o[4 * i + 1] = o[4 * i + 1] * own[0] + rest.y * other[0];
@@ -523,8 +529,8 @@ struct Consumer {
     wgmma_wait<0>();
     pin(s);
     if constexpr (!kModified && !Score::kDrops) release(stage);
-    release<1>(next_slices());
-    advance_slices();
+    release<1>(next_slices<kKeySlices>());
+    advance_slices<kKeySlices>();
     weigh<true>(s, mask, stage, rescale);
   }
 

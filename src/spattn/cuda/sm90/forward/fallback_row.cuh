@@ -13,7 +13,7 @@ namespace spattn::sm90 {
 
 // Computes attention of row `row` (position `query`) of a task; lane l gets features l, l + 32, ... of the result.
 __device__ inline void fallback_row(const Params& p, const Assignment& assigned, int row, int64_t query,
-                                    float (&result)[kDim / 32], float& lse) {
+                                    float (&result)[kDimV / 32], float& lse) {
   const Work& work = assigned.work;
   const Problem& own = problem_of(p, assigned);
   const int batch = assigned.batch, head_kv = assigned.head / own.group;
@@ -50,8 +50,8 @@ __device__ inline void fallback_row(const Params& p, const Assignment& assigned,
     return kept * double(widen(v[position * own.v_stride.token + d])) * (kFloat8 ? double(scales.y) : 1.0);
   };
   const double scale_log2 = kScored ? 1 / kLn2<double> : own.scale_log2;
-  const auto exact = fallback_attention<kDim / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
-  for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
+  const auto exact = fallback_attention<kDimV / 32>((work.end - work.begin) * kBlockKV, scale_log2, key, dot, value);
+  for (int i = 0; i < kDimV / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);
 }
 

@@ -50,7 +50,7 @@ struct Gatherer {
     for (int term = 0; term < kTerms; ++term) {
       copy_term<kWidth>(target + term * kWidth * kRows * kRowBytes,
                         source.first + term * kDim + slice * kWidth * kPanelColumns, int(source.stride * sizeof(Term)),
-                        source.columns, rows);
+                        source.columns - slice * kWidth * kPanelColumns, rows);
     }
   }
 
@@ -58,6 +58,7 @@ struct Gatherer {
   template <int kWidth, int kRows>
   __device__ __forceinline__ void copy_term(uint32_t target, const Term* source, int stride, int columns,
                                             const RowsOf<kRows>& rows) const {
+    static_assert(kWidth == 1 || kWidth == 2 || kWidth == 4);
     constexpr int kChunks = kWidth * 8;      // 16-byte chunks per row
     constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
     constexpr int kPhases = 8 / kTogether;   // rows that a lane copies of every eight

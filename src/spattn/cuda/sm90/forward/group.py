@@ -33,13 +33,14 @@ def part_of(call: ForwardPass) -> Part | None:
     call = with_packed_heads(call)
     part = Part(make_layout(call.plan), call)
     arrays = call.q, call.k, call.v, call.out
-    fits = has_build(call.plan.block_q, max(array.shape[3] for array in arrays)) and all(map(readable, arrays))
+    fits = has_build(call.plan.block_q, (call.q.shape[3], call.v.shape[3])) and all(map(readable, arrays))
     return part if fits and part.maps <= _MOST_MAPS else None
 
 
-def group_key(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]:
+def group_key(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int, int]:
     """Return the key of calls that can share a group."""
-    return dtype, build(TILE[0], max(head_dim, head_dim_v)).head_dim
+    row = build(TILE[0], (head_dim, head_dim_v))
+    return dtype, row.head_dim, row.head_dim_v
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:

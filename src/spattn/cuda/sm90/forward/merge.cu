@@ -15,8 +15,8 @@ constexpr uint32_t kAll = 0xffffffff;
 constexpr int kLanes = 8;  // lanes per row: four rows per warp keep enough loads in flight
 constexpr int kMergeThreads = 256;
 constexpr int kRows = kMergeThreads / kLanes;
-constexpr int kVectors = kDim / 4 / kLanes;  // float4 per lane and row
-constexpr int kAhead = kDim <= 128 ? 4 : 2;  // sources whose loads are in flight together: split lists have up to 64
+constexpr int kVectors = kDimV / 4 / kLanes;  // float4 per lane and row
+constexpr int kAhead = kDimV <= 128 ? 4 : 2;  // sources whose loads are in flight together: split lists have up to 64
 
 __device__ __forceinline__ float row_max(float x) {
   for (int step = kLanes / 2; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));

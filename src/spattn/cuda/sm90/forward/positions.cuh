@@ -48,6 +48,12 @@ __device__ __forceinline__ bool has_padding(const View& view, int x, int y, int 
   return x + view.box[2] > view.extent[2] || y + view.box[1] > view.extent[1] || z + view.box[0] > view.extent[0];
 }
 
+// Returns whether a view has no cell of a box. TMA must not load such a box: it reads the first row of the array, which
+// may not be in memory if a rank holds other rows alone (seen on H200; stores skip the box).
+__device__ __forceinline__ bool is_outside(const View& view, int x, int y, int z) {
+  return x >= view.extent[2] || y >= view.extent[1] || z >= view.extent[0];
+}
+
 // Returns the bits of a box's padding columns in a mask word of `thread` (mask.cuh).
 __device__ __forceinline__ uint32_t padding_columns(const View& view, int x, int y, int z, int thread) {
   uint32_t found = 0;

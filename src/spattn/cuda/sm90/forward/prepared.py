@@ -20,8 +20,9 @@ from ....choose.specializations import (
 from ....planning.contract.cache import kept_with_plan
 from ....planning.contract.types import Plan
 from ....planning.contract.validated import validated
-from ....schedule.reductions import Merges, merges_of_rows
-from ....schedule.shard import Stage
+from ....schedule.placement import Bytes, Partials, Placement
+from ....schedule.reductions import Merges, find_reductions, merges_of_rows
+from ....schedule.shard import Sharding, Stage, place_lists
 from ....schedule.tasks import merge_heads, order_tasks
 from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer, upload
@@ -33,7 +34,7 @@ from .launches import COUNTERS, MERGE_TABLES, Launches, Part, Tables, counters, 
 from .tables import Items, PlanLayout, make_layout
 from .terms import itemsizes_of, operands_of
 
-__all__ = ["HopperPlan", "prepare"]
+__all__ = ["HopperPlan", "placement", "prepare"]
 
 _READY_KEPT = 32
 
@@ -115,8 +116,8 @@ class HopperPlan:
     def _prepare(self, part: Part) -> Launches | None:
         *inputs, out = operands_of(part.call)
         room = next((size for size in MAPS if part.maps <= size), None)
-        of, dim = part.call, max(array.shape[3] for array in (part.call.q, part.call.v))
-        if room is None or not has_build(of.plan.block_q, dim, terms_of(of.dtype, of.precision), of.dtype == FLOAT8):
+        of, dims = part.call, (part.call.q.shape[3], part.call.v.shape[3])
+        if room is None or not has_build(of.plan.block_q, dims, terms_of(of.dtype, of.precision), of.dtype == FLOAT8):
             return None
         itemsize, itemsize_out = itemsizes_of(of)
         if not all(readable(x, itemsize) for x in inputs) or not readable(out, itemsize_out):
@@ -124,6 +125,20 @@ class HopperPlan:
         if self.layout.gathers and not all(map(gatherable, (*inputs, out))):
             return None
         return Launches([part], self.tables, room)
+
+
+@kept_with_plan
+def placement(plan: Plan, sizes: tuple[int, int, int, int, int], sharding: Sharding) -> Placement:
+    """Return the placement of a plan's items on ranks; `sizes` are batch, heads_q, heads_kv, head_dim, head_dim_v."""
+    batch, heads_q, heads_kv, head_dim, head_dim_v = sizes
+    group, of_merges = (
+        heads_q // heads_kv,
+        (plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants),
+    )
+    left = find_reductions(plan).merges
+    partials = Partials(plan.work["slot"], plan.work_indptr, Merges(*of_merges), left, plan.slots, plan.block_q)
+    cost = Bytes(group * 2 * head_dim, group * 4 * (head_dim_v + 1), 2 * (head_dim + head_dim_v))
+    return place_lists(plan, partials, sharding, batch, heads_q, cost)
 
 
 @kept_with_plan

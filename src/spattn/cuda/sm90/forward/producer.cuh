@@ -130,8 +130,11 @@ struct Producer {
       const int row = (part * QueryRows::kWords + i) * 32 + lane;
       rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
-    gatherer.copy<kPanels>(shared_address(shared.query[query.stage]), row_source<0>(p, now.task.batch, now.task.head_q),
-                           rows);
+    const RowSource source = row_source<0>(p, now.task.batch, now.task.head_q);
+    const uint32_t target = shared_address(shared.query[query.stage]);
+    constexpr int kParts = kPanels == kValuePanels ? 1 : kKeySlices, kWidth = kPanels / kParts;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) gatherer.copy<kWidth>(target + i * kWidth * kBlockQ * kRowBytes, source, rows, i);
     gatherer.submit(full);
     query.advance();
   }
@@ -147,13 +150,18 @@ struct Producer {
       shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) {
         barrier_arrive_expect(full, own.block_q * kTermPanels * kRowBytes);
+#pragma unroll 1
+        for (int half = 0; half < kRowGroups; ++half) {
+          const int dx = half * view.half[2], dy = half * view.half[1], dz = half * view.half[0];
+          // Rows outside of the view are not stored: the first ones stand for them.
+          const bool real = !half || !is_outside(view, now.work.x + dx, now.work.y + dy, now.work.z + dz);
 #pragma unroll
-        for (int i = 0; i < kRowGroups * kTermPanels; ++i) {
-          const int half = i / kTermPanels, panel = i % kTermPanels;
-          tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
-                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * kPanelColumns,
-                   now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
-                   now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
+          for (int panel = 0; panel < kTermPanels; ++panel) {
+            tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
+                     &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * kPanelColumns,
+                     now.work.x + (real ? dx : 0), now.work.y + view.shift_y + (real ? dy : 0),
+                     now.work.z + view.shift_z + (real ? dz : 0), now.task.batch * own.q_batch + now.task.head_q);
+          }
         }
       }
     }
@@ -242,7 +250,9 @@ struct Producer {
   template <int kValue>
   __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys, bool last = false) {
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) load_slice<kValue>(tiles, keys, slice, last);
+    for (int slice = 0; slice < (kValue ? kValueSlices : kKeySlices); ++slice) {
+      load_slice<kValue>(tiles, keys, slice, last);
+    }
   }
 
   template <int kValue>

@@ -50,8 +50,8 @@ _pack_split = packer(SPLIT).pack
 
 def specialization(call: ForwardPass, keys: float = math.inf) -> Specialization:
     """Return the specialization of a call whose work items have `keys` keys."""
-    head_dim = max(call.q.shape[3], call.v.shape[3])
-    return build(call.plan.block_q, head_dim, keys, terms_of(call.dtype, call.precision), call.dtype == FLOAT8)
+    dims, float8 = (call.q.shape[3], call.v.shape[3]), call.dtype == FLOAT8
+    return build(call.plan.block_q, dims, keys, terms_of(call.dtype, call.precision), float8)
 
 
 def operands_of(call: ForwardPass) -> tuple[Operand, Operand, Operand, Operand]:

@@ -23,7 +23,7 @@ struct Writer {
     const uint8_t* tile = shared.query[query.stage];
     Element* target =
         static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch + assigned.head * own.out_stride.head;
-    constexpr int kChunks = kDim / kVector, kTogether = 32 / kChunks;
+    constexpr int kChunks = kDimV / kVector, kTogether = 32 / kChunks;
     const int chunk = lane % kChunks;
     int at[kRows];
 #pragma unroll
@@ -69,13 +69,13 @@ struct Writer {
     }
   }
 
-  __device__ void join_prior(const Assignment& assigned, int row, float (&result)[kDim / 32], float& lse) {
+  __device__ void join_prior(const Assignment& assigned, int row, float (&result)[kDimV / 32], float& lse) {
     const int64_t prior = prior_row(p, assigned, row);
     const Problem& own = problem_of(p, assigned);
     if (prior < 0) return;
     const Blend both = blend(lse, own.partial_lse[prior]);
     lse = both.lse;
-    for (int i = 0; i < kDim / 32; ++i) {
+    for (int i = 0; i < kDimV / 32; ++i) {
       const int d = lane + 32 * i;
       const float rest = d < own.head_dim_v ? own.partial_out[prior * own.head_dim_v + d] : 0.0f;
       result[i] = result[i] * both.own + rest * both.other;
@@ -86,17 +86,17 @@ struct Writer {
   __device__ void write_fallback_row(const Assignment& assigned, int row) {
     int64_t position;
     const Problem& own = problem_of(p, assigned);
-    float result[kDim / 32], lse;
+    float result[kDimV / 32], lse;
     if (!query_position(p, assigned, row, position)) return;
     fallback_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
     if constexpr (kSinks) {
       const float factor = assigned.work.slot < 0 ? add_sink(row_sink(p, assigned, row), lse) : 1.0f;
-      for (int i = 0; i < kDim / 32; ++i) result[i] *= factor;
+      for (int i = 0; i < kDimV / 32; ++i) result[i] *= factor;
     }
     Element* out = static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch +
                    assigned.head * own.out_stride.head + position * own.out_stride.token;
-    for (int i = 0; i < kDim / 32; ++i) {
+    for (int i = 0; i < kDimV / 32; ++i) {
       const int d = lane + 32 * i;
       if (d >= own.head_dim_v) continue;
       if (assigned.work.slot >= 0) own.partial_out[partial_row(p, assigned, row) * own.head_dim_v + d] = result[i];

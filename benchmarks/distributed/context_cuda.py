@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Measure attention over a sequence on two GPUs against one.
+"""Measure attention over a sequence on several GPUs against one.
 
-    python benchmarks/distributed/two_gpus.py       # two minutes on two H200s; needs torch and NCCL
+    python benchmarks/distributed/context_cuda.py               # a minute on two H200s; needs torch and NCCL
+    python benchmarks/distributed/context_cuda.py --gpus 4
 
 Forward and backward of batch 1, 16 heads, head_dim 128, bfloat16. For each case: milliseconds of one GPU and of all,
 the bytes that a rank receives, and whether all results have the bits of one rank. torch's context parallelism beside
-it for causal. Writes ``two_gpus`` after each case, so that it has the others if one fails or the time is up.
+it for causal. Writes ``context_cuda_two``, or ``context_cuda_four``, after
+each case, so that it has the others if one fails or the time is up.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ import numpy as np
 import record
 
 HEADS, HEAD_DIM, ROUNDS = 16, 128, 5
-CASE_SECONDS = 40
+CASE_SECONDS, ROUND_MS = 40, 60
+COUNTS = {2: "two", 4: "four", 8: "eight"}
 NOTES = (
-    "Median of rounds of forward and backward, of the slowest rank, between CUDA events. received_bytes: of each rank, "
-    "forward and backward. same_bits: out, dq, dk and dv of all ranks equal those of spattn.distributed on one rank; "
-    "equals_plain: those of spattn.attention (whose fused backward sums dq in another order)."
+    "Median of rounds of one to eight steps, forward and backward, one after the other, of the slowest rank, between "
+    "CUDA events. host_us: of one step. received_bytes: of each rank, forward and backward. same_bits: out, dq, dk and "
+    "dv of all ranks equal those of spattn.distributed on one rank; equals_plain: those of spattn.attention (whose "
+    "fused backward sums dq in another order)."
 )
 
 
@@ -47,7 +51,7 @@ def cases(quick: bool) -> dict:
         "window 256": (p.SlidingWindow(256), (1 << 20) // scale, "contiguous"),
         "causal": (p.Causal(), 131072 // scale, "head_tail"),
         "documents": (p.Causal() & p.Documents(lengths), 262144 // scale, "balanced"),
-        "strided 128": (p.strided(128), 262144 // scale, "contiguous"),
+        "strided 128": (p.strided(128), 262144 // scale, "head_tail"),
         "longformer 256 + 64": (p.longformer(512, global_tokens=64), (1 << 20) // scale, "contiguous"),
     }
 
@@ -85,7 +89,9 @@ class Ranks:
     def write(self) -> None:
         if self.rank == 0:
             name = self.torch.cuda.get_device_name()
-            record.write("two_gpus", self.rows, notes=NOTES, gpu=name, gpus=self.world_size)
+            record.write(
+                f"context_cuda_{COUNTS[self.world_size]}", self.rows, notes=NOTES, gpu=name, gpus=self.world_size
+            )
 
     def run(self, name: str, measure, *arguments) -> None:
         """Measure a case. An error is part of the result; after one on the GPU, or a timeout, the process ends."""
@@ -120,21 +126,25 @@ class Ranks:
         return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
     def milliseconds(self, step, together: bool) -> float:
-        """Return the median of rounds, of the slowest rank if all compute `together`."""
-        torch, dist, times = self.torch, self.dist, []
+        """Return the median of rounds, of the slowest rank if all compute `together`; a round is several short steps,
+        one after the other, as in the layers of a model."""
+        torch, dist, times, steps = self.torch, self.dist, [], 1
         for number in range(ROUNDS + 2):
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             if together:
                 dist.barrier()
             start.record()
-            step()
+            for _ in range(steps):
+                step()
             stop.record()
             stop.synchronize()
-            taken = torch.tensor(start.elapsed_time(stop), device="cuda")
+            taken = torch.tensor(start.elapsed_time(stop) / steps, device="cuda")
             if together:
                 dist.all_reduce(taken, dist.ReduceOp.MAX)
-            if number > 1:
+            if number == 1:
+                steps = max(1, min(8, round(ROUND_MS / taken.item())))
+            elif number > 1:
                 times.append(taken.item())
         return round(statistics.median(times), 3)
 
@@ -275,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the tokens")
     parser.add_argument("--only", default="", help="parts of the names of cases, with commas")
-    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=2, choices=COUNTS)
     parser.add_argument("--limit", type=float, default=145, help="seconds until the program ends")
     options = parser.parse_args()
     options.until = time.time() + options.limit
