@@ -144,6 +144,11 @@ class OnGpu:
         self._partials = partial_transfers(placement, variant, sharding, rank)
         self._of_backward: tuple[Plan, GradientShare, GradientTransfers] | None = None
 
+    @property
+    def sm_count(self) -> int:
+        """Number of SMs, on which the work items depend that ranks share."""
+        return self._gpu.sm_count
+
     def _sizes(self) -> tuple[int, int, int, int, int]:
         """Return batch, heads_q, heads_kv, head_dim and head_dim_v."""
         batch, heads_q, heads_kv, _, head_dim, head_dim_v = self._shape
