@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 examples/hybrid_block.py
 
 Heads and the hidden layer of the MLP are sharded over the dimension "tensor" of a mesh, batch entries and parameters
-over "data". For each layout the script checks output and gradients against one process, then times a training step, and
-the same step of one rank's share without communication. On CPUs it uses gloo, on GPUs NCCL.
+over "data"; without sharded heads, each rank has all parameters. For each layout the script checks output and gradients
+against one process, then times a training step, and the same step of one rank's share without communication. On CPUs it
+uses gloo, on GPUs NCCL.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import spattn
 from spattn.patterns import Causal, PerHead, SlidingWindow
@@ -52,6 +54,8 @@ def made(args, parts=1, part=0):
 def parallel(args, mesh):
     """The block of a mesh ("data", "tensor")."""
     block, rank, size = made(args), mesh["tensor"].get_local_rank(), mesh["tensor"].size()
+    if size == 1:  # whole parameters on each rank: gradients are summed while others are computed
+        return DistributedDataParallel(block, process_group=mesh["data"].get_group(), gradient_as_bucket_view=True)
     columns, rows = ColwiseParallel, RowwiseParallel
     layout = {"query": columns(), "key": columns(), "value": columns(), "out": rows(), "up": columns(), "down": rows()}
     parallelize_module(block, mesh["tensor"], layout)

@@ -29,12 +29,13 @@ import numpy as np
 import record
 
 HEADS, HEAD_DIM, ROUNDS = 16, 128, 5
-CASE_SECONDS = 40
+CASE_SECONDS, ROUND_MS = 40, 60
 COUNTS = {2: "two", 4: "four", 8: "eight"}
 NOTES = (
-    "Median of rounds of forward and backward, of the slowest rank, between CUDA events. received_bytes: of each rank, "
-    "forward and backward. same_bits: out, dq, dk and dv of all ranks equal those of spattn.distributed on one rank; "
-    "equals_plain: those of spattn.attention (whose fused backward sums dq in another order)."
+    "Median of rounds of one to eight steps, forward and backward, one after the other, of the slowest rank, between "
+    "CUDA events. host_us: of one step. received_bytes: of each rank, forward and backward. same_bits: out, dq, dk and "
+    "dv of all ranks equal those of spattn.distributed on one rank; equals_plain: those of spattn.attention (whose "
+    "fused backward sums dq in another order)."
 )
 
 
@@ -125,21 +126,25 @@ class Ranks:
         return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
     def milliseconds(self, step, together: bool) -> float:
-        """Return the median of rounds, of the slowest rank if all compute `together`."""
-        torch, dist, times = self.torch, self.dist, []
+        """Return the median of rounds, of the slowest rank if all compute `together`; a round is several short steps,
+        one after the other, as in the layers of a model."""
+        torch, dist, times, steps = self.torch, self.dist, [], 1
         for number in range(ROUNDS + 2):
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             if together:
                 dist.barrier()
             start.record()
-            step()
+            for _ in range(steps):
+                step()
             stop.record()
             stop.synchronize()
-            taken = torch.tensor(start.elapsed_time(stop), device="cuda")
+            taken = torch.tensor(start.elapsed_time(stop) / steps, device="cuda")
             if together:
                 dist.all_reduce(taken, dist.ReduceOp.MAX)
-            if number > 1:
+            if number == 1:
+                steps = max(1, min(8, round(ROUND_MS / taken.item())))
+            elif number > 1:
                 times.append(taken.item())
         return round(statistics.median(times), 3)
 

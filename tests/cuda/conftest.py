@@ -18,6 +18,7 @@ from spattn.cuda.sm80 import backward as portable_backward
 from spattn.cuda.sm80 import forward as portable
 from spattn.cuda.sm90 import maps
 from spattn.cuda.sm90.family import HopperFloat32
+from spattn.cuda.sm90.forward import params
 from spattn.testing import Expectation, GradientExpectation
 
 # By default JAX preallocates three quarters of the GPU's memory.
@@ -149,20 +150,26 @@ def nvcc(tmp_path, monkeypatch, place):
 
 @pytest.fixture
 def tensor_maps(monkeypatch):
-    """Replace libcuda: an encoded tensor map is its address, then its sizes, strides and box."""
+    """Replace functions of libcuda: an encoded tensor map is its address, then its sizes, strides and box."""
 
-    class Driver:
-        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, sizes, strides, box, *_):
-            image = address.value.to_bytes(8, "little") + bytes(sizes) + bytes(strides) + bytes(box)
-            ctypes.memmove(target.value, image.ljust(128, b"\0"), 128)
-            return 0
+    def encode(target, dtype, rank, address, sizes, strides, box, *_):
+        image = (address or 0).to_bytes(8, "little") + ctypes.string_at(sizes, 8 * rank)
+        image += ctypes.string_at(strides, 8 * (rank - 1)) + ctypes.string_at(box, 4 * rank)
+        ctypes.memmove(target, image.ljust(128, b"\0"), 128)
+        return 0
 
-        def cuTensorMapReplaceAddress(self, target, address):
-            ctypes.memmove(target, address.to_bytes(8, "little"), 8)
-            return 0
+    def replace(target, address):
+        ctypes.memmove(target, (address or 0).to_bytes(8, "little"), 8)
+        return 0
 
-    driver = Driver()
-    monkeypatch.setattr(maps, "library", lambda: driver)
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    encoded = pointer, number, number, *[pointer] * 5, *[number] * 4
+    functions = {
+        "cuTensorMapEncodeTiled": ctypes.CFUNCTYPE(number, *encoded)(encode),
+        "cuTensorMapReplaceAddress": ctypes.CFUNCTYPE(number, pointer, pointer)(replace),
+    }
+    for module in (maps, params):
+        monkeypatch.setattr(module, "address", lambda name: ctypes.cast(functions[name], pointer).value)
 
 
 @pytest.fixture

@@ -448,7 +448,7 @@ def test_parameters(tables, q_len, packed):
     """A sink belongs to `sink_rows` rows: those of its head, which may be packed with others of the group."""
     call = forward_pass(q_len, 4000, workers=9)
     ready = prepared.prepare(call)
-    assert ready._attention.defines["SPATTN_SINKS"] == 1
+    assert ready.attention.defines["SPATTN_SINKS"] == 1
     problem = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer, 5 << 30
     to = hopper_params.Addresses(*problem, 0, 0, SCALE, sinks=77)
     (found,) = np.frombuffer(ready.template.fill(0, [to]), hopper_params.params_dtype(MAPS[0]))
@@ -460,7 +460,7 @@ def test_parameters(tables, q_len, packed):
     assert merging.kernel.defines["SPATTN_SINKS"] == 1
     assert (merge["sinks"], merge["sink_rows"], merge["q_len"]) == (77, q_len, q_len * packed)
     plain = prepared.prepare(replace(call, score=IDENTITY))
-    assert plain is not ready and "SPATTN_SINKS" not in plain._attention.defines | plain._merges[0].kernel.defines
+    assert plain is not ready and "SPATTN_SINKS" not in plain.attention.defines | plain._merges[0].kernel.defines
 
 
 @pytest.mark.family("sm80")
@@ -478,7 +478,7 @@ def test_groups_are_cut(tables):
     assert group.cut(parts) == [[0, 2], [1, 3]]
     for own, with_sinks in zip(group.cut(parts), (False, True), strict=True):
         ready = group.prepare([parts[n] for n in own])
-        assert ("SPATTN_SINKS" in ready._attention.defines) == with_sinks
+        assert ("SPATTN_SINKS" in ready.attention.defines) == with_sinks
 
 
 NVCC = pytest.mark.skipif(compile.find_nvcc() is None, reason="nvcc was not found")

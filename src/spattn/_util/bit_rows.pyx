@@ -203,8 +203,19 @@ cdef uint64_t hash_of(const uint64_t* own, int64_t words) noexcept nogil:
     return mixed(mixed(a, b), mixed(c, d))
 
 
+def clear_beyond(uint64_t[:, :, :, ::1] words, int64_t kv_len):
+    """Clear the bits of rows that are beyond `kv_len` keys, in words of any number of batch entries, heads and rows."""
+    cdef int64_t entry, head, row, last = words.shape[3] - 1
+    if words.shape[3] != (kv_len + 63) // 64:
+        raise ValueError(f"words: expected {(kv_len + 63) // 64} for {kv_len} keys, got {words.shape[3]}")
+    for entry in range(words.shape[0] if kv_len % 64 else 0):
+        for head in range(words.shape[1]):
+            for row in range(words.shape[2]):
+                words[entry, head, row, last] &= ALL >> (64 - kv_len % 64)
+
+
 def distinct_rows(const uint64_t[:, ::1] rows):
-    """Number the distinct rows in order of their first occurrence: (rows,) int32."""
+    """Number the distinct rows in order of their first occurrence, (rows,) int32; return also their first rows."""
     cdef int64_t count = rows.shape[0], words = rows.shape[1], row, number, distinct = 0
     cdef const uint64_t* own
     cdef uint64_t value
@@ -213,7 +224,7 @@ def distinct_rows(const uint64_t[:, ::1] rows):
     cdef uint64_t[::1] hashed = hashes  # of the distinct rows
     cdef int64_t[::1] first = firsts
     if words == 0:
-        return np.zeros(count, np.int32)
+        return np.zeros(count, np.int32), np.zeros(min(count, 1), np.int64)
     with nogil:
         for row in range(count):
             own, number = &rows[row, 0], 0
@@ -226,7 +237,7 @@ def distinct_rows(const uint64_t[:, ::1] rows):
                 hashed[number], first[number] = value, row
                 distinct += 1
             index[row] = <int32_t>number
-    return found
+    return found, firsts[:distinct]
 
 
 def hash_words(const uint64_t[::1] words):

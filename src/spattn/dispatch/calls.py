@@ -302,7 +302,9 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
             found = known.keep(lengths, own.by_rows(pattern, bare, kv_len))
         return 0 < kv_len <= LONGEST and found
 
-    made = _RowsCall(serves, lambda p: _around(module, bare, bind(p)), default_scale(call.head_dim), call.dtype)
+    around = functools.partial(_around, module, bare)
+    bound = bind if around(bind) is bind else lambda p: around(bind(p))  # most need no wrapper
+    made = _RowsCall(serves, bound, default_scale(call.head_dim), call.dtype)
     found = None if key[0] is None else of_any_length(key[0])
     if found is not None:
         keep_rows((found[0], *key[1:]), made)

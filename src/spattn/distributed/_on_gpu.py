@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from ._plans import (
     partial_transfers,
     query_transfers,
 )
+from ._row_copies import RowCopy, Rows, runs_of
 
 if TYPE_CHECKING:
     from ..cuda.driver.device import Device
@@ -39,8 +41,8 @@ __all__ = ["OnGpu", "Received", "exchange", "readable"]
 
 Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
 _CYCLES = 20_000  # about 10 µs
+_ALIGNMENT = 16  # bytes of a tensor in a message
 Range = tuple[int, int]  # first row, end
-_Copy = tuple[torch.Tensor | slice, torch.Tensor | slice, torch.Tensor | None]  # source rows, target rows, heads
 
 
 class Held(NamedTuple):
@@ -76,20 +78,38 @@ class Partials(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
 
 
+class Message(NamedTuple):
+    """Bytes to send or to receive, and the tensors in them."""
+
+    buffer: torch.Tensor
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], like: Sequence[torch.Tensor]) -> Message:
+        """Return a message with the rows of some blocks, (heads, rows, width), of each array in `like`."""
+        shapes = [((len(block.heads), len(block.rows), x.shape[3]), x.dtype) for block in blocks for x in like]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
+        *starts, total = itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+        buffer = like[0].new_empty(total, dtype=torch.uint8)
+        tensors = [
+            buffer[start : start + size].view(dtype).view(shape)
+            for start, size, (shape, dtype) in zip(starts, sizes, shapes, strict=True)
+        ]
+        return cls(buffer, tensors)
+
+
 def exchange(
-    group: Any, transfers: Sequence[Transfer], send: Sequence[Sequence[torch.Tensor]], received: Sequence[Received]
+    group: Any, transfers: Sequence[Transfer], send: Sequence[Message], received: Sequence[Message]
 ) -> Callable[[], None]:
-    """Begin one send and one receive for each tensor; the current stream waits for them in the returned function."""
+    """Begin to send and to receive a message for each transfer, unless it is empty.
+
+    The current stream waits for all in the returned function.
+    """
     operations = [
-        dist.P2POp(dist.irecv, x, dist.get_global_rank(group, transfer.peer), group)
-        for transfer, blocks in zip(transfers, received, strict=True)
-        for _, tensors in blocks
-        for x in tensors
-    ]
-    operations += [
-        dist.P2POp(dist.isend, x, dist.get_global_rank(group, transfer.peer), group)
-        for transfer, tensors in zip(transfers, send, strict=True)
-        for x in tensors
+        dist.P2POp(begin, message.buffer, dist.get_global_rank(group, transfer.peer), group)
+        for begin, messages in ((dist.irecv, received), (dist.isend, send))
+        for transfer, message in zip(transfers, messages, strict=True)
+        if message.tensors
     ]
     works = dist.batch_isend_irecv(operations) if operations else []
 
@@ -289,9 +309,8 @@ class OnGpu:
         for to, received, finish in begun:
             finish()
             for block, tensors in received:
-                of_all, target, heads = self.rows_of(block, 0, to[0].shape[2], to[0].shape[1])
                 for whole, x in zip(to, tensors, strict=True):
-                    _write(whole, heads, target, x[:, of_all])
+                    self.rows_of(block, (0, whole.shape[2]), whole.shape[1]).unpack(x, whole)
 
     def _run_forward(
         self, stage: Stage, arrays: Sequence[Held], lse: torch.Tensor, scale: float, partials: Partials | None
@@ -343,66 +362,49 @@ class OnGpu:
         them."""
         if not transfers:
             return [], _nothing
-        send = [[self._packed(block, x, partial) for block in transfer.send for x in local] for transfer in transfers]
-        received: list[Received] = [
-            [
-                (block, tuple(x.new_empty((len(block.heads), len(block.rows), x.shape[3])) for x in local))
-                for block in transfer.receive
-            ]
-            for transfer in transfers
-        ]
-        finish = self._exchange(self._group(), transfers, send, received)
+        send = [Message.of(transfer.send, local) for transfer in transfers]
+        messages = [Message.of(transfer.receive, local) for transfer in transfers]
+        for transfer, message in zip(transfers, send, strict=True):
+            pairs = itertools.product(transfer.send, local)
+            for (block, x), packed in zip(pairs, message.tensors, strict=True):
+                self.rows_of(block, (0, x.shape[2]) if partial else None, x.shape[1]).pack(x, packed)
+        finish = self._exchange(self._group(), transfers, send, messages)
         if local[0].is_cuda and not partial:
             # Persistent CTAs of the local stage would occupy all SMs until they end: let NCCL's start first.
             torch.cuda._sleep(_CYCLES)
-        return [block for blocks in received for block in blocks], finish
+        received: Received = []
+        for transfer, message in zip(transfers, messages, strict=True):
+            tensors = iter(message.tensors)
+            received += [(block, tuple(itertools.islice(tensors, len(local)))) for block in transfer.receive]
+        return received, finish
 
-    def _packed(self, block: Block, x: torch.Tensor, partial: bool) -> torch.Tensor:
-        """Return the rows of a block, (heads, rows, width)."""
-        if partial:
-            _, source, heads = self.rows_of(block, 0, x.shape[2], x.shape[1])
-        else:
-            source, _, heads = self.rows_of(block, 0, self._shape.length, x.shape[1], local=True)
-        if heads is None:
-            found = x[:, :, source] if isinstance(source, slice) else x.index_select(2, source)
-            return found.reshape(-1, *found.shape[2:]).contiguous()
-        return x[heads // x.shape[1], heads % x.shape[1]][:, source].contiguous()
-
-    def rows_of(self, block: Block, first: int, stop: int, heads: int, local: bool = False) -> _Copy:
-        """Return rows of a block in a range, as indices of its rows and of the sequence, and its heads, None for all.
-
-        With `local`, the first are indices of the rank's rows instead.
-        """
-        key = id(block), first, stop, local
+    def rows_of(self, block: Block, there: Range | None, heads: int) -> RowCopy:
+        """Return the copy between the rows of a block and those of an array that has the rows of a range, or the local
+        rows if it is None."""
+        key = id(block), there
         if key not in self._indices:
-            begin, end = np.searchsorted(block.rows, (first, stop))
-            rows = block.rows[begin:end]
-            source = np.searchsorted(self._rows, rows) if local else np.arange(begin, end)
+            begin, end = (0, len(block.rows)) if there is None else np.searchsorted(block.rows, there)
+            rows, device = block.rows[begin:end], self._call.q.device
+            of_array = np.searchsorted(self._rows, rows) if there is None else rows - there[0]
             every = len(block.heads) == self._shape.batch * heads
-            own = None if every else torch.from_numpy(block.heads).to(self._call.q.device)
+            own = None if every else torch.from_numpy(block.heads).to(device)
             # The block is kept, so that no other has its id.
-            self._indices[key] = (self._index(source), self._index(rows), own), block
-        return self._indices[key][0]
+            self._indices[key] = RowCopy(runs_of(device, of_array, np.arange(begin, end)), own), block
+        copy: RowCopy = self._indices[key][0]
+        return copy
 
-    def _index(self, rows: np.ndarray) -> torch.Tensor | slice:
-        """Return ascending rows as a slice if they are contiguous, else as an index on the device."""
-        if len(rows) == 0:
-            return slice(0, 0)
-        if rows[-1] - rows[0] == len(rows) - 1:
-            return slice(int(rows[0]), int(rows[-1]) + 1)
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self._call.q.device)
-
-    def others(self, read: TileRows, received: Received, heads: int) -> torch.Tensor | slice:
-        """Return the rows of tiles that are neither the rank's nor received for all heads."""
-        key = id(read.mask), tuple(id(block) for block, _ in received)
+    def others(self, read: TileRows, received: Received, heads: int, first: int) -> tuple[tuple[Rows, ...], ...]:
+        """Return the rows of tiles that are neither the rank's nor received for all heads, counted from `first`."""
+        key = id(read.mask), first, tuple(id(block) for block, _ in received)
         if key not in self._indices:
             mask = read.mask.copy()
             mask[self._rows] = False
             for block, _ in received:
                 if len(block.heads) == self._shape.batch * heads:
                     mask[block.rows] = False
-            self._indices[key] = self._index(np.nonzero(mask)[0]), read
-        return self._indices[key][0]
+            self._indices[key] = runs_of(self._call.q.device, np.nonzero(mask)[0] - first), read
+        rows: tuple[tuple[Rows, ...], ...] = self._indices[key][0]
+        return rows
 
     def has_all(self, read: TileRows) -> bool:
         """Return whether the rank's rows are contiguous, and have all rows of tiles."""
@@ -418,9 +420,14 @@ class OnGpu:
         """Return the rank's rows."""
         key = "rows", held.first
         if key not in self._indices:
-            self._indices[key] = self._index(self._rows - held.first)
-        rows = self._indices[key]
-        return held.x[:, :, rows] if isinstance(rows, slice) else held.x.index_select(2, rows)
+            own = self._rows - held.first, np.arange(len(self._rows))
+            self._indices[key] = runs_of(self._call.q.device, *own)
+        if self.contiguous:
+            return held.x[:, :, self._indices[key][0][0]]
+        found = held.x.new_empty((*held.x.shape[:2], len(self._rows), held.x.shape[3]))
+        for source, target in self._indices[key]:
+            found[:, :, target] = held.x[:, :, source]
+        return found
 
 
 class _Rows:
@@ -458,16 +465,16 @@ class _Rows:
         if not self._held or not self._held[0].covers(read):
             self._held, self._added = self._copies(*(self._all or (read.first, read.stop))), 0
         held, first = self._held, self._held[0].first
-        others = own.others(read, self._received, heads)
-        if not isinstance(others, slice) or others.stop > others.start:
+        others = own.others(read, self._received, heads, first)
+        if others:
             self._added = 0  # some heads' rows may be among those that blocks of other heads lack
+        for (rows,) in others:
             for one in held:
-                one.x[:, :, _shifted(others, first)] = self._fill
+                one.x[:, :, rows] = self._fill
         for block, tensors in self._received[self._added :]:
-            source, target, some = own.rows_of(block, first, held[0].stop, heads)
-            target = _shifted(target, first)
+            copy = own.rows_of(block, (first, held[0].stop), heads)
             for one, x in zip(held, tensors[self._number : self._number + len(held)], strict=True):
-                _write(one.x, some, target, x[:, source])
+                copy.unpack(x, one.x)
         self._added = len(self._received)
         return held
 
@@ -476,8 +483,8 @@ class _Rows:
         own, found = self._of, []
         for x in self._local:
             held = x.new_empty((*x.shape[:2], stop - first, x.shape[3]))
-            source, target, _ = own.rows_of(own.block, first, stop, x.shape[1])
-            held[:, :, _shifted(target, first)] = x[:, :, source]
+            for target, source in own.rows_of(own.block, (first, stop), x.shape[1]).runs:
+                held[:, :, target] = x[:, :, source]
             found.append(Held(held, first, own.length))
         return found
 
@@ -491,24 +498,6 @@ def hull(tiles: Sequence[TileRows]) -> Range:
 def _by_role(stages: Sequence[Any]) -> tuple[list[Any], ...]:
     """Return the rank's own stages, those for other ranks, and those with partials of other ranks."""
     return tuple([stage for stage in stages if stage.role == role] for role in (OWN, LENT, LATE))
-
-
-def _write(to: torch.Tensor, heads: torch.Tensor | None, rows: torch.Tensor | slice, values: torch.Tensor) -> None:
-    """Write rows, (heads, rows, width), of some heads or all into (batch, heads, rows, width)."""
-    flat = to.view(-1, *to.shape[2:])
-    if heads is None:
-        flat[:, rows] = values
-    elif isinstance(rows, slice):
-        flat[heads, rows] = values
-    else:
-        flat[heads[:, None], rows] = values
-
-
-def _shifted(rows: torch.Tensor | slice, by: int) -> torch.Tensor | slice:
-    """Return ascending rows less a number; an empty slice as it is."""
-    if isinstance(rows, slice):
-        return slice(rows.start - by, rows.stop - by) if rows.stop > rows.start else rows
-    return rows - by
 
 
 def _no_group() -> None:

@@ -4,18 +4,34 @@ from typing import Any
 
 import numpy as np
 
-def device_tables(
-    words: np.ndarray,
-    variant: np.ndarray,
-    kv_len: int,
-    group: int,
-    heads_per_kv: int,
-    tile: int,
-    workers: int,
-    query_views: np.ndarray,
-    key_views: np.ndarray,
-    counters: int,
-) -> tuple[np.ndarray, dict[str, int], tuple[Any, ...], tuple[int, int, int, int]]: ...
+class StepTables:
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        q_len: int,
+        group: int,
+        heads_per_kv: int,
+        tile: int,
+        workers: int,
+        views: bytes,
+        query_views: bytes,
+        key_views: bytes,
+        length_at: int,
+        counters: int,
+    ) -> None: ...
+    def of(self, words: np.ndarray, variant: np.ndarray, kv_len: int) -> RowTables | None: ...
+
+class RowTables:
+    nbytes: int
+    tasks: int
+    longest: int
+    slots: int
+    merges: int
+    def addresses(self, first: int) -> tuple[int, ...]: ...
+    def write(self, address: int) -> None: ...
+    def check(self, address: int) -> None: ...
+
 def by_pairs(words: np.ndarray) -> bool: ...
 def tables_of_rows(
     words: np.ndarray, kv_len: int, workers: int, sparse: bool | None = None, tile: int = 0

@@ -2,7 +2,7 @@
 """Compiled part of :mod:`spattn.schedule.few_queries`: the tables of a plan from the bits of its rows."""
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp.algorithm cimport stable_sort
 from libcpp.vector cimport vector
@@ -296,167 +296,324 @@ cdef struct Length:
     int64_t length, task
 
 
-def device_tables(
-    const uint64_t[:, :, ::1] words, const int32_t[:, ::1] variant, int64_t kv_len, int64_t group, int64_t heads_per_kv,
-    int64_t tile, int64_t workers, const uint8_t[::1] query_views, const uint8_t[::1] key_views, int64_t counters,
-):
-    """Return (image, offsets, proof, sizes) of the tables of the Hopper kernels for rows of bits.
+cdef enum:  # tables of a step, in the order of cuda/sm90/forward/steps.py
+    TASKS, WORK_ITEMS, ENTRIES, ENTRY_MASKS, MASKS, QUERY_VIEWS, KEY_VIEWS, PRIORS, MERGE_ROWS, MERGE_INDPTR
+    MERGE_SOURCES, MERGE_HEADS, COUNTERS, TABLES
 
-    A query tile of `tile` rows holds `group` heads, each `tile` // (a power of 2) rows apart; `variant` has the rows of
-    each batch entry and such a head. `heads_per_kv` of these share keys. The proof has the fields of
-    :class:`.proof.Writers` from `owner` to `merge_variants`.
+
+cdef class StepTables:
+    """Makes the tables of the Hopper kernels from rows of bits, for calls that differ in rows and kv_len alone.
+
+    A query tile of `tile` rows holds `group` of the `heads` query heads, each `tile` // (a power of 2) rows apart;
+    `heads_per_kv` groups share keys. `views` are the plan's, and `query_views` and `key_views` their device records,
+    with kv_len as an int32 at `length_at`; `counters` is the number of task counters.
     """
-    cdef int64_t variants = words.shape[0], q_len = words.shape[1], count = words.shape[2], most_heads = 1
-    cdef int64_t batch = variant.shape[0], heads = variant.shape[1], n, word, q, head, piece, own, at, length
-    while most_heads < group:
-        most_heads *= 2
-    cdef int64_t apart = tile // most_heads
-    if variants < 1 or q_len < 1 or count < 1 or count != (kv_len + BITS - 1) // BITS or workers < 1:
-        raise ValueError("words: expected rows of ceil(kv_len / 64) words, and at least one worker")
-    if not q_len <= apart or not tile <= ROWS or tile % 16:
-        raise ValueError(f"tile: expected a multiple of 16 of at most {ROWS} rows for {group} heads, got {tile}")
-    for n in range(batch):
-        for head in range(heads):
-            if not 0 <= variant[n, head] < variants:
-                raise ValueError("variant: expected indices of the rows")
-    cdef const uint64_t* first = &words[0, 0, 0]
-    cdef const uint64_t* row
-    cdef uint64_t some, every
-    cdef vector[Entry] entries
-    cdef vector[int32_t] entry_masks
-    cdef vector[uint64_t] masks  # q_len words each
-    cdef vector[int64_t] begin = vector[int64_t](variants + 1)
-    cdef Entry entry = Entry(0, 0, 0, 0)
-    cdef int32_t mask
-    cdef bint same
-    with nogil:
+
+    cdef int64_t batch, heads, q_len, group, heads_per_kv, tile, workers, apart, length_at, counters
+    cdef bytes query_views, key_views
+    cdef int32_t[ROWS] query_of  # of each row of a query tile, -1 for padding
+    cdef int32_t[ROWS] row_of  # position of each row of a query tile, -1 for padding
+
+    def __init__(
+        self, int64_t batch, int64_t heads, int64_t q_len, int64_t group, int64_t heads_per_kv, int64_t tile,
+        int64_t workers, bytes views, bytes query_views, bytes key_views, int64_t length_at, int64_t counters
+    ):
+        cdef int64_t most_heads = 1, row, head
+        while most_heads < group:
+            most_heads *= 2
+        self.apart = tile // most_heads
+        if not 1 <= q_len <= self.apart or not tile <= ROWS or tile % 16:
+            raise ValueError(f"tile: expected a multiple of 16 of at most {ROWS} rows for {group} heads, got {tile}")
+        if batch < 1 or group < 1 or heads < 1 or heads % group or heads_per_kv < 1 or workers < 1 or counters < 0:
+            raise ValueError(f"heads: expected a multiple of {group}, and at least one entry and worker")
+        if not 0 <= length_at <= len(key_views) - <int64_t>sizeof(int32_t):
+            raise ValueError("key_views: expected kv_len within the records")
+        self.batch, self.heads, self.q_len, self.group, self.heads_per_kv = batch, heads, q_len, group, heads_per_kv
+        self.tile, self.workers, self.length_at, self.counters = tile, workers, length_at, counters
+        self.query_views, self.key_views = query_views, key_views
+        for row in range(ROWS):
+            head = row // self.apart
+            self.query_of[row] = -1 if row >= tile or head >= group else <int32_t>min(row % self.apart, q_len - 1)
+        self.place_rows(views)
+
+    cdef int place_rows(self, bytes views) except -1:
+        """Find the position of each row of a query tile in the plan's first view, and check that each occurs once."""
+        cdef const View* view = <const View*><char*>views
+        cdef int64_t row, left, at, axis, position, length = self.q_len * self.group, seen = 0
+        cdef vector[bint] known = vector[bint](length)
+        cdef bint real, sound = <size_t>len(views) >= sizeof(View) and view.tiles == 1
+        for row in range(ROWS):
+            left, position, real = row, view.offset if sound else 0, sound and row < self.tile
+            for axis in range(2, -1, -1):
+                if not real:
+                    break
+                sound = sound and view.box[axis] > 0
+                at = left % view.box[axis] if sound else 0
+                left = left // view.box[axis] if sound else 0
+                real = sound and at < view.extent[axis]
+                position += at * view.stride[axis]
+            real = real and left == 0
+            if real and (not 0 <= position < length or known[position]):
+                sound = False
+            self.row_of[row] = <int32_t>position if real and sound else -1
+            if real and sound:
+                known[position] = True
+                seen += 1
+        if not sound or seen != length:
+            raise ValueError(f"views: expected {length} rows in one tile of the view of queries, each once")
+        return 0
+
+    def of(self, const uint64_t[:, :, ::1] words, const int32_t[:, ::1] variant, int64_t kv_len):
+        """Return the :class:`RowTables` of rows, or None if the rows of heads of a group differ.
+
+        `words` are their bits, (variants, queries, words); `variant` is their index, (batch or 1, heads or 1).
+        """
+        cdef int64_t variants = words.shape[0], count = words.shape[2], n, head, other, each = variant.shape[1]
+        if variants < 1 or words.shape[1] != self.q_len or count < 1 or count != (kv_len + BITS - 1) // BITS:
+            raise ValueError("words: expected rows of ceil(kv_len / 64) words")
+        if variant.shape[0] not in (1, self.batch) or each not in (1, self.heads):
+            raise ValueError("variant: expected one row or one for each batch entry, and likewise heads")
+        for n in range(variant.shape[0]):
+            for head in range(each):
+                if not 0 <= variant[n, head] < variants:
+                    raise ValueError("variant: expected indices of the rows")
+                if variant[n, head] != variant[n, head // self.group * self.group]:
+                    return None
+        cdef RowTables made = RowTables.__new__(RowTables)
+        made.form, made.words, made.kv_len = self, words, kv_len
+        made.variant.reserve(self.batch * self.heads // self.group)
+        for n in range(self.batch):
+            for head in range(0, self.heads, self.group):
+                other = head if each > 1 else 0
+                made.variant.push_back(variant[n if variant.shape[0] > 1 else 0, other])
+        made.count()
+        return made
+
+
+cdef class RowTables:
+    """Tables of a step, whose sizes are known and which are written to memory of the caller.
+
+    Attributes
+    ----------
+    nbytes : int
+    tasks, slots : int
+        Number of tasks, and of partials of a head.
+    longest : int
+        Tiles of the longest work item.
+    merges : int
+        Combined rows of a head, at most.
+    """
+
+    cdef StepTables form
+    cdef const uint64_t[:, :, ::1] words
+    cdef int64_t kv_len, bitmasks, items, sources
+    cdef vector[int32_t] variant  # of each batch entry and group of heads
+    cdef vector[int64_t] begin, pieces, first_merge  # of the tiles, items and combines of each variant
+    cdef int64_t[TABLES] at
+    cdef readonly int64_t nbytes, tasks, longest, slots, merges
+
+    def addresses(self, int64_t first):
+        """Return the address of each table, of which the first is at address `first`."""
+        return tuple([first + self.at[n] for n in range(TABLES)])
+
+    cdef int count(self) except -1:
+        """Set all sizes."""
+        cdef int64_t variants = self.words.shape[0], q_len = self.words.shape[1], count = self.words.shape[2]
+        cdef int64_t n, word, tiles = 0, own, length, total = 0, heads = <int64_t>self.variant.size()
+        cdef const uint64_t* row
+        cdef const uint64_t* before = NULL  # words of the last bitmask
+        cdef uint64_t some = 0, every = 0
+        cdef int64_t[TABLES] nbytes
+        self.begin.resize(variants + 1)
+        self.pieces.resize(variants)
+        self.first_merge.resize(variants + 1)
+        with nogil:
+            for n in range(variants):
+                row, word, self.begin[n] = &self.words[n, 0, 0], -1, tiles
+                while True:
+                    word = next_tile(row, q_len, count, word, &some, &every)
+                    if word == count:
+                        break
+                    tiles += 1
+                    if every != ALL and not same_words(row + word, before, q_len, count):
+                        self.bitmasks += 1
+                        before = row + word
+            self.begin[variants] = tiles
+            for n in range(variants):
+                length = self.begin[n + 1] - self.begin[n]
+                own = min(min(max(length // FEWEST_TILES, <int64_t>1), self.form.workers), length)
+                self.pieces[n] = own
+                self.items += own
+                self.first_merge[n + 1] = self.first_merge[n]
+                if own != 1:
+                    self.first_merge[n + 1] += self.form.group * q_len
+                    self.sources += self.form.group * q_len * own
+                if own > 1:
+                    self.slots = max(self.slots, own)
+                if own:
+                    self.longest = max(self.longest, (length + own - 1) // own)
+            for n in range(heads):
+                self.tasks += self.pieces[self.variant[n]]
+                own = self.first_merge[self.variant[n] + 1] - self.first_merge[self.variant[n]]
+                self.merges = max(self.merges, own)
+        nbytes[TASKS], nbytes[WORK_ITEMS] = self.tasks * sizeof(Task), self.items * sizeof(DeviceWork)
+        nbytes[ENTRIES], nbytes[ENTRY_MASKS] = tiles * sizeof(Entry), tiles * sizeof(int32_t)
+        nbytes[MASKS], nbytes[PRIORS] = self.bitmasks * THREADS * sizeof(uint32_t), 0
+        nbytes[QUERY_VIEWS], nbytes[KEY_VIEWS] = len(self.form.query_views), len(self.form.key_views)
+        nbytes[MERGE_ROWS] = self.first_merge[variants] * sizeof(int32_t)
+        nbytes[MERGE_INDPTR] = (self.first_merge[variants] + 1) * sizeof(int32_t)
+        nbytes[MERGE_SOURCES], nbytes[MERGE_HEADS] = self.sources * sizeof(int32_t), heads * 4 * sizeof(int32_t)
+        nbytes[COUNTERS] = self.form.counters * sizeof(int32_t)
+        for n in range(TABLES):
+            self.at[n] = total
+            total += (nbytes[n] + PADDING - 1) // PADDING * PADDING
+        self.nbytes = total
+        return 0
+
+    def write(self, size_t address):
+        """Write the tables to host memory; raise RuntimeError unless each row is written once."""
+        cdef char* to = <char*>address
+        memcpy(to + self.at[QUERY_VIEWS], <char*>self.form.query_views, len(self.form.query_views))
+        memcpy(to + self.at[KEY_VIEWS], <char*>self.form.key_views, len(self.form.key_views))
+        (<int32_t*>(to + self.at[KEY_VIEWS] + self.form.length_at))[0] = <int32_t>self.kv_len
+        memset(to + self.at[COUNTERS], 0, self.form.counters * sizeof(int32_t))
+        with nogil:
+            self.fill_lists(to)
+            self.fill_work(to)
+            self.fill_heads(to)
+        self.check(address)
+
+    cdef int fill_lists(self, const char* image) except -1 nogil:
+        """Write the tiles of each variant, and their bitmasks; adjacent tiles of a periodic pattern share one."""
+        cdef int64_t variants = self.words.shape[0], q_len = self.words.shape[1], count = self.words.shape[2]
+        cdef int64_t n, q, word, bitmasks = -1
+        cdef const uint64_t* row
+        cdef const uint64_t* before = NULL
+        cdef uint64_t some = 0, every = 0
+        cdef vector[uint64_t] queries = vector[uint64_t](q_len)
+        cdef Entry* entries = <Entry*>(image + self.at[ENTRIES])
+        cdef int32_t* mask = <int32_t*>(image + self.at[ENTRY_MASKS])
+        cdef uint32_t* fragments = <uint32_t*>(image + self.at[MASKS])
         for n in range(variants):
-            row, word, begin[n] = first + n * q_len * count, -1, <int64_t>entries.size()
+            row, word = &self.words[n, 0, 0], -1
             while True:
                 word = next_tile(row, q_len, count, word, &some, &every)
                 if word == count:
                     break
-                mask = -1
-                if every != ALL:  # adjacent tiles of a periodic pattern share a bitmask
-                    same = masks.size() > 0
-                    for q in range(q_len if same else 0):
-                        same = same and masks[masks.size() - q_len + q] == row[q * count + word]
-                    for q in range(0 if same else q_len):
-                        masks.push_back(row[q * count + word])
-                    mask = <int32_t>(masks.size() // q_len) - 1
-                entry.x = <int32_t>(BITS * word)
-                entries.push_back(entry)
-                entry_masks.push_back(mask)
-        begin[variants] = <int64_t>entries.size()
+                entries[0] = Entry(<int32_t>(BITS * word), 0, 0, 0)
+                if every != ALL and not same_words(row + word, before, q_len, count):
+                    before = row + word
+                    bitmasks += 1
+                    for q in range(q_len):
+                        queries[q] = before[q * count]
+                    fill_fragment(queries.data(), self.form.query_of, self.form.tile, fragments + bitmasks * THREADS)
+                mask[0] = -1 if every == ALL else <int32_t>bitmasks
+                entries += 1
+                mask += 1
+        return 0
 
-    # Items and combines of each variant, as in tables_of_rows().
-    cdef int64_t items = 0, merges = 0, sources = 0, slots = 0, longest = 0
-    cdef vector[int64_t] pieces = vector[int64_t](variants)
-    for n in range(variants):
-        length = begin[n + 1] - begin[n]
-        pieces[n] = own = min(min(max(length // FEWEST_TILES, <int64_t>1), workers), length)
-        items += own
-        if own != 1:
-            merges += group * q_len
-            sources += group * q_len * own
-        if own > 1:
-            slots = max(slots, own)
-    lists = []
-    cdef int32_t* owner = int32s(lists, items)
-    memset(int32s(lists, items), 0, items * sizeof(int32_t))  # query tiles
-    cdef cnp.npy_intp size = items
-    own_slot = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
-    cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(<cnp.ndarray>own_slot)
-    cdef int32_t* work_indptr = int32s(lists, variants + 1)
-    cdef int32_t* merge_rows = int32s(lists, merges)
-    cdef int32_t* merge_indptr = int32s(lists, merges + 1)
-    cdef int32_t* merge_sources = int32s(lists, sources)
-    cdef int32_t* merge_variants = int32s(lists, variants + 1)
-    cdef vector[DeviceWork] work = vector[DeviceWork](items)
-    items = merges = sources = 0
-    work_indptr[0] = merge_variants[0] = merge_indptr[0] = 0
-    for n in range(variants):
-        own, length = pieces[n], begin[n + 1] - begin[n]
-        for piece in range(own):
-            owner[items], slot[items] = <int32_t>n, piece if own > 1 else -1
-            work[items] = DeviceWork(
-                0, 0, 0, 0, <int32_t>(begin[n] + length * piece // own),
-                <int32_t>(begin[n] + length * (piece + 1) // own), 1, <int32_t>slot[items]
-            )
-            longest = max(longest, <int64_t>(work[items].end - work[items].begin))
-            items += 1
-        for head in range(group if own != 1 else 0):
-            for q in range(q_len):
-                merge_rows[merges] = <int32_t>(head * q_len + q)
-                for piece in range(own):
-                    merge_sources[sources] = <int32_t>(piece * tile + head * apart + q)
-                    sources += 1
-                merges += 1
-                merge_indptr[merges] = <int32_t>sources
-        work_indptr[n + 1], merge_variants[n + 1] = <int32_t>items, <int32_t>merges
+    cdef void fill_work(self, const char* image) noexcept nogil:
+        """Write the items and combines of each variant, as in tables_of_rows()."""
+        cdef int64_t n, piece, own, length, head, q, group = self.form.group, q_len = self.form.q_len
+        cdef int64_t first, sources = 0, merges = 0
+        cdef DeviceWork* work = <DeviceWork*>(image + self.at[WORK_ITEMS])
+        cdef int32_t* merge_rows = <int32_t*>(image + self.at[MERGE_ROWS])
+        cdef int32_t* merge_indptr = <int32_t*>(image + self.at[MERGE_INDPTR])
+        cdef int32_t* merge_sources = <int32_t*>(image + self.at[MERGE_SOURCES])
+        merge_indptr[0] = 0
+        for n in range(<int64_t>self.pieces.size()):
+            own, first, length = self.pieces[n], self.begin[n], self.begin[n + 1] - self.begin[n]
+            for piece in range(own):
+                work[0] = DeviceWork(
+                    0, 0, 0, 0, <int32_t>(first + length * piece // own),
+                    <int32_t>(first + length * (piece + 1) // own), 1, <int32_t>piece if own > 1 else -1
+                )
+                work += 1
+            for head in range(group if own != 1 else 0):
+                for q in range(q_len):
+                    merge_rows[merges] = <int32_t>(head * q_len + q)
+                    for piece in range(own):
+                        merge_sources[sources] = <int32_t>(piece * self.form.tile + head * self.form.apart + q)
+                        sources += 1
+                    merges += 1
+                    merge_indptr[merges] = <int32_t>sources
 
-    # Tasks of all heads, the longest items first, and the combines of each head.
-    cdef vector[Task] tasks, sorted_tasks
-    cdef vector[Length] order
-    cdef vector[int32_t] merge_heads
-    cdef int64_t most_merges = 0, total = 0
-    cdef int32_t v
-    cdef Length key
-    for n in range(batch):
-        for head in range(heads):
-            v = variant[n, head]
-            for own in range(work_indptr[v], work_indptr[v + 1]):
-                key.length, key.task = work[own].end - work[own].begin, <int64_t>tasks.size()
+    cdef int fill_heads(self, const char* image) except -1 nogil:
+        """Write the tasks of all heads, the longest items first, and the combines of each head."""
+        cdef int64_t heads = self.form.heads // self.form.group, n, own
+        cdef int32_t v, head
+        cdef const DeviceWork* work = <const DeviceWork*>(image + self.at[WORK_ITEMS])
+        cdef int32_t* of_heads = <int32_t*>(image + self.at[MERGE_HEADS])
+        cdef Task* tasks = <Task*>(image + self.at[TASKS])
+        cdef vector[int64_t] first_item = vector[int64_t](self.pieces.size())
+        cdef vector[Task] unsorted
+        cdef vector[Length] order
+        cdef Length key
+        unsorted.reserve(self.tasks)
+        order.reserve(self.tasks)
+        for n in range(1, <int64_t>self.pieces.size()):
+            first_item[n] = first_item[n - 1] + self.pieces[n - 1]
+        for n in range(<int64_t>self.variant.size()):
+            v = self.variant[n]
+            for own in range(first_item[v], first_item[v] + self.pieces[v]):
+                key.length, key.task = work[own].end - work[own].begin, <int64_t>unsorted.size()
                 order.push_back(key)
-                tasks.push_back(Task(<int32_t>own, <int32_t>n, <int32_t>head, <int32_t>(head // heads_per_kv)))
-            merge_heads.push_back(merge_variants[v])
-            merge_heads.push_back(merge_variants[v + 1])
-            merge_heads.push_back(<int32_t>n)
-            merge_heads.push_back(<int32_t>head)
-            most_merges = max(most_merges, <int64_t>(merge_variants[v + 1] - merge_variants[v]))
-    stable_sort(order.begin(), order.end(), longer)
-    sorted_tasks.resize(tasks.size())
-    for at in range(<int64_t>order.size()):
-        sorted_tasks[at] = tasks[order[at].task]
+                head = <int32_t>(n % heads)
+                unsorted.push_back(
+                    Task(<int32_t>own, <int32_t>(n // heads), head, <int32_t>(head // self.form.heads_per_kv))
+                )
+            of_heads[4 * n], of_heads[4 * n + 1] = <int32_t>self.first_merge[v], <int32_t>self.first_merge[v + 1]
+            of_heads[4 * n + 2], of_heads[4 * n + 3] = <int32_t>(n // heads), <int32_t>(n % heads)
+        stable_sort(order.begin(), order.end(), longer)
+        for n in range(<int64_t>order.size()):
+            tasks[n] = unsorted[order[n].task]
+        return 0
 
-    cdef int64_t bitmasks = <int64_t>masks.size() // q_len
-    parts = (
-        ("tasks", sorted_tasks.size() * sizeof(Task)), ("work", items * sizeof(DeviceWork)),
-        ("entries", entries.size() * sizeof(Entry)), ("entry_masks", entries.size() * sizeof(int32_t)),
-        ("masks", bitmasks * THREADS * sizeof(uint32_t)), ("query_views", query_views.shape[0]),
-        ("key_views", key_views.shape[0]), ("priors", 0), ("merge_rows", merges * sizeof(int32_t)),
-        ("merge_indptr", (merges + 1) * sizeof(int32_t)), ("merge_sources", sources * sizeof(int32_t)),
-        ("merge_heads", merge_heads.size() * sizeof(int32_t)), ("counters", counters * sizeof(int32_t)),
-    )
-    offsets = {}
-    for name, nbytes in parts:
-        offsets[name] = total
-        total += (<int64_t>nbytes + PADDING - 1) // PADDING * PADDING
-    image = np.empty(total, np.uint8)
-    cdef char* to = <char*>cnp.PyArray_DATA(<cnp.ndarray>image)
-    copy(to, offsets["tasks"], sorted_tasks.data(), sorted_tasks.size() * sizeof(Task))
-    copy(to, offsets["work"], work.data(), items * sizeof(DeviceWork))
-    copy(to, offsets["entries"], entries.data(), entries.size() * sizeof(Entry))
-    copy(to, offsets["entry_masks"], entry_masks.data(), entries.size() * sizeof(int32_t))
-    copy(to, offsets["query_views"], &query_views[0], query_views.shape[0])
-    copy(to, offsets["key_views"], &key_views[0], key_views.shape[0])
-    copy(to, offsets["merge_rows"], merge_rows, merges * sizeof(int32_t))
-    copy(to, offsets["merge_indptr"], merge_indptr, (merges + 1) * sizeof(int32_t))
-    copy(to, offsets["merge_sources"], merge_sources, sources * sizeof(int32_t))
-    copy(to, offsets["merge_heads"], merge_heads.data(), merge_heads.size() * sizeof(int32_t))
-    memset(to + <int64_t>offsets["counters"], 0, counters * sizeof(int32_t))
-    cdef int32_t[ROWS] query_of
-    for n in range(ROWS):
-        head, q = n // apart, n % apart
-        query_of[n] = -1 if n >= tile or head >= group else <int32_t>min(q, q_len - 1)
-    cdef uint32_t* fragments = <uint32_t*>(to + <int64_t>offsets["masks"])
-    with nogil:
-        for n in range(bitmasks):
-            fill_fragment(masks.data() + n * q_len, query_of, tile, fragments + n * THREADS)
-    proof = lists[0], lists[1], own_slot, lists[2], slots, lists[3], lists[4], lists[5], lists[6]
-    return image, offsets, proof, (sorted_tasks.size(), longest, slots, most_merges)
+    def check(self, size_t address):
+        """Raise RuntimeError unless, in tables at this address, items share all tiles of each variant, each row has one
+        writer, and each row of a partial is read once, for its own row: see docs/decisions/031-plans-are-proven.md."""
+        cdef const char* image = <const char*>address
+        cdef const DeviceWork* work = <const DeviceWork*>(image + self.at[WORK_ITEMS])
+        cdef const int32_t* rows = <const int32_t*>(image + self.at[MERGE_ROWS])
+        cdef const int32_t* indptr = <const int32_t*>(image + self.at[MERGE_INDPTR])
+        cdef const int32_t* sources = <const int32_t*>(image + self.at[MERGE_SOURCES])
+        cdef int64_t n, piece, own, merge, source = 0, length = self.form.q_len * self.form.group
+        cdef int32_t begin, cell
+        cdef uint64_t written
+        cdef bint sound = True
+        for n in range(<int64_t>self.pieces.size()):
+            own, begin, written = self.pieces[n], <int32_t>self.begin[n], 0
+            for piece in range(own):
+                sound = sound and work.query_view == work.x == work.y == work.z == 0
+                sound = sound and work.slot == (piece if own > 1 else -1) and work.begin == begin < work.end
+                begin = work.end
+                work += 1
+            sound = sound and begin == self.begin[n + 1]
+            sound = sound and self.first_merge[n + 1] - self.first_merge[n] == (length if own != 1 else 0)
+            for merge in range(self.first_merge[n], self.first_merge[n + 1]):
+                sound = sound and 0 <= rows[merge] < length and not written >> rows[merge] & 1
+                sound = sound and indptr[merge] == source and indptr[merge + 1] == source + own
+                if not sound:
+                    break
+                written |= <uint64_t>1 << rows[merge]
+                cell = sources[source] if own else 0
+                sound = own == 0 or (0 <= cell < self.form.tile and self.form.row_of[cell] == rows[merge])
+                for piece in range(own):
+                    sound = sound and sources[source + piece] == cell + piece * self.form.tile
+                source += own
+            if not sound:
+                raise RuntimeError(
+                    f"plan: a row of variant {n} is not written once; this is a bug in spattn, please report the "
+                    "pattern and the lengths"
+                )
 
 
-cdef void copy(char* image, int64_t offset, const void* source, size_t nbytes) noexcept nogil:
-    if nbytes:
-        memcpy(image + offset, source, nbytes)
+cdef bint same_words(const uint64_t* own, const uint64_t* other, int64_t rows, int64_t count) noexcept nogil:
+    """Return whether words of `rows` rows, `count` words apart, are the same; not if `other` is NULL."""
+    cdef int64_t row
+    if other is NULL:
+        return False
+    for row in range(rows):
+        if own[row * count] != other[row * count]:
+            return False
+    return True

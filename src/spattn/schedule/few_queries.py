@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.bit_rows import distinct_rows
+from .._util.bit_rows import clear_beyond, distinct_rows
 from .._util.frozen import frozen
 from .._util.index_checks import q_offset
 from ..patterns import Pattern
@@ -23,10 +23,10 @@ from ..planning.contract.cache import find, keep
 from ..planning.contract.types import COMPONENT, NO_ORDER
 from ..planning.contract.validated import mark_validated
 from ..request.call import Call
-from ._few_queries import by_pairs, device_tables, tables_of_rows
+from ._few_queries import RowTables, StepTables, by_pairs, tables_of_rows
 from .proof import Writers, prove
 
-__all__ = ["device_tables", "fields_of_rows", "plan_for", "plan_rows", "rows_of", "serves"]
+__all__ = ["RowTables", "StepTables", "fields_of_rows", "plan_for", "plan_rows", "rows_of", "serves"]
 
 _MOST_QUERIES = 8
 _MOST_CELLS = 1 << 26  # of all rows of a call: bytes of memory
@@ -108,11 +108,11 @@ def rows_of(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -
 
 def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) -> np.ndarray:
     """Return the bits of the rows of a call: (batch or 1, a divisor of heads, queries, words), C-contiguous."""
-    q = np.arange(q_offset(q_len, kv_len), kv_len)[None, None]
+    q = np.arange(q_offset(q_len, kv_len), kv_len).reshape(1, 1, -1)
     words = np.ascontiguousarray(AskedRows(q, q_len, kv_len, batch, heads).of(pattern))
     if kv_len % _BITS:
         words = words if words.flags.writeable else words.copy()
-        words[..., -1] &= np.uint64((1 << kv_len % _BITS) - 1)
+        clear_beyond(words, kv_len)
     return words
 
 
@@ -125,9 +125,9 @@ def _distinct(words: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
     flat = words.reshape(-1, q_len, count)
     if len(flat) == 1:
         return flat, _ONE
-    index = distinct_rows(flat.reshape(len(flat), -1))
-    if 2 * int(index.max()) < len(flat):
-        flat = flat[np.unique(index, return_index=True)[1]]
+    index, first = distinct_rows(flat.reshape(len(flat), -1))
+    if 2 * (len(first) - 1) < len(flat):
+        flat = flat[first]
     else:  # no group of heads shares all rows: a copy would cost more than it saves
         index = np.arange(len(flat), dtype=np.int32)
     return flat, _by_head(index.reshape(own_batch, own_heads), heads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ VIEW = np.dtype(
 )
 
 
-@dataclass(frozen=True)
-class MapSpec:
+class MapSpec(NamedTuple):
     """A tensor map of one or several views; `offset` and `strides` count tokens. Axis 2 comes first, as in TMA."""
 
     offset: int

@@ -53,6 +53,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(prepared, "load_kernels", lambda device, requests: list(map(kernel, requests)))
     monkeypatch.setattr(prepared, "Launch", Launch)
     monkeypatch.setattr(prepared, "start", start)
+    monkeypatch.setattr(maps, "address", lambda name: 0)
     monkeypatch.setattr(maps, "encode_map", lambda *args: 0)
     monkeypatch.setattr(maps, "replace_address", lambda *args: None)
     return SimpleNamespace(names=names, written=written, waits=waits)

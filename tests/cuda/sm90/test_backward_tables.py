@@ -40,6 +40,20 @@ def test_subtiles_of_queries_are_halves_of_tiles(pattern):
         np.testing.assert_array_equal(got, np.where(valid[0, part], expected[0, part], -1))
 
 
+@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.Causal(), patterns.BlockLocal(300)], ids=repr)
+@pytest.mark.parametrize("tokens", [44, 300, 396])
+def test_lists_have_no_sub_tile_without_queries(pattern, tokens):
+    """TMA must not load a box outside of an array: the second half of the last query tile has no row here."""
+    made = plan(pattern, tokens)
+    views = layout.lay_out_views(made)
+    keys = by_keys(made, 1, 1, 1, views.cut, 2, 1)
+    assert (tokens - 1) % made.block_q < 64 == made.block_q // 2
+    last = keys.entries["tile"] == -(-tokens // made.block_q) - 1
+    assert last.any() and (keys.entries["part"][last] == 0).all()
+    entries = layout.lay_out(made, views, keys, keys.work["slot"], True)["entries"]
+    assert (entries["x"] < tokens).all()
+
+
 def test_masks_by_keys_are_transposed():
     made = plan(patterns.Causal() & patterns.SlidingWindow(40), 300)
     cut = layout.lay_out_views(made).cut

@@ -134,9 +134,9 @@ def test_tasks_are_those_of_all_problems(calls, uploaded):
     made = group.prepare(parts)
     to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0)] * len(parts)
     joined = join([part.layout for part in parts], [0] * len(parts))
-    dtype = params.params_dtype(made._attention.defines["SPATTN_MAPS"], made._attention.defines["SPATTN_PROBLEMS"])
-    assert made._attention.structs == params.structs(
-        made._attention.defines["SPATTN_MAPS"], made._attention.defines["SPATTN_PROBLEMS"]
+    dtype = params.params_dtype(made.attention.defines["SPATTN_MAPS"], made.attention.defines["SPATTN_PROBLEMS"])
+    assert made.attention.structs == params.structs(
+        made.attention.defines["SPATTN_MAPS"], made.attention.defines["SPATTN_PROBLEMS"]
     )
     length = joined.work["end"] - joined.work["begin"]
     for launch, finishing in enumerate((False, True)):
@@ -159,7 +159,7 @@ def test_parameters_of_every_problem(calls):
     """Sizes, addresses and scales stand at the problem's number, and its tensor maps follow its arrays alone."""
     parts = [group.part_of(call) for call in calls]
     made = group.prepare(parts)
-    dtype = params.params_dtype(*(made._attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+    dtype = params.params_dtype(*(made.attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
     to = [
         params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), n, n + 1, n + 2, -0.5 * (n + 1))
         for n, (_, call) in enumerate(parts)

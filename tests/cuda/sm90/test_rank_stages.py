@@ -50,8 +50,8 @@ class Wire:
             return arrays[number].flatten(0, 1)[heads][:, rows]
 
         self.open += 1
-        for transfer, tensors in zip(transfers, send, strict=True):
-            own = iter(tensors)
+        for transfer, message in zip(transfers, send, strict=True):
+            own = iter(message.tensors)
             for block in transfer.send:
                 for number in range(len(arrays)):
                     torch.testing.assert_close(next(own), rows(block, number), atol=self.apart, rtol=self.apart)
@@ -59,11 +59,13 @@ class Wire:
 
         def finish():
             self.open -= 1
-            for blocks in received:
-                for block, tensors in blocks:
-                    for number, x in enumerate(tensors):
-                        x.copy_(rows(block, number))
-                        self.bytes += x.nbytes
+            for transfer, message in zip(transfers, received, strict=True):
+                own = iter(message.tensors)
+                for block in transfer.receive:
+                    for number in range(len(arrays)):
+                        next(own).copy_(rows(block, number))
+                assert next(own, None) is None
+                self.bytes += sum(x.nbytes for x in message.tensors)
 
         return finish
 

@@ -264,7 +264,7 @@ def test_sinks(torch, make, tensors, launcher):
     assert written[:2] == [score.sinks.data_ptr(), others[0].data_ptr()]
     assert len(written) == 3 and written[2] not in (0, others[2].data_ptr())
     negated = score._replace(sinks=torch._neg_view(others[0]))
-    (found,) = repeated._general.binder.check(negated)
+    (found,) = repeated.general.binder.check(negated)
     assert not found.is_neg() and found.tolist() == [-1.0] * 3
     for wrong, message in (
         (None, "score: expected the function that the call was prepared for"),
@@ -492,7 +492,7 @@ def test_steps(torch, make, kernel, tensors, launcher):
         assert k == v == (cache.data_ptr(), tuple(cache.shape), cache.stride())
     assert all(out.shape == q.shape for out, _ in results)
     launcher.prepare = lambda run: None
-    repeated._general = lambda *args: "the long way"
+    repeated._own.general = lambda *args: "the long way"
     assert repeated(q, *[longer[:, :, :9].contiguous()] * 2, 0.25) == "the long way"
 
 

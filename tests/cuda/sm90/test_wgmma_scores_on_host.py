@@ -115,7 +115,7 @@ def test_forward_parameters(gpu, score):
     assert (found["q_offset"], found["moved"]) == (3800, 7)
     (merging,) = ready._merges
     assert merging is not None and merging.kernel.text == ""
-    assert found["score"] == score.address and ready._attention.text == score.text
+    assert found["score"] == score.address and ready.attention.text == score.text
 
 
 @pytest.mark.parametrize("score", EACH.values(), ids=EACH)
@@ -179,9 +179,9 @@ def test_groups(gpu):
     assert together == [[0, 3], [1], [2, 4], [5]]
     for numbers in together:
         made = group.prepare([parts[number] for number in numbers])
-        assert all(scores[number].text == made._attention.text for number in numbers)
+        assert all(scores[number].text == made.attention.text for number in numbers)
         to = [params.Addresses(1, 2, 3, 4, 5, 6, 7, 1.0, 0, scores[number].address) for number in numbers]
-        dtype = params.params_dtype(*(made._attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
+        dtype = params.params_dtype(*(made.attention.defines[name] for name in ("SPATTN_MAPS", "SPATTN_PROBLEMS")))
         (filled,) = np.frombuffer(made.template.fill(0, to), dtype)
         for number, found in zip(numbers, filled["problems"], strict=False):
             q_len, kv_len = sizes[number]

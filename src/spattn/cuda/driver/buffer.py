@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from ._launch import address_of
 from .device import Device, is_owner
 from .errors import check
 
@@ -49,7 +51,7 @@ def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -
     for name, array in arrays.items():
         image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if staging is not None and not staging.cuda.is_current_stream_capturing():
-        owner, pointer = copy_in_order(device, image, staging)
+        owner, pointer = copy_in_order(device, total, lambda to: ctypes.memmove(to, image.ctypes.data, total), staging)
         return owner, {name: pointer + offset for name, offset in offsets.items()}
     with _beside_captures():
         buffer = Buffer(device, total)
@@ -58,22 +60,22 @@ def upload(device: Device, arrays: dict[str, np.ndarray], staging: Any = None) -
     return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
 
 
-def copy_in_order(device: Device, image: np.ndarray, torch: Any) -> tuple[Any, int]:
+def copy_in_order(device: Device, nbytes: int, write: Callable[[int], object], torch: Any) -> tuple[Any, int]:
     """Copy bytes asynchronously, on PyTorch's current stream; return (owner, address). The context must be current.
 
-    No other stream may use the copy. The driver buffers up to 64 KiB; more bytes go through pinned memory, which
-    PyTorch reuses after the copy. The owner's memory is reused in stream order.
+    `write` writes the bytes to an address of host memory. No other stream may use the copy. The driver buffers up to
+    64 KiB; more bytes go through pinned memory, which PyTorch reuses after the copy. The owner's memory is reused in
+    stream order.
     """
-    from cuda.bindings import driver
-
-    owner = torch.empty(image.nbytes, dtype=torch.uint8, device=device.ordinal)
-    if image.nbytes <= _BUFFERED_BYTES:
-        stream = torch._C._cuda_getCurrentRawStream(device.ordinal)
-        address = image.ctypes.data
-        check(driver.cuMemcpyHtoDAsync(owner.data_ptr(), address, image.nbytes, stream), "cuMemcpyHtoDAsync")
+    owner = torch.empty(nbytes, dtype=torch.uint8, device=device.ordinal)
+    if nbytes <= _BUFFERED_BYTES:
+        image = bytearray(nbytes)
+        at = address_of(image)
+        write(at)
+        device.copy(owner.data_ptr(), at, nbytes, torch._C._cuda_getCurrentRawStream(device.ordinal))
     else:
-        pinned = torch.empty(image.nbytes, dtype=torch.uint8, pin_memory=True)
-        pinned.numpy()[:] = image
+        pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        write(pinned.data_ptr())
         owner.copy_(pinned, non_blocking=True)
     return owner, owner.data_ptr()
 

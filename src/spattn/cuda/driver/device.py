@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from ..._util.cached import cached_property
-from ._launch import Nothing, current_context, is_capturing
+from ._launch import Nothing, copy_to_device, current_context, is_capturing
 from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
@@ -46,6 +46,7 @@ class Device:
         self._attribute = driver.device_attribute
         self._context: Any = None
         self._current, self._capturing = address("cuCtxGetCurrent"), address("cuStreamIsCapturing")
+        self._copy = address("cuMemcpyHtoDAsync_v2")
 
     @cached_property
     def name(self) -> str:
@@ -106,6 +107,10 @@ class Device:
         """True if a graph capture records the stream (raw handle); the context must be current."""
         return is_capturing(self._capturing, stream)
 
+    def copy(self, pointer: int, host: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy from host memory on a stream (raw handle); the context must be current."""
+        copy_to_device(self._copy, pointer, host, nbytes, stream)
+
     def _retain(self) -> Any:
         from pycuda import driver
 
@@ -145,12 +150,11 @@ class Device:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load libcuda, for calls whose overhead in PyCUDA or cuda-bindings exceeds the driver's own time."""
-    found = ctypes.CDLL("libcuda.so.1")
-    found.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p] * 2
-    return found
+    """Load libcuda, whose functions compiled code calls: PyCUDA and cuda-bindings take longer than the driver."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
+@functools.cache
 def address(name: str) -> int:
     """Return the address of a driver function, for compiled code."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0

@@ -74,6 +74,20 @@ class GradientLaunches(Protocol):
         """Return a call's launches, under the same conditions as for a forward; the context must be current."""
 
 
+class StepLauncher(Protocol):
+    """Makes launches from rows of bits, with the kernels of launches that it knows."""
+
+    def add(self, launches: Any) -> bool:
+        """Let later steps use the kernels of these launches, and return whether they can; the context must be
+        current."""
+
+    def of_rows(
+        self, words: np.ndarray, variant: np.ndarray, k: Operand, v: Operand
+    ) -> tuple[int, ForwardLaunches] | None:
+        """Return launches, and the number of those whose kernels they use; see
+        :meth:`.sm90.forward.steps.Steps.of_rows`."""
+
+
 class Launcher(Protocol):
     """Prepares launches that PyTorch calls cache by address, grouped launches and launches with dynamic masks. The
     device's context must be current.
@@ -111,17 +125,8 @@ class Launcher(Protocol):
     def group(self, calls: Mapping[int, ForwardPass]) -> Sequence[tuple[list[int], ForwardLaunches]]:
         """Return launches, in order, each with its call indices; omit calls whose arrays the kernels cannot address."""
 
-    def of_rows(
-        self,
-        known: Sequence[Any],
-        words: np.ndarray,
-        variant: np.ndarray,
-        k: Operand,
-        v: Operand,
-        workers: int,
-        staging: Any,
-    ) -> tuple[int, ForwardLaunches] | None:
-        """Return launches for rows of bits: see :func:`.sm90.forward.steps.of_rows`."""
+    def steps(self, workers: int, staging: Any, /) -> StepLauncher:
+        """Return what makes launches of steps of generation; see :class:`.sm90.forward.steps.Steps`."""
 
     def forward_masked(self, call: ForwardPass, form: Form, sources: tuple[MaskSource, ...]) -> None:
         """Enqueue a forward over the pairs of its plan that a dynamic mask allows; raise ValueError if the kernels

@@ -7,7 +7,7 @@ step copies nothing to the device.
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ..._util.cached import BoundedCache
 from ..._util.limits import environment
 from ...arrays.operand import memory_order, row_major
+from ...backends import PreparedForward
 from ...planning.contract.types import Plan
 from ...request.call import Call
 from ...request.score import ScoreOperands
@@ -57,37 +58,51 @@ def pass_of(call: Call, plan: Plan, device: Device, staging: Any = None) -> tupl
     return run, Results(call.out_shape, out.strides, like_q, call.rows, row_major(call.rows), call.return_lse)
 
 
+class _Launched:
+    """Launches, those already written by address, and the dispatch of calls whose addresses are not aligned."""
+
+    __slots__ = "first", "general", "workspace", "written"
+
+    def __init__(self, first: ForwardLaunches, general: Any):
+        self.first, self.general, self.written = first, general, BoundedCache(LAUNCHES_KEPT)
+        self.workspace = (first.workspace_bytes,) if first.workspace_bytes else None
+
+
 class Repeated:
     """Runs PyTorch forwards with launches cached by address; `general` runs calls whose addresses are not aligned."""
 
     def __init__(
         self, general: Forward, run: ForwardPass, results: Results, launcher: Launcher, launches: ForwardLaunches
     ):
-        self._general, self._run, self._launcher, self._first = general, run, launcher, launches
+        self._pass, self._launcher = run, launcher
         self.shape, self._strides, self._like_q, self.rows, self._row_strides, self.return_lse = results
         self.device, self.plan, self._kv_len = general.device, general.plan, run.k.shape[2]
         torch = cast("Torch", general.kind)
         self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
         self._empty_like, self._operand = self._types.empty_like, torch.operand
         self._wide, self._bytes = self._types.float32, self._types.uint8
-        self._moves, self._counter = launches.moves, launches.counter
-        self._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
-        self._launches, self._by_strides = BoundedCache(LAUNCHES_KEPT), BoundedCache(LAUNCHES_KEPT)
-        self._scored = general.scored
+        self._moves, self._own = launches.moves, _Launched(launches, general)
+        self._by_strides, self._scored = BoundedCache(LAUNCHES_KEPT), general.scored
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None) -> tuple[Any, Any]:
+        return self._run(self._own, q, k, v, scale, score)
+
+    def _run(
+        self, own: _Launched, q: Any, k: Any, v: Any, scale: float, score: ScoreOperands | None = None
+    ) -> tuple[Any, Any]:
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
-            return self._general(q, k, v, scale, *(() if score is None else (score,)))
+            return own.general(q, k, v, scale, *(() if score is None else (score,)))
         scored = self._scored or score is not None
-        bound = self._general.binder.bound(self._stream(self._index), score, q, k) if scored else IDENTITY
+        stream = self._stream(self._index)
+        bound = own.general.binder.bound(stream, score, q, k) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
-            rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
+            rest = q.new_empty_strided(own.workspace, (1,), dtype=self._bytes) if own.workspace else None
         except self._types.OutOfMemoryError as error:
             with self.device:
-                raise self._general.out_of_memory() from error
+                raise own.general.out_of_memory() from error
         key = (
             q.data_ptr(),
             k.data_ptr(),
@@ -96,59 +111,53 @@ class Repeated:
             0 if lse is None else lse.data_ptr(),
             scale,
             0 if rest is None else rest.data_ptr(),
-            self._stream(self._index),
+            stream,
             bound.address,
             bound.sinks,
             (k.stride(), v.stride()) if self._moves else None,
         )
         moved = k.size(2) - self._kv_len if self._moves else 0
-        launches = self._launches.get(key) or self._write(key, k, v, moved)
+        launches = own.written.get(key) or self._write(own, key, k, v, moved)
         if launches is None:
-            return self._general(q, k, v, scale, *(() if score is None else (score,)))
+            return own.general(q, k, v, scale, *(() if score is None else (score,)))
         with self.device.made_current():
-            start(launches, self._counter, moved)
+            start(launches, own.first.counter, moved)
         return out, lse
 
-    def with_launches(self, launches: ForwardLaunches, general: Any) -> Repeated:
+    def of_launches(self, launches: ForwardLaunches, general: Any) -> PreparedForward:
         """Return the dispatch for other launches that do not move; `general` replaces this one's."""
-        made = copy.copy(self)
-        made._first, made._counter, made._general = launches, launches.counter, general
-        made._workspace = (launches.workspace_bytes,) if launches.workspace_bytes else None
-        made._launches = BoundedCache(LAUNCHES_KEPT)
-        return made
+        return functools.partial(self._run, _Launched(launches, general))
 
     @property
     def launches(self) -> ForwardLaunches:
         """The launches for any addresses."""
-        return self._first
+        return self._own.first
 
     @property
     def general(self) -> Forward:
         """The dispatch of calls whose addresses are not aligned."""
-        return self._general
+        return cast("Forward", self._own.general)
 
-    def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
+    def _write(self, own: _Launched, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
         """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
         *problem, workspace, stream, score, sinks, _ = key
-        if any(address % self._launcher.alignment for address in problem[:4]):
+        if (problem[0] | problem[1] | problem[2] | problem[3]) % self._launcher.alignment:
             return None
         with self.device.made_current():
-            launches = self._launches_for(k, v)
+            launches = self._launches_for(k, v) if self._moves else own.first
             if launches is None:
                 return None
             keep_if_captured(self.device, stream, launches)
             given = *problem, score, sinks
             written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
-        return cast("list[Launch]", self._launches.keep(key, written))
+        return cast("list[Launch]", own.written.keep(key, written))
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
         """Return kernels and parameters for these strides of k and v; None if the kernels cannot address them."""
-        if not self._moves:
-            return self._first
         strides = k.stride(), v.stride()
         found = self._by_strides.get(strides)
         if found is None:
-            run = replace(self._run, k=self._operand(k), v=self._operand(v))
+            run = replace(self._pass, k=self._operand(k), v=self._operand(v))
             found = self._by_strides.keep(strides, self._launcher.prepare(run))
         return cast("ForwardLaunches | None", found)
 

@@ -59,7 +59,8 @@ class _Steps:
         is_torch = call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
         self._torch = sys.modules["torch"] if is_torch else None
         self._call = replace(call, q=None, k=None, v=None)  # keeps no array of the caller alive
-        self._launcher = None if self._torch is None else families.of_call(call, device).launcher
+        launcher = None if self._torch is None else families.of_call(call, device).launcher
+        self._launches = None if launcher is None else launcher.steps(self._shape[0], self._torch)
         self._lately, self._known = BoundedCache(_MAX_PLANS), list[Repeated]()
 
     def bind(self, pattern: Pattern) -> PreparedForward:
@@ -78,18 +79,17 @@ class _Steps:
     def _at(self, pattern: Pattern, q: Any, k: Any, v: Any) -> PreparedForward:
         call, torch, kv_len = self._call, self._torch, int(k.shape[2])
         captures = torch is not None and torch.cuda.is_current_stream_capturing()
-        if self._known and self._launcher is not None and not captures:
+        if self._known and self._launches is not None and not captures:
             rows = few_queries.rows_of(pattern, call.q_len, kv_len, call.batch, call.heads_q)
-            launches = [one.launches for one in self._known]
-            operands = call.kind.operand(k), call.kind.operand(v)
             with self._device.made_current():
-                found = self._launcher.of_rows(launches, *rows, *operands, self._shape[0], torch)
+                found = self._launches.of_rows(*rows, call.kind.operand(k), call.kind.operand(v))
             if found is not None:
                 known = self._known[found[0]]
-                return known.with_launches(found[1], _Planned(self, pattern, known.general))
+                return known.of_launches(found[1], _Planned(self, pattern, known.general))
         made = self._planned(pattern, q, k, v)
-        if isinstance(made, Repeated) and len(self._known) < _MAX_KNOWN:
-            self._known.append(made)
+        if isinstance(made, Repeated) and self._launches is not None and len(self._known) < _MAX_KNOWN:
+            with self._device.made_current():
+                self._known += [made] if self._launches.add(made.launches) else []
         return made
 
     def _planned(self, pattern: Pattern, q: Any, k: Any, v: Any) -> PreparedForward:

@@ -31,7 +31,7 @@ from . import dynamic_masks
 from .backward import prepared as backwards
 from .forward import group as groups
 from .forward import prepared as forwards
-from .forward import steps
+from .forward.steps import Steps
 from .forward.terms import itemsize_of
 from .maps import ADDRESS_ALIGNMENT, readable
 
@@ -127,7 +127,7 @@ class Hopper:
     prepare_backward = staticmethod(backwards.prepare)
     group_key = staticmethod(groups.group_key)
     group = staticmethod(groups.group)
-    of_rows = staticmethod(steps.of_rows)
+    steps = Steps
     forward_masked = staticmethod(dynamic_masks.forward)
     placement = staticmethod(forwards.placement)
     stages = staticmethod(backwards.stages)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ..._util.cached import BoundedCache
 from ...arrays.operand import Operand
 from ...schedule.tensor_maps import MapSpec
-from ..driver.device import library
-from ..driver.errors import CudaError
+from ..driver._launch import encode_map, replace_address
+from ..driver.device import address
 
 MAP_BYTES = 128
 ADDRESS_ALIGNMENT = 16  # bytes; also of rows and strides
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
 PANEL = 64  # elements per 128-byte swizzled row
-_SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
+_SWIZZLE_NONE, _SWIZZLE_128B = 0, 3
 # CUtensorMapDataType, element size, elements per box row, swizzle. float32 has boxes of four elements per row, or of
 # whole panels.
-_FORMATS = {
+FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "float32": (7, 4, 4, _SWIZZLE_NONE),
     "float32 panels": (7, 4, 32, _SWIZZLE_128B),
 }
-_RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 _HEADS_KEPT = 64  # most recent address tuples; allocators reuse addresses
 
@@ -50,44 +46,9 @@ def gatherable(operand: Operand) -> bool:
     return operand.strides[2] * ELEMENT_BYTES < 1 << 31
 
 
-def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
-    """Write the tensor map of `spec` over an array to address `target`; return the offset in bytes of the map's origin.
-    `batch` is the batch entry to read, None if batch and head are one axis."""
-    map_type, itemsize, columns, swizzle = _FORMATS[dtype]
-    entries, heads, _, features = operand.shape
-    token = operand.strides[2] * itemsize
-    offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * itemsize)
-    extents = (features, *spec.extents, entries * heads if batch is None else heads)
-    # The encoder requires a valid stride even for an axis of one cell.
-    steps = [step * token for step in spec.strides] + [operand.strides[1] * itemsize]
-    strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
-    status = library().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(target),
-        map_type,
-        _RANK,
-        ctypes.c_void_p((operand.pointer + offset) // 16 * 16),  # calls with unaligned addresses read no map
-        (ctypes.c_uint64 * _RANK)(*extents),
-        (ctypes.c_uint64 * (_RANK - 1))(*strides),
-        (ctypes.c_uint32 * _RANK)(columns, *spec.box, 1),
-        (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
-        0,
-        swizzle,
-        _L2_256B,
-        0,
-    )
-    if status:
-        raise CudaError("cuTensorMapEncodeTiled", status, f"for {spec} over {operand}")
-    return offset
+class Map(NamedTuple):
+    """A tensor map in parameters."""
 
-
-def replace_address(target: int, address: int) -> None:
-    """Point the tensor map at `target` to another array of the same shape and strides."""
-    status = library().cuTensorMapReplaceAddress(target, address)
-    if status:
-        raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
-
-
-class _Map(NamedTuple):
     operand: int  # index of the operand's address in the pointers
     moved: int  # index of the problem's `moved` in the pointers
     offset: int  # bytes from the operand's address to the map's origin
@@ -102,8 +63,8 @@ class Maps:
 
     def __init__(self, room: int):
         self.bytes = room * MAP_BYTES
-        self._image = aligned_bytes(self.bytes)
-        self.maps: list[_Map] = []
+        self.image = bytearray(self.bytes)
+        self.maps: list[Map] = []
         self._pointers: tuple[int, ...] = ()  # addresses encoded in _image
         self._lock = threading.Lock()
         self._heads = BoundedCache(_HEADS_KEPT)
@@ -119,15 +80,15 @@ class Maps:
         """Append a problem's maps: one per batch entry, spec and operand of that spec. If `joint`, batch and head form
         one axis, and one map serves all batch entries. The problem's pointers are the addresses of its operands, then
         `moved`, a number of keys; with `moves`, it shifts the maps whose spec has an offset."""
-        at, first = self._image.ctypes.data, len(self._pointers)
+        encode, first = address("cuTensorMapEncodeTiled"), len(self._pointers)
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for own, numbers in specs:
                 for spec in own:
                     for number in numbers:
-                        target = at + len(self.maps) * MAP_BYTES
-                        offset = encode_map(target, operands[number], spec, dtypes[number], batch)
+                        at, form = len(self.maps) * MAP_BYTES, FORMATS[dtypes[number]]
+                        offset = encode_map(encode, self.image, at, form, operands[number], spec, batch)
                         step = operands[number].strides[2] * ELEMENT_BYTES if moves and spec.offset > 0 else 0
-                        self.maps.append(_Map(first + number, first + len(operands), offset, step))
+                        self.maps.append(Map(first + number, first + len(operands), offset, step))
         self._pointers += *(operand.pointer for operand in operands), 0
 
     def at(self, pointers: tuple[int, ...]) -> bytes:
@@ -136,16 +97,10 @@ class Maps:
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
         with self._lock:
-            at, before = self._image.ctypes.data, self._pointers
+            replace, before = address("cuTensorMapReplaceAddress"), self._pointers
             for number, (operand, moved, offset, step) in enumerate(self.maps):
                 if pointers[operand] != before[operand] or step * (pointers[moved] - before[moved]):
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * pointers[moved])
+                    to = pointers[operand] + offset + step * pointers[moved]
+                    replace_address(replace, self.image, number * MAP_BYTES, to)
             self._pointers = pointers
-            return self._heads.keep(pointers, self._image.tobytes())
-
-
-def aligned_bytes(count: int) -> np.ndarray:
-    """Return `count` zero bytes, aligned for tensor maps."""
-    raw = np.zeros(count + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count]
+            return self._heads.keep(pointers, bytes(self.image))

@@ -544,8 +544,10 @@ def defers(*arguments: Any) -> bool:
 
 
 def _is_unknown(value: Any) -> bool:
+    if type(value) is int:
+        return False
     if isinstance(value, (tuple, list)):  # long ones are sequences of Python's integers
         return set(map(type, value)) != {int} and any(map(_is_unknown, value))
     if isinstance(value, Pattern):
         return isinstance(value, Deferred)
-    return type(value) is not int and unknown(value)
+    return unknown(value)

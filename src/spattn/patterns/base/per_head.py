@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PerBatch", "PerHead", "pattern_tuple"]
 
 _AXES = ("batch entry", "head")
+_HASHED = 8  # patterns of a hash
 
 
 def pattern_tuple(patterns: object) -> tuple[Pattern, ...]:
@@ -48,12 +49,12 @@ class Chosen(Pattern):
 
     def __post_init__(self) -> None:
         patterns, one = pattern_tuple(self.patterns), _AXES[self.axis]
-        for pattern in patterns:
-            own = pattern.sizes()[self.axis]
-            if own not in (0, 1, len(patterns)):
-                raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
         if not patterns:
             raise ValueError("patterns: expected at least one pattern, got none")
+        sizes = {pattern.sizes() for pattern in patterns}
+        for own in (size[self.axis] for size in sizes):
+            if own not in (0, 1, len(patterns)):
+                raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
         assign(self, patterns=patterns, **nesting(patterns))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -62,7 +63,7 @@ class Chosen(Pattern):
     @cached_property
     def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         other = 1 - self.axis
-        found = joint_size((p.sizes()[other] for p in self.patterns), other)
+        found = joint_size({p.sizes()[other] for p in self.patterns}, other)
         several = len(self.patterns) > 1
         sizes = found, len(self.patterns) if several else self.patterns[0].sizes()[self.axis]
         return sizes if self.axis else sizes[::-1]
@@ -100,8 +101,9 @@ class Chosen(Pattern):
         return np.concatenate(each, axis=self.axis)
 
     @cached_property
-    def _hash(self) -> int:  # cached: every call hashes the pattern
-        return hash((type(self).__qualname__, self.patterns))
+    def _hash(self) -> int:  # cached: every call hashes the pattern; a few of many patterns tell most steps apart
+        few = self.patterns[:: -(-len(self.patterns) // _HASHED)]
+        return hash((type(self).__qualname__, len(self.patterns), few))
 
     def __hash__(self) -> int:
         return self._hash

@@ -59,8 +59,10 @@ class AskedRows(NamedTuple):
         if program is None:
             return pattern._rows(self)
         batch, heads, rows = self.q.shape
-        q = np.ascontiguousarray(self.q).reshape(batch, 1, heads * rows)
-        return run_programs((program,), q, self.kv_len).reshape(batch, heads, rows, -1)
+        q = np.ascontiguousarray(self.q)
+        if heads == 1:
+            return run_programs((program,), q, self.kv_len)
+        return run_programs((program,), q.reshape(batch, 1, -1), self.kv_len).reshape(batch, heads, rows, -1)
 
     def of_heads(self, patterns: Sequence[_Pattern]) -> np.ndarray | None:
         """Return the allowed keys of patterns of one head each in one native call, or None without row programs."""

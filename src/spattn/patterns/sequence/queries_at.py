@@ -111,16 +111,15 @@ class QueriesAt(ByContent, Pattern):
     @classmethod
     def together(cls, patterns: tuple[Pattern, ...], q_len: int) -> QueriesAt | None:
         """Return one pattern for batch entries that differ in the position of the first query alone, or None."""
-        first, places = patterns[0], []
-        if not isinstance(first, cls) or first.inner.sizes() != (1, 1):
+        entries: tuple[Any, ...] = patterns
+        if set(map(type, entries)) != {cls}:
             return None
-        for p in patterns:
-            if not isinstance(p, cls) or not isinstance(p.positions, int):
-                return None
-            if p.inner is not first.inner and p.inner != first.inner:
-                return None
-            places.append(p.positions)
-        return cls(first.inner, np.add.outer(places, np.arange(q_len)))
+        inner, places = entries[0].inner, [p.positions for p in entries]
+        if inner.sizes() != (1, 1) or set(map(type, places)) != {int}:
+            return None
+        if any(p.inner is not inner and p.inner != inner for p in entries):
+            return None
+        return cls(inner, np.add.outer(places, np.arange(q_len)))
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
         row, at = asked.q - q_offset(asked.q_len, asked.kv_len), self.positions

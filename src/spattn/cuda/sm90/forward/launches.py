@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._util.cached import BoundedCache
-from ....arrays.operand import Operand
 from ....choose.specializations import ARCH, ROWS, TILE, Specialization, build, has_build, terms_of, variant
 from ....schedule.reductions import Merges
-from ....schedule.tensor_maps import MAPS, joint_heads
+from ....schedule.tensor_maps import MAPS
 from ...driver.buffer import Buffer
 from ...driver.launch import Kernel, Launch, Request, load_kernels, start
-from ...host.forward_pass import ForwardPass, partial_bytes
+from ...host.forward_pass import ForwardPass
 from ...host.sinks import sink_macros
-from ..maps import readable
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 from .tables import PlanLayout
 from .terms import blocks as blocks_of_split
 from .terms import pack_split, specialization, split_request, term_bytes
 
-__all__ = ["COUNTERS", "MERGE_TABLES", "ROWS_PER_BLOCK", "Launches", "Part", "Tables", "counters", "launch_ranges"]
+__all__ = [
+    "COUNTERS",
+    "MERGE_TABLES",
+    "ROWS_PER_BLOCK",
+    "Launches",
+    "Merging",
+    "Part",
+    "Tables",
+    "counters",
+    "launch_ranges",
+    "merge_request",
+    "merging",
+]
 
 COUNTERS = 1024  # at most this many calls of a plan run at once on different streams
 MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
 ROWS_PER_BLOCK = 32  # rows per CTA of merge.cu
-_KEYS_KEPT = 8
 _ALIGNMENT = 256  # of a problem's partials, in bytes
 
 
@@ -91,23 +98,24 @@ class Launches:
 
     def __init__(self, parts: Sequence[Part], tables: Tables, room: int, problems: int = 1):
         call = parts[0].call
-        self.part, self._of_keys = parts[0], BoundedCache(_KEYS_KEPT)
+        self.part = parts[0]
         self._row = row = specialization(call, tables.keys)
         self._tables, self.counter, self.moves = tables, tables.counter, parts[0].layout.moves
-        self._blocks = [min(row.ctas * call.device.sm_count, tasks) for _, tasks in tables.ranges]
+        self.ctas = row.ctas * call.device.sm_count
+        self._blocks = [min(self.ctas, tasks) for _, tasks in tables.ranges]
         self.computes = len(self._blocks)
         attention = request("attention", row, call, room, problems, parts[0].layout.gathers)
-        merge = [_merge_request(own) for layout, own in parts if merge_blocks(layout.merges)]
+        merge = [merge_request(own) for layout, own in parts if merge_blocks(layout.merges)]
         terms = term_bytes(call)
         split = [split_request(call)] if terms and self.computes else []
         loaded = iter(load_kernels(call.device, [attention] * bool(self.computes) + split + merge))
-        if self.computes:
-            self._attention = next(loaded)
+        self.attention: Any = next(loaded) if self.computes else None
         self._split = next(loaded) if split else None
         self.template = Template(parts, tables.at, tables.ranges, room, problems)
-        self._merge: Kernel | None = None  # of with_tables()
         self._merges = [
-            _merging(own, at, next(loaded), blocks, own.plan.slots) if (blocks := merge_blocks(layout.merges)) else None
+            merging(own, at, next(loaded), blocks, own.plan.slots * own.plan.block_q)
+            if (blocks := merge_blocks(layout.merges))
+            else None
             for (layout, own), at in zip(parts, tables.merges, strict=True)
         ]
         self._partials, self.workspace_bytes = [], 0
@@ -123,43 +131,8 @@ class Launches:
             self.workspace_bytes = first + size
 
     def executes(self, keys: float) -> bool:
-        """Return whether the attention kernel suits other tables of the plan, with `keys` keys per work item."""
+        """Return whether the attention kernel suits other tables of such a plan, with `keys` keys per work item."""
         return specialization(self.part.call, keys) == self._row and self.computes > 0 and not self._terms
-
-    def addresses(self, k: Operand, v: Operand) -> bool:
-        """Return whether :meth:`with_keys` takes these arrays: TMA can address them, and batch and heads are one axis
-        of all arrays, or of none, as in these launches."""
-        call = self.part.call
-        joint = [all(map(joint_heads, (call.q, call.out, *keys))) for keys in ((k, v), (call.k, call.v))]
-        return readable(k) and readable(v) and joint[0] == joint[1]
-
-    def with_keys(self, k: Operand, v: Operand) -> Launches:
-        """Return the launches for another k and v, cached by length and strides; their tables are those of this k."""
-        shape = k.shape[2], k.strides, v.strides
-        found: Launches | None = self._of_keys.get(shape)
-        if found is None:
-            found = copy.copy(self)
-            found.template = self.template.with_keys(*self.part, k, v)
-            self._of_keys.keep(shape, found)
-        return found
-
-    def with_tables(self, tables: Tables, slots: int, merge_blocks: int) -> Launches:
-        """Return the launches for other tables, with one attention launch; `merge_blocks` are merge.cu's CTAs per
-        head. The device's context must be current."""
-        call, ((_, tasks),) = self.part.call, tables.ranges
-        made, rows = copy.copy(self), slots * call.plan.block_q
-        heads = call.q.shape[0] * call.q.shape[1]
-        made._tables, made.counter, made.computes = tables, tables.counter, 1
-        made._blocks = [min(self._row.ctas * call.device.sm_count, tasks)]
-        made.template = self.template.with_tables(tables.at, tasks, rows)
-        of_rows, made.workspace_bytes = partial_bytes(heads * rows, call.v.shape[3], 4)
-        made._partials = [(0, of_rows)]
-        made._merges = [None]
-        if merge_blocks:
-            if self._merge is None:
-                (self._merge,) = load_kernels(call.device, [_merge_request(call)])
-            made._merges = [_merging(call, tables.merges[0], self._merge, merge_blocks, slots)]
-        return made
 
     def write(
         self,
@@ -184,7 +157,7 @@ class Launches:
         moving = template.moving(to[0]) if self.moves else None
         for number, blocks in enumerate(self._blocks):
             params, at_once = template.fill(number, to, tables), number < early
-            launches.append(Launch(self._attention, blocks, params, stream, template.counter_at, moving, at_once))
+            launches.append(Launch(self.attention, blocks, params, stream, template.counter_at, moving, at_once))
         for own, merge in zip(to, self._merges, strict=True):
             if merge is not None:
                 launches.append(Launch(merge.kernel, merge.blocks, merge.params(own), stream))
@@ -204,9 +177,9 @@ def launch_ranges(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
     return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
 
 
-def counters(at: int) -> Callable[[], int]:
+def counters(at: int, count: int = COUNTERS) -> Callable[[], int]:
     """Return a function that cycles through the task counters at an address: calls in flight use different ones."""
-    return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
+    return itertools.cycle(range(at, at + 4 * count, 4)).__next__
 
 
 def request(
@@ -225,14 +198,15 @@ def merge_blocks(merges: Merges) -> int:
     return -(-int(np.diff(merges.variants).max(initial=0)) // ROWS_PER_BLOCK)
 
 
-def _merge_request(call: ForwardPass) -> Request:
+def merge_request(call: ForwardPass) -> Request:
+    """Return the request for merge.cu."""
     return request("merge", _merge_row(call), call, MAPS[0])
 
 
-def _merging(call: ForwardPass, at: tuple[int, ...], kernel: Kernel, blocks: int, slots: int) -> Merging:
-    """Return the combine launch of a problem, with `blocks` CTAs per head, whose tables are at addresses `at`."""
-    batch, heads_q = call.q.shape[:2]
-    rows, strides = slots * call.plan.block_q, call.out.strides[:3]
+def merging(call: ForwardPass, at: tuple[int, ...], kernel: Kernel, blocks: int, rows: int) -> Merging:
+    """Return the combine launch of a problem, with `blocks` CTAs per head, whose tables are at addresses `at`; a head
+    has `rows` partial rows."""
+    (batch, heads_q), strides = call.q.shape[:2], call.out.strides[:3]
     tail = rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, call.plan.q_len // call.packed
     return Merging(kernel, batch * heads_q * blocks, at, tail)
 

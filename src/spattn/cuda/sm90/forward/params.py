@@ -6,35 +6,33 @@ strides are encoded once; a call at other addresses only replaces addresses.
 
 from __future__ import annotations
 
-import copy
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....arrays.operand import Operand
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
+from ...driver._launch import StepParams
 from ...driver.device import address
-from ...driver.launch import Moving
+from ...driver.launch import Kernel, Moving
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
-from ..maps import ALIGNMENT, MAP_BYTES, Maps
+from ..maps import ALIGNMENT, FORMATS, MAP_BYTES, Map, Maps
 from .tables import ENTRY, WORK, PlanLayout
 from .terms import formats_of, operands_of
 
 GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps): capacities of the parameters of grouped launches
-_PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # row tables of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "sinks")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
 _TERMS = struct.Struct("@3Q")
-_MOVED, _ADDRESS, _COUNT = struct.Struct("@q"), struct.Struct("@Q"), struct.Struct("@i")
-_STRIDES = struct.Struct("@3q")
+_OF_STEPS = "q", "scale_log2", "score", "q_offset", "partial_rows", "k_stride", "v_stride"
+_MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
@@ -82,7 +80,7 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """Return the dtype of Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
-    members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
+    members += [(name, "u8") for name in (*PLAN_POINTERS, *_ROWS, "counter")]
     members += [("terms", "u8", (3,)), ("task_count", "i4"), ("kv_len", "i4")]
     return with_maps(room, members)
 
@@ -144,14 +142,14 @@ class Template:
     ):
         dtype = params_dtype(room, problems)
         params = np.zeros(1, dtype)[0]
-        self._maps = Maps(room)
+        self.room, self._maps = room, Maps(room)
         for number, (layout, call) in enumerate(parts):
             operands = operands_of(call)
             joint = all(map(joint_heads, operands))
             specs = (layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))
             self._maps.encode(operands, specs, formats_of(call), joint, layout.moves)
             _fill_sizes(params["problems"][number], layout, call, joint)
-        for name in _PLAN_POINTERS:
+        for name in PLAN_POINTERS:
             params[name] = plan_at[name]
         params["kv_len"] = parts[0][1].k.shape[2]
         for name in _ROWS:
@@ -183,31 +181,20 @@ class Template:
             _TERMS.pack_into(tail, self._at["terms"] - self._head_bytes, *to[0].terms)
         return self._maps.at(tuple(pointers)) + tail
 
-    def with_tables(self, plan_at: Mapping[str, int], tasks: int, partial_rows: int) -> Template:
-        """Return the parameters of one launch for other tables of the only problem, with `tasks` tasks."""
-        tail = bytearray(self._tails[0])
-        for name in _PLAN_POINTERS:
-            _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, plan_at[name])
-        _COUNT.pack_into(tail, self._at["task_count"] - self._head_bytes, tasks)
-        _MOVED.pack_into(tail, self._problems_at[0] + _PROBLEM_AT["partial_rows"], partial_rows)
-        made = copy.copy(self)
-        made._tails = [bytes(tail)]
-        return made
+    @property
+    def problems_at(self) -> Sequence[int]:
+        """Offset of each problem in the parameters."""
+        return [self._head_bytes + at for at in self._problems_at]
 
-    def with_keys(self, layout: PlanLayout, call: ForwardPass, k: Operand, v: Operand) -> Template:
-        """Return the parameters for another k and v of the only problem, of other lengths or strides, whose plan has
-        one view of all keys. Batch and heads must be one axis of all arrays, or of none, as before."""
-        (spec,), operands, kv_len = layout.key_specs, (call.q, k, v, call.out), k.shape[2]
-        keys = replace(spec, extents=(kv_len, *spec.extents[1:]))
-        specs = (layout.query_specs, (0, 3)), ((keys,), (1, 2))
-        tail, made, first = bytearray(self._tails[0]), copy.copy(self), self._problems_at[0]
-        _COUNT.pack_into(tail, first + _PROBLEM_AT["q_offset"], kv_len - call.plan.q_len)
-        _COUNT.pack_into(tail, self._at["kv_len"] - self._head_bytes, kv_len)
-        for name, operand in (("k_stride", k), ("v_stride", v)):
-            _STRIDES.pack_into(tail, first + _PROBLEM_AT[name], *operand.strides[:3])
-        made._maps, made._tails = Maps(self._head_bytes // MAP_BYTES), [bytes(tail)]
-        made._maps.encode(operands, specs, [call.dtype] * 4, all(map(joint_heads, operands)))
-        return made
+    @property
+    def maps(self) -> Sequence[Map]:
+        """The tensor maps, in order."""
+        return self._maps.maps
+
+    @property
+    def image(self) -> bytes:
+        """The parameters of the first launch, with some addresses of arrays."""
+        return bytes(self._maps.image) + self._tails[0]
 
     def moving(self, to: Addresses) -> Moving | None:
         """Return the parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
@@ -221,6 +208,22 @@ class Template:
         ]
         moved_at = self._head_bytes + self._problems_at[0] + _PROBLEM_AT["moved"]
         return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
+
+
+def step_params(template: Template, kernel: Kernel, layout: PlanLayout, call: ForwardPass) -> StepParams:
+    """Return the parameters of steps: those of a template with one problem, whose plan has one view of all keys.
+
+    Batch and heads must be one axis of all arrays of a step, or of none, as before.
+    """
+    (spec,), (problem, *_) = layout.key_specs, template.problems_at
+    at = {name: offset for name, (_, offset) in fields(params_dtype(template.room)).items()}
+    of_call = {name: problem + _PROBLEM_AT[name] for name in _OF_STEPS}
+    of_launch = {name: at[name] for name in ("tasks", "task_count", "kv_len", "counter")}
+    maps = [(number * MAP_BYTES, one.operand, one.offset) for number, one in enumerate(template.maps)]
+    entry_maps = 0 if all(map(joint_heads, operands_of(call))) else layout.maps
+    forms = [FORMATS[name] for name in formats_of(call)]
+    functions = address("cuTensorMapEncodeTiled"), address("cuTensorMapReplaceAddress")
+    return StepParams(kernel, template.image, of_call | of_launch, maps, forms, spec, entry_maps, *functions)
 
 
 def _fill_sizes(problem: np.void, layout: PlanLayout, call: ForwardPass, joint: bool) -> None:
