@@ -79,7 +79,7 @@ def test_same_pairs_in_compositions(case, which):
 @pytest.mark.parametrize("attention", ["bidirectional", "unidirectional"])
 @pytest.mark.parametrize("versions", [1, 4])
 def test_columns_fill_tiles(attention, versions):
-    """A block of 16 keys in every 64: without tiles of their own, at least three quarters of the products are wasted."""
+    """A block of 16 keys in every 64: without tiles of their own, three quarters of the products are wasted."""
     q, k, v = inputs(1, 4, q_len=4096, head_dim=16)
     plan = spattn.plan_for(deepspeed.fixed(16, 4, 1, attention, num_different_global_patterns=versions), q, k, v)
     assert plan.efficiency > 0.5

@@ -72,7 +72,7 @@ def _periodic_columns(layout: np.ndarray) -> tuple[int, int, int, bool] | None:
     """Return (period, first, width, one_way) of the columns of a square layout that all rows have, or all from the
     diagonal on (`one_way`), and that repeat; None if there are few, or if they are wider than their gaps."""
     n = len(layout)
-    whole = layout.all(axis=0)
+    whole: np.ndarray = np.logical_and.reduce(layout, axis=0)
     one_way = not whole.any()
     if one_way:
         whole = np.tril(layout).sum(axis=0) == n - np.arange(n)
