@@ -35,9 +35,9 @@ SIZES = "--width 4096 --heads 32 --length 8192 --batch 4"
 WINDOWS = {"windows": 1024, "dense": 0}
 SMALL = 4, 8, 128, 64  # batch, heads, tokens, head_dim
 NOTES = (
-    "Median of rounds of one to eight steps, forward and backward, of the slowest rank, between CUDA events. compute_ms: "
-    "a rank's share without communication. communication_percent: the rest of the step. speedup: over one GPU. "
-    "Attention of 128 tokens: forward, in replays of a CUDA graph; unfused: product, mask, softmax and product in "
+    "Median of rounds of one to eight steps, forward and backward, of the slowest rank, between CUDA events. "
+    "compute_ms: a rank's share without communication. communication_percent: the rest of the step. speedup: over one "
+    "GPU. Attention of 128 tokens: forward, in replays of a CUDA graph; unfused: product, mask, softmax and product in "
     "PyTorch."
 )
 
