@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.patterns import deepspeed
+from spattn.patterns.papers.layouts import LengthLayout
 from spattn.testing import inputs
 
 
@@ -83,3 +84,10 @@ def test_columns_fill_tiles(attention, versions):
     q, k, v = inputs(1, 4, q_len=4096, head_dim=16)
     plan = spattn.plan_for(deepspeed.fixed(16, 4, 1, attention, num_different_global_patterns=versions), q, k, v)
     assert plan.efficiency > 0.5
+
+
+def test_steps_look_for_no_columns():
+    """They are planned by rows; looking would take longer than making the layout."""
+    layout = LengthLayout(16, lambda n, head: layout_of(n, 4, 1, True, False, 3))
+    assert isinstance(layout.bind(8, 1024), p.BlockLayout)
+    assert not isinstance(layout.bind(64, 1024), p.BlockLayout)

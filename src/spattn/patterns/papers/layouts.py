@@ -27,7 +27,7 @@ __all__ = [
 # Constants of Philox4x64-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC11.
 _MULTIPLIER = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_WIDEST = 64  # tokens of a tile's keys: blocks of so many leave no gaps in a tile
+_TILE = 64  # keys of a tile: blocks of so many leave no gaps in it
 _FEWEST = 4  # columns that are worth tiles of their own
 _LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
@@ -58,7 +58,8 @@ class LengthLayout(Pattern):
         if not self.sizes()[1]:
             return self
         layout = self.layout(kv_len // self.block, self.head or 0)
-        found = _periodic_columns(layout) if q_len <= kv_len and self.block < _WIDEST else None
+        # Fewer queries than a tile are planned by their rows: a step of generation does not look for columns.
+        found = _periodic_columns(layout) if self.block < _TILE <= q_len <= kv_len else None
         if found is None:
             return BlockLayout(layout, self.block)
         return _with_columns(layout, self.block, *found).bind(q_len, kv_len)
