@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -27,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 import numpy as np
 import record
+from ranks_timing import milliseconds
 
-HEADS, HEAD_DIM, ROUNDS = 16, 128, 5
-CASE_SECONDS, ROUND_MS = 40, 60
+HEADS, HEAD_DIM = 16, 128
+CASE_SECONDS = 40
 COUNTS = {2: "two", 4: "four", 8: "eight"}
 NOTES = (
     "Median of rounds of one to eight steps, forward and backward, one after the other, of the slowest rank, between "
@@ -125,29 +125,6 @@ class Ranks:
         shape = 1, HEADS, length, HEAD_DIM
         return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
-    def milliseconds(self, step, together: bool) -> float:
-        """Return the median of rounds, of the slowest rank if all compute `together`; a round is several short steps,
-        one after the other, as in the layers of a model."""
-        torch, dist, times, steps = self.torch, self.dist, [], 1
-        for number in range(ROUNDS + 2):
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            if together:
-                dist.barrier()
-            start.record()
-            for _ in range(steps):
-                step()
-            stop.record()
-            stop.synchronize()
-            taken = torch.tensor(start.elapsed_time(stop) / steps, device="cuda")
-            if together:
-                dist.all_reduce(taken, dist.ReduceOp.MAX)
-            if number == 1:
-                steps = max(1, min(8, round(ROUND_MS / taken.item())))
-            elif number > 1:
-                times.append(taken.item())
-        return round(statistics.median(times), 3)
-
     def digests(self, arrays, rows) -> list[int]:
         """Return a sum of the bits of each array, weighted by position, over all ranks that hold rows of it."""
         torch, found = self.torch, []
@@ -187,11 +164,11 @@ class Ranks:
                 step = stepped(lambda *x: spattn.attention(*x, pattern), whole[:3], whole[3])
                 plain = self.digests(step(), every)
                 if timed:
-                    found["one_gpu_ms"] = self.milliseconds(step, False)
+                    found["one_gpu_ms"] = milliseconds(step, False)
                 step = stepped(lambda *x: sd.attention(*x, pattern, self.alone), whole[:3], whole[3])
                 one = self.digests(step(), every)
                 if timed:
-                    found["one_rank_ms"] = self.milliseconds(step, False)
+                    found["one_rank_ms"] = milliseconds(step, False)
                 del step
         except Exception as error:
             failed = error
@@ -211,7 +188,7 @@ class Ranks:
         several = [sum(values) % (1 << 62) for values in zip(*each, strict=True)]
         del counted
         if timed:
-            found["all_gpus_ms"] = self.milliseconds(step, True)
+            found["all_gpus_ms"] = milliseconds(step, True)
             begin = time.perf_counter()
             step()
             found["host_us"] = round(1e6 * (time.perf_counter() - begin))
@@ -258,7 +235,7 @@ class Ranks:
                 out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
                 torch.autograd.grad(out, leaves, made[3])
 
-            times = self.milliseconds(step, True)
+            times = milliseconds(step, True)
         return {"tokens": length, "all_gpus_ms": times}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -30,36 +29,17 @@ import record
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ranks_timing import milliseconds
 
-ROUNDS = 5
 SIZES = "--width 4096 --heads 32 --length 8192 --batch 4"
 WINDOWS = {"windows": 1024, "dense": 0}
 SMALL = 4, 8, 128, 64  # batch, heads, tokens, head_dim
 NOTES = (
-    "Median of rounds of a step, forward and backward, of the slowest rank, between CUDA events. compute_ms: a rank's "
-    "share without communication. communication_percent: the rest of the step. speedup: over one GPU. Attention of 128 "
-    "tokens: forward, in replays of a CUDA graph; unfused: product, mask, softmax and product in PyTorch."
+    "Median of rounds of one to eight steps, forward and backward, of the slowest rank, between CUDA events. "
+    "compute_ms: a rank's share without communication. communication_percent: the rest of the step. speedup: over one "
+    "GPU. Attention of 128 tokens: forward, in replays of a CUDA graph; unfused: product, mask, softmax and product in "
+    "PyTorch."
 )
-
-
-def milliseconds(step, together: bool) -> float:
-    """Return the median of rounds, of the slowest rank if all compute `together`."""
-    times = []
-    for number in range(ROUNDS + 3):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        if together:
-            dist.barrier()
-        start.record()
-        step()
-        stop.record()
-        stop.synchronize()
-        taken = torch.tensor(start.elapsed_time(stop), device="cuda")
-        if together:
-            dist.all_reduce(taken, dist.ReduceOp.MAX)
-        if number >= 3:
-            times.append(taken.item())
-    return round(statistics.median(times), 3)
 
 
 def blocks(rank: int, world_size: int, store: str, until: float) -> None:

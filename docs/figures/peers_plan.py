@@ -10,7 +10,7 @@ COLOURS = {
     "SciPy CSR": "#7a9a5a",
 }
 
-(record,) = records("peers_plan-xeon-amx")
+(record,) = records("peers_plan-zen4")
 results = record["results"]
 names = list(dict.fromkeys(row["name"] for row in results))
 figure, axes = plt.subplots(2, 3, figsize=(8, 5), layout="constrained", sharex=True, sharey=True)

@@ -84,11 +84,14 @@ def driver(monkeypatch):
         for name in parents:
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(driver=module))
     monkeypatch.setattr(cuda, "_works_in", None)
-    monkeypatch.setattr(device, "library", lambda: SimpleNamespace(cuCtxGetCurrent=None, cuStreamIsCapturing=None))
+    functions = dict.fromkeys(("cuCtxGetCurrent", "cuStreamIsCapturing", "cuMemcpyHtoDAsync_v2"))
+    monkeypatch.setattr(device, "library", lambda: SimpleNamespace(**functions))
     monkeypatch.setattr(device, "_started", False)
     monkeypatch.setattr(device, "_devices", {})
     monkeypatch.setattr(device.atexit, "register", lambda function: None)
-    return answers
+    device.address.cache_clear()
+    yield answers
+    device.address.cache_clear()  # later tests may have a driver
 
 
 @pytest.mark.parametrize(

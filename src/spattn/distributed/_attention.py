@@ -213,6 +213,7 @@ class _Job(NamedTuple):
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
             "q, k, v: dtype": self.call.dtype,
+            "q, k, v: number of SMs": None if self.on_gpu is None else self.on_gpu.sm_count,  # items depend on it
             "scale": self.call.scale,
             "pattern: digest of the plan": digest_of_plan(self.plan),
             "sharding: digest": digest(*self.sharding),

@@ -150,7 +150,7 @@ class OnGpu:
                 f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
             )
         self._rows = sharding.rows(rank)
-        self.block, self.length = Block(np.arange(shape.batch * shape.heads_q), self._rows), shape.length
+        self.length = shape.length
         self.first = int(self._rows[0]) if len(self._rows) else 0
         self.contiguous = len(self._rows) == 0 or int(self._rows[-1]) - self.first == len(self._rows) - 1
         self._everything = TileRows.of(np.ones(shape.length, bool))
@@ -163,6 +163,11 @@ class OnGpu:
         variant = np.broadcast_to(plan.variant, sizes[:2])
         self._partials = partial_transfers(placement, variant, sharding, rank)
         self._of_backward: tuple[Plan, GradientShare, GradientTransfers] | None = None
+
+    @property
+    def sm_count(self) -> int:
+        """Number of SMs, on which the work items depend that ranks share."""
+        return self._gpu.sm_count
 
     def _sizes(self) -> tuple[int, int, int, int, int]:
         """Return batch, heads_q, heads_kv, head_dim and head_dim_v."""
@@ -401,6 +406,27 @@ class OnGpu:
         rows: tuple[tuple[Rows, ...], ...] = self._indices[key][0]
         return rows
 
+    def own_rows(self, read: TileRows | None, there: Range) -> tuple[tuple[Rows, ...], ...]:
+        """Return the rank's rows of some tiles, None for all, in a range: counted from its start, and local."""
+        key = "own rows", None if read is None else id(read.mask), there
+        if key not in self._indices:
+            rows = self._rows[slice(*np.searchsorted(self._rows, there))]
+            rows = rows if read is None else rows[read.mask[rows]]
+            of_local = np.searchsorted(self._rows, rows)
+            self._indices[key] = runs_of(self._call.q.device, rows - there[0], of_local), read
+        runs: tuple[tuple[Rows, ...], ...] = self._indices[key][0]
+        return runs
+
+    def within(self, read: TileRows, copied: TileRows | None) -> bool:
+        """Return whether the rank's rows of some tiles are among those of others; None stands for all."""
+        if copied is None or copied is read:
+            return True
+        key = "within", id(read.mask), id(copied.mask)
+        if key not in self._indices:
+            self._indices[key] = bool((copied.mask | ~read.mask)[self._rows].all()), read, copied
+        found: bool = self._indices[key][0]
+        return found
+
     def has_all(self, read: TileRows) -> bool:
         """Return whether the rank's rows are contiguous, and have all rows of tiles."""
         inside = self.first <= read.first and read.stop <= self.first + len(self._rows)
@@ -429,8 +455,8 @@ class _Rows:
     """Arrays of a rank with received rows, as the stages of a pass read them; rows of no tile are undefined.
 
     A stage whose tiles have rows of the rank alone reads the rank's arrays, if their rows are contiguous. Other stages
-    read copies of the rows in a range: from the first to the last of the stage or, if the rank's rows are in several
-    parts, in the range `all_stages`, so that they are copied once.
+    read copies, in memory from the first to the last row of the stage, of the rows of its tiles or, if the rank's rows
+    are in several parts, of all rows in the range `all_stages`, so that they are copied once.
 
     Parameters
     ----------
@@ -447,6 +473,7 @@ class _Rows:
         self._all = None if of.contiguous else all_stages
         self._received: Received = []
         self._held, self._added = list[Held](), 0
+        self._copied: TileRows | None = None  # the tiles whose rows are copied, None for all
 
     def add(self, received: Received) -> None:
         """Add the blocks that have come."""
@@ -457,7 +484,8 @@ class _Rows:
         own, heads = self._of, self._local[0].shape[1]
         if own.has_all(read):
             return [Held(x, own.first, own.length) for x in self._local]
-        if not self._held or not self._held[0].covers(read):
+        if not self._held or not self._held[0].covers(read) or not own.within(read, self._copied):
+            self._copied = read if self._all is None else None
             self._held, self._added = self._copies(*(self._all or (read.first, read.stop))), 0
         held, first = self._held, self._held[0].first
         others = own.others(read, self._received, heads, first)
@@ -474,11 +502,11 @@ class _Rows:
         return held
 
     def _copies(self, first: int, stop: int) -> list[Held]:
-        """Return copies of the rank's rows in a range."""
+        """Return memory of a range, with the rank's rows of the copied tiles."""
         own, found = self._of, []
         for x in self._local:
             held = x.new_empty((*x.shape[:2], stop - first, x.shape[3]))
-            for target, source in own.rows_of(own.block, (first, stop), x.shape[1]).runs:
+            for target, source in own.own_rows(self._copied, (first, stop)):
                 held[:, :, target] = x[:, :, source]
             found.append(Held(held, first, own.length))
         return found

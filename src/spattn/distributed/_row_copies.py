@@ -11,7 +11,7 @@ import torch
 __all__ = ["RowCopy", "Rows", "runs_of"]
 
 Rows: TypeAlias = "torch.Tensor | slice"
-_MOST_RUNS = 16  # a copy by slices reads and writes twice as fast as one by indices, but each is a launch
+_MOST_RUNS = 16  # copies by slices take 0.6 of the time of copies by indices (H200), but each run is a launch
 
 
 def runs_of(device: torch.device, *rows: np.ndarray) -> tuple[tuple[Rows, ...], ...]:

@@ -108,10 +108,13 @@ class Placement:
 
     def writers(self) -> np.ndarray:
         """Return the rank that writes each workspace row, (variants, rows) int32; `HOME` for its reader."""
+        return np.repeat(self._of_slots(), self.partials.rows, axis=1)
+
+    def _of_slots(self) -> np.ndarray:
         of = self.partials
         found, some = np.full((len(of.work_indptr) - 1, of.slots), HOME, np.int32), of.slot >= 0
         found[of.variant[some], of.slot[some]] = self.of_item[some]
-        return np.repeat(found, of.rows, axis=1)
+        return found
 
     def needed(self, owners: np.ndarray, rank: int) -> np.ndarray:
         """Return the workspace rows that a rank receives, (variants, rows) bool."""
@@ -137,7 +140,7 @@ class Placement:
         mine = np.repeat(owners[merges.rows] == rank, count)
         variant = np.repeat(self.partials.of_merges(merges), count)[mine]
         source, row = merges.sources[mine], np.repeat(merges.rows, count)[mine]
-        return variant, source, row, self.writers()[variant, source]
+        return variant, source, row, self._of_slots()[variant, source // self.partials.rows]
 
     def prove(self, rank: int, owners: np.ndarray, stages: Iterable[tuple[np.ndarray, np.ndarray, int]]) -> None:
         """Raise RuntimeError unless each partial that a rank combines is written once: by an item of the row's stage

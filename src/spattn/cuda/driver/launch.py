@@ -13,11 +13,24 @@ import numpy as np
 
 from ..._util.meanwhile import take_work
 from . import cache, compile
-from ._launch import Launch, start
+from ._launch import Launch, StepLaunch, StepParams, encode_map, replace_address, start
 from .device import Device, address
 from .errors import check
 
-__all__ = ["Kernel", "Launch", "Moving", "Request", "compile_early", "kernel", "load_kernels", "start"]
+__all__ = [
+    "Kernel",
+    "Launch",
+    "Moving",
+    "Request",
+    "StepLaunch",
+    "StepParams",
+    "compile_early",
+    "encode_map",
+    "kernel",
+    "load_kernels",
+    "replace_address",
+    "start",
+]
 
 STATIC_SHARED_BYTES = 48 * 1024  # maximum shared memory without opt-in
 _CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches

@@ -10,8 +10,8 @@ from ..._util.cached import BoundedCache
 from ...arrays import FLOAT8
 from ...arrays.operand import Operand
 from ...schedule.tensor_maps import MapSpec
-from ..driver._launch import encode_map, replace_address
 from ..driver.device import address
+from ..driver.launch import encode_map, replace_address
 
 MAP_BYTES = 128
 ADDRESS_ALIGNMENT = 16  # bytes; also of rows and strides

@@ -11,6 +11,7 @@ import numpy as np
 from ..base.check import reach
 from ..base.pattern import Pattern
 from ..listed.masks import BlockLayout
+from ..sequence.basic import BlockLocal, Causal, Columns
 
 __all__ = [
     "LengthLayout",
@@ -26,6 +27,8 @@ __all__ = [
 # Constants of Philox4x64-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC11.
 _MULTIPLIER = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_TILE = 64  # keys of a tile: blocks of so many leave no gaps in it
+_FEWEST = 4  # columns that are worth tiles of their own
 _LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 
@@ -54,11 +57,54 @@ class LengthLayout(Pattern):
             raise ValueError(f"kv_len: expected a multiple of {self.block} (tokens of a block), got {kv_len}")
         if not self.sizes()[1]:
             return self
-        return BlockLayout(self.layout(kv_len // self.block, self.head or 0), self.block)
+        layout = self.layout(kv_len // self.block, self.head or 0)
+        # Fewer queries than a tile are planned by their rows: a step of generation does not look for columns.
+        found = _periodic_columns(layout) if self.block < _TILE <= q_len <= kv_len else None
+        if found is None:
+            return BlockLayout(layout, self.block)
+        return _with_columns(layout, self.block, *found).bind(q_len, kv_len)
 
     def allows(self, q: Any, k: Any) -> NoReturn:
         missing = ".bind(q_len, kv_len)" if self.sizes()[1] else ".at(batch, head)"
         raise ValueError(f"deepspeed: the layout depends on the lengths; use {missing}")
+
+
+def _periodic_columns(layout: np.ndarray) -> tuple[int, int, int, bool] | None:
+    """Return (period, first, width, one_way) of the columns of a square layout that all rows have, or all from the
+    diagonal on (`one_way`), and that repeat; None if there are few, or if they are wider than their gaps."""
+    n = len(layout)
+    whole: np.ndarray = np.logical_and.reduce(layout, axis=0)
+    one_way = not whole.any()
+    if one_way:
+        whole = np.tril(layout).sum(axis=0) == n - np.arange(n)
+    edges = np.flatnonzero(np.diff(whole, prepend=False, append=False))
+    starts, widths = edges[0::2], np.diff(edges)[0::2]
+    if len(starts) < _FEWEST:
+        return None
+    period, width = int(starts[1] - starts[0]), int(widths[0])
+    first = int(starts[0]) % period
+    if 2 * width > period or n < _FEWEST * period or not whole[_on_lattice(n, period, first, width)].all():
+        return None
+    return period, first, width, one_way
+
+
+def _on_lattice(n: int, period: int, first: int, width: int) -> np.ndarray:
+    return (np.arange(n) - first) % period < width
+
+
+def _with_columns(layout: np.ndarray, block: int, period: int, first: int, width: int, one_way: bool) -> Pattern:
+    """Return a layout as the union of periodic columns, whose keys form tiles of their own, and of its other blocks."""
+    columns: Pattern = Columns(period * block, first * block, (first + width) * block)
+    window: Pattern = BlockLocal(period * block)
+    repeated = np.broadcast_to(_on_lattice(len(layout), period, first, width), layout.shape)
+    number = np.arange(len(layout)) // period
+    local = number[:, None] == number
+    if one_way:  # a block on the diagonal has pairs after the query
+        columns, window = columns & Causal(), window & (Causal() | BlockLocal(block))
+        repeated, local = np.tril(repeated, -1), np.tril(local)
+    if not np.array_equal(layout, local | repeated):
+        window = BlockLayout(layout & ~repeated, block)
+    return window | columns
 
 
 def lower(layout: np.ndarray, attention: str) -> np.ndarray:

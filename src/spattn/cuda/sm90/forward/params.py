@@ -15,9 +15,8 @@ import numpy as np
 
 from ....schedule.tasks import TASK
 from ....schedule.tensor_maps import VIEW, joint_heads
-from ...driver._launch import StepParams
 from ...driver.device import address
-from ...driver.launch import Kernel, Moving
+from ...driver.launch import Kernel, Moving, StepParams
 from ...driver.structs import fields, packer
 from ...host.forward_pass import ForwardPass, fold_scale
 from ..maps import ALIGNMENT, FORMATS, MAP_BYTES, Map, Maps

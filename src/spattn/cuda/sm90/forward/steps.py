@@ -13,9 +13,8 @@ from ....choose.specializations import TILE
 from ....schedule.few_queries import RowTables, StepTables
 from ....schedule.pack_heads import variant_of_groups
 from ....schedule.tensor_maps import VIEW, joint_heads
-from ...driver._launch import StepLaunch
 from ...driver.buffer import copy_in_order
-from ...driver.launch import Kernel, Launch, load_kernels
+from ...driver.launch import Kernel, Launch, StepLaunch, load_kernels
 from ...driver.structs import fields
 from ...host.forward_pass import fold_scale, partial_bytes
 from ..maps import readable
