@@ -22,12 +22,20 @@
 
 #include "common/chain.cuh"
 #include "sm90/forward/consumer.cuh"
-#include "sm90/forward/float8.cuh"
 #include "sm90/forward/producer.cuh"
 #include "sm90/forward/transposer.cuh"
 #include "sm90/forward/writer.cuh"
+#if SPATTN_FLOAT8
+#include "sm90/forward/float8.cuh"
+#endif
 
 namespace spattn::sm90 {
+
+#if SPATTN_FLOAT8
+using OwnConsumer = Float8Consumer;
+#else
+using OwnConsumer = Consumer;
+#endif
 
 __device__ __forceinline__ bool has_empty_rows(const Params& p) {
   bool found = false;
@@ -81,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     }
   } else {
     registers_grow<kConsumerRegisters>();
-    std::conditional_t<kFloat8, Float8Consumer, Consumer> consumer{params, shared};
+    OwnConsumer consumer{params, shared};
     if constexpr (kShares) consumer.run_shared();
     else consumer.run();
   }
