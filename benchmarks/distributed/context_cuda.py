@@ -33,9 +33,10 @@ CASE_SECONDS = 40
 COUNTS = {2: "two", 4: "four", 8: "eight"}
 NOTES = (
     "Median of rounds of one to eight steps, forward and backward, one after the other, of the slowest rank, between "
-    "CUDA events. host_us: of one step. received_bytes: of each rank, forward and backward. same_bits: out, dq, dk and "
-    "dv of all ranks equal those of spattn.distributed on one rank; equals_plain: those of spattn.attention (whose "
-    "fused backward sums dq in another order)."
+    'CUDA events. exchange: that of "auto", and all_gpus_ms_ the time of the other. host_us: of one step. '
+    "received_bytes: of each rank, forward and backward. same_bits: out, dq, dk and dv of all ranks equal those of "
+    "spattn.distributed on one rank; equals_plain: those of spattn.attention (whose fused backward sums dq in another "
+    "order than an exchange of rows)."
 )
 
 
@@ -180,18 +181,24 @@ class Ranks:
         own = [x[:, :, rows].contiguous() for x in whole]
         del whole
         torch.cuda.empty_cache()
-        given = {"length": length, "sharding": sharding}
-        step = stepped(lambda *x: sd.attention(*x, pattern, **given), own[:3], own[3])
-        counted = self.counting(step)
-        received = self.gathered(counted[1])
-        each = self.gathered(self.digests(counted[0], rows))
+
+        def of_ranks(exchange):
+            given = {"length": length, "sharding": sharding, "exchange": exchange}
+            return stepped(lambda *x: sd.attention(*x, pattern, **given), own[:3], own[3])
+
+        step = of_ranks("auto")
+        results, bytes_in, exchange = self.counting(step)
+        received, found["exchange"] = self.gathered(bytes_in), exchange
+        each = self.gathered(self.digests(results, rows))
         several = [sum(values) % (1 << 62) for values in zip(*each, strict=True)]
-        del counted
+        del results
         if timed:
             found["all_gpus_ms"] = milliseconds(step, True)
             begin = time.perf_counter()
             step()
             found["host_us"] = round(1e6 * (time.perf_counter() - begin))
+            other = "point_to_point" if exchange == "heads" else "heads"
+            found["all_gpus_ms_" + other] = milliseconds(of_ranks(other), True)
         if self.rank == 0:
             names = "out", "dq", "dk", "dv"
             found["received_bytes"] = received
@@ -202,19 +209,23 @@ class Ranks:
         return found
 
     def counting(self, step):
-        """Return the results of a step, and the bytes that it received."""
-        dist, before, bytes_in = self.dist, self.dist.batch_isend_irecv, 0
+        """Return the results of a step, the bytes that it received, and its exchange."""
+        dist, bytes_in = self.dist, {"point_to_point": 0, "heads": 0}
+        rows, heads = dist.batch_isend_irecv, dist.all_to_all
 
-        def count(operations):
-            nonlocal bytes_in
-            bytes_in += sum(x.tensor.nbytes for x in operations if x.op is dist.irecv)
-            return before(operations)
+        def count_rows(operations):
+            bytes_in["point_to_point"] += sum(x.tensor.nbytes for x in operations if x.op is dist.irecv)
+            return rows(operations)
 
-        dist.batch_isend_irecv = count
+        def count_heads(receive, send, **options):
+            bytes_in["heads"] += sum(x.nbytes for rank, x in enumerate(receive) if rank != self.rank)
+            return heads(receive, send, **options)
+
+        dist.batch_isend_irecv, dist.all_to_all = count_rows, count_heads
         try:
-            return step(), bytes_in
+            return step(), sum(bytes_in.values()), max(bytes_in, key=bytes_in.__getitem__)
         finally:
-            dist.batch_isend_irecv = before
+            dist.batch_isend_irecv, dist.all_to_all = rows, heads
 
     def torchs(self, name: str, length: int, rotate: str) -> dict:
         """Measure torch's context parallelism of causal scaled_dot_product_attention."""

@@ -266,6 +266,57 @@ def learned(rank):
                 assert ((parts != 0).sum(0) <= 1).all() and torch.equal(parts.sum(0), whole), (number, size, at)
 
 
+def heads(rank):
+    """If heads travel, the bits are those of one process, and a rank sends its rows of the others' heads alone."""
+    wire = Wire()
+    groups = {size: dist.new_group(list(range(size))) for size in (1, 2, 4)}
+    made = {name: p.registry.example(name)[:2] for name in p.registry.names()}
+    made = {name: found for name, found in made.items() if found[0].sizes() == (1, 1)}
+    made |= {
+        "union": (p.Causal() & (p.Sinks(3) | p.strided(9)) | p.SlidingWindow(5, 2), 211),
+        "intersection": (p.longformer(30, global_tokens=2) & (p.Causal() | p.DilatedWindow(4, 4, 3)), 130),
+        "few": (p.Full(), 3),  # a rank has no row
+    }
+    names = "contiguous", "balanced", "head_tail", "striped"
+    for number, (name, (pattern, length)) in enumerate(made.items()):
+        shape = ((1, 8, 4), (2, 4, 4), (1, 12, 12), (9, 8, 4))[number % 4] + (length, 16, (16, 24)[number % 2])
+        dtype = ("float32", "float64", "bfloat16", "float16")[number // 2 % 4]
+        q, k, v, dout = tensors(shape, dtype, number)
+        want = gradients(lambda *x, of=pattern: spattn.attention(*x, of), (q, k, v), dout)
+        for size, group in groups.items():
+            if rank >= size or (size == 1 and number % 4):
+                continue
+            sharding = sd.shard(pattern, shape[:5], size, names[(number + size) % 4], dtype=dtype)
+            rows = torch.from_numpy(sharding.rows(rank))
+            own = [x[:, :, rows] for x in (q, k, v, dout)]
+            own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in own] if number % 3 else own
+            given = {"length": length, "sharding": sharding, "exchange": "heads"}
+            got = gradients(
+                lambda *x, of=pattern, to=group, more=given: sd.attention(*x, of, to, **more), own[:3], own[3]
+            )
+            assert same_bits(got, [x[:, :, rows] for x in want]), (name, size)
+            sent, kinds = wire.taken()
+            assert set(kinds) <= {"point_to_point"}
+            of_row = sum(x[:, :, :1].nbytes for x in (q, k, v, dout)) // size  # of the heads of a rank
+            assert sent == of_row * (len(rows) * (size - 1) + length - len(rows)), (name, size, sent)
+    wire.remove()
+    q, k, v, _ = tensors((1, 4, 2, 30, 16, 16), "float32")
+
+    def attend(of="full", q=q, k=k, v=v, **more):
+        return sd.attention(q, k, v, of, exchange="heads", **more)
+
+    each = p.PerHead([p.Causal(), p.Full(), p.Causal(), p.Causal()])
+    wide = torch.cat([k, k], 1), torch.cat([v, v], 1)
+    raises(ValueError, ["key-value heads that 4 ranks divide, got 2", "exchange='auto'"], attend)
+    raises(ValueError, ["same pattern for all heads"], lambda: attend(each, k=wide[0], v=wide[1]))
+    for more in ({"dropout_p": 0.5}, {"sinks": torch.zeros(4)}, {"score": score.softcap(2.0)}):
+        raises(ValueError, ["does not support"], lambda more=more: attend(k=wide[0], v=wide[1], **more))
+    one, other = (
+        sd.attention(q.clone().requires_grad_(), *wide, exchange="heads", scale=scale).sum() for scale in (0.25, 0.5)
+    )
+    raises(ValueError, ["gradients of different calls"], (other if rank == 2 else one).backward)
+
+
 def raises(kind, words, call):
     try:
         call()
@@ -489,7 +540,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
+    for part in (bits, heads, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

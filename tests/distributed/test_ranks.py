@@ -33,7 +33,9 @@ def finished(tmp_path_factory):
     return [([line for line in out.splitlines() if "[Gloo]" not in line], err) for out, err in said]
 
 
-@pytest.mark.parametrize("part", ["bits", "learned", "memberships", "dtensors", "modules", "graphs", "example"])
+@pytest.mark.parametrize(
+    "part", ["bits", "heads", "learned", "memberships", "dtensors", "modules", "graphs", "example"]
+)
 def test_parts_of_the_program(finished, part):
     """The functions of this name in rank_program.py."""
     for parts, errors in finished:

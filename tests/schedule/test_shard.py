@@ -183,7 +183,7 @@ def test_the_simulation_of_a_window():
         assert found.received[1:-1].tolist() == [2 * 100 * 8 * 2 * 64 * 4] * (world_size - 2)
         assert found.sent.sum() == found.received.sum() and found.messages.max() == 2
         assert found.balance < 1.3 and found.seconds < min(found.others.values())
-        assert ("ulysses" in found.others) == (world_size == 8)
+        assert ("heads" in found.others) == (world_size == 8)
     one = simulate(p.SlidingWindow(100), shape, 1, seconds=0.01)
     assert one.seconds == 0.01 == one.others["ring"] and one.name == "contiguous" and not one.received.any()
 

@@ -268,8 +268,9 @@ def _executor(call: Call) -> tuple[Callable[..., tuple[np.ndarray, np.ndarray]],
     return execute, encoded
 
 
-def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:
-    """Implement :meth:`.backends.Backend.prepare_backward`; `isa` as for :func:`prepare`."""
+def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None, whole: int | None = None) -> PreparedBackward:
+    """Implement :meth:`.backends.Backend.prepare_backward`; `isa` as for :func:`prepare`, `whole` as for
+    :func:`.schedule.gradients.units`."""
     plan = validated_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(plan)
     isa = isa or _default_isa()
@@ -279,7 +280,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     operands = call.score
     encoded = operands and _score.encode(operands, call, backward=True)
     if call.batch and call.heads_q:
-        split = units(plan, call.batch, call.heads_q, call.heads_kv)
+        split = units(plan, call.batch, call.heads_q, call.heads_kv, whole)
         prepared = _core.Prepared(call, plan, split.work, 1, isa, score=encoded)
 
     def run(

@@ -35,12 +35,13 @@ from ..request.call import Call
 from ..request.score import Portion
 from ..schedule.shard import LOCAL, Sharding, backward_part, forward_stages, lists_of_tables
 from ._agreement import DIGEST, agree, compare, digest, digest_of_plan, gathered
+from ._by_heads import ByHeads, OnCpu, OnHopper
 from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
 from ._plans import Shape, Transfer, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
-from ._simulation import shard
-from ._traffic import EXCHANGES, fastest, of_rank, of_ranks
+from ._simulation import heads_are_fewer_bytes, shard
+from ._traffic import EXCHANGES, HEADS, fastest, of_rank, of_ranks
 
 __all__ = ["attention"]
 
@@ -82,14 +83,17 @@ def attention(
         Length of the whole sequence. By default n times the number of ranks, or that of the DTensor.
     sharding : Sharding or str, optional
         Which rank has which rows, as returned by :func:`shard` or as its argument. A DTensor is "contiguous".
-    exchange : {"auto", "point_to_point", "all_to_all", "all_gather"}, optional
-        How rows travel. "auto": the one for which :func:`simulate` predicts the least time; on GPUs, point-to-point,
-        the only one there. Results have the same bits.
+    exchange : {"auto", "point_to_point", "all_to_all", "all_gather", "heads"}, optional
+        What travels, and how. "heads": all rows of some heads go to each rank, which computes these heads; the results
+        go back. The number of ranks must divide that of key-value heads, and the pattern must be the same for all
+        heads. The others: the rows that a rank needs; GPUs have "point_to_point" alone. "auto": on GPUs "heads" where
+        it is possible and rows would be more bytes on four ranks, else "point_to_point"; on CPUs the exchange of rows
+        for which :func:`simulate` predicts the least time.
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
         As in :func:`spattn.attention`, the same on all ranks; positions are those of the whole sequence. Not supported
-        on GPUs.
+        on GPUs, nor with ``exchange="heads"``.
 
     Returns
     -------
@@ -108,12 +112,15 @@ def attention(
     Notes
     -----
     Output and gradients have the same bits for any sharding and number of ranks: those of :func:`spattn.attention` in
-    one process on the same kind of processor, except for dq on GPUs. Rows are exchanged; on GPUs also partial sums, of
-    rows whose keys are split among work items, which are added in the order of one process. The forward pass
-    receives the keys and values that the rank's rows attend to: (head_dim + head_dim_v) elements per key-value head and
-    key. The backward pass receives q, out, the gradient of out and lse of the rows that attend to the rank's keys:
-    (head_dim + 2 head_dim_v) elements and a float per query head and row. Tiles whose queries and keys are on two ranks
-    are visited twice: for dq, and for dk and dv.
+    one process on the same kind of processor. Where rows travel between GPUs, dq has bits of its own.
+
+    Where rows travel, the forward pass receives the keys and values that the rank's rows attend to:
+    (head_dim + head_dim_v) elements per key-value head and key. The backward pass receives q, out, the gradient of out
+    and lse of the rows that attend to the rank's keys: (head_dim + 2 head_dim_v) elements and a float per query head
+    and row. On GPUs also partial sums travel, of rows whose keys are split among work items, which are added in the
+    order of one process. Tiles whose queries and keys are on two ranks are visited twice: for dq, and for dk and dv.
+    With ``exchange="heads"``, a rank receives q, k and v, then out; backward the gradient of out, then dq, dk and dv:
+    the share 1 - 1 / ranks of the bytes of its own rows.
 
     The gradients of sinks and of arrays that the score function captures are parts: each element is complete on one
     rank, with the bits of one process, and 0 on the others. As for any parameter that all ranks hold, sum the gradients
@@ -158,6 +165,8 @@ def attention(
     if key is not None:
         # A kept job must not keep its group, or arrays.
         jobs.keep(key, job._replace(group=None, options={}, given=None, described={}))
+    if job.by_heads is not None:
+        return _ByHeads.apply(q, k, v, job)
     if job.on_gpu is not None:
         return _OfGpu.apply(q, k, v, job)
     return _Attention.apply(q, k, v, job, *(() if job.given is None else job.given.captured))
@@ -176,9 +185,11 @@ class _Job(NamedTuple):
     options: dict[str, Any]
     given: Given | None
     wanted: tuple[bool, ...]  # which of given.captured need gradients
+    sm_count: int | None  # of a GPU: items depend on it
     on_gpu: OnGpu | None
+    by_heads: ByHeads | None
     described: dict[str, Any]  # what all ranks must agree on
-    exchange: str  # of the forward pass; on CPUs
+    exchange: str  # of the forward pass, on CPUs; or HEADS
 
     def of(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> _Job:
         """Return the job of a call with these options."""
@@ -213,7 +224,7 @@ class _Job(NamedTuple):
         return {
             "q, k, v: shape of the whole sequence": tuple(shape),
             "q, k, v: dtype": self.call.dtype,
-            "q, k, v: number of SMs": None if self.on_gpu is None else self.on_gpu.sm_count,  # items depend on it
+            "q, k, v: number of SMs": self.sm_count,
             "scale": self.call.scale,
             "pattern: digest of the plan": digest_of_plan(self.plan),
             "sharding: digest": digest(*self.sharding),
@@ -236,11 +247,11 @@ def _make(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     local = Call.of(q, k, v, scale=options["scale"])
     scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
-    if options["exchange"] not in ("auto", *EXCHANGES):
-        names = ", ".join(map(repr, EXCHANGES))
+    if options["exchange"] not in ("auto", *EXCHANGES, HEADS):
+        names = ", ".join(map(repr, (*EXCHANGES, HEADS)))
         raise ValueError(f"exchange: expected 'auto' or one of {names}; got {options['exchange']!r}")
-    if local.device != "cpu" and options["exchange"] not in ("auto", "point_to_point"):
-        raise ValueError(f"exchange: on GPUs, rows travel point-to-point; got {options['exchange']!r}")
+    if local.device != "cpu" and options["exchange"] not in ("auto", "point_to_point", HEADS):
+        raise ValueError(f"exchange: on GPUs, rows travel point-to-point, or heads; got {options['exchange']!r}")
     if local.device != "cpu" and scored:
         raise ValueError("score, sinks, dropout_p: not supported by distributed attention on GPUs")
     if not local.batch:
@@ -265,13 +276,39 @@ def _make(
             f"q: expected {len(sharding.rows(rank))} of {length} rows on rank {rank}, got {local.q_len}; "
             "pass length= for shards of different lengths"
         )
-    on_gpu = None
-    if local.device != "cpu":
-        gpu = device.get(call.kind.ordinal(call.q))
-        of_gradients = functools.partial(whole_plan, pattern, call, backward=True)
-        own = of_gradients, gpu, families.of_call(call, gpu)
+    plan_backward = functools.partial(whole_plan, pattern, call, backward=True)
+    gpu = None if local.device == "cpu" else device.get(call.kind.ordinal(call.q))
+    sm_count = None if gpu is None else gpu.sm_count
+    on_gpu, by_heads = None, None
+    if _heads_travel(options["exchange"], plan, shape, world_size, call, scored):
+        kernels: OnCpu | OnHopper
+        if gpu is None:
+            kernels = OnCpu(plan, plan_backward, call)
+        else:
+            kernels = OnHopper(plan, plan_backward, call, world_size, gpu, families.of_call(call, gpu))
+        by_heads = ByHeads(group, sharding, shape, q.device, kernels)
+    elif gpu is not None:
+        own = plan_backward, gpu, families.of_call(call, gpu)
         on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
-    return _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), on_gpu, {}, "").of(q, k, v, options)
+    kind = "" if by_heads is None else HEADS
+    made = _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), sm_count, on_gpu, by_heads, {}, kind)
+    return made.of(q, k, v, options)
+
+
+def _heads_travel(exchange: str, plan: Plan, shape: Shape, world_size: int, call: Call, scored: bool) -> bool:
+    """Return whether heads travel, which does not depend on the number of ranks if it divides that of heads."""
+    if exchange not in ("auto", HEADS) or (exchange == "auto" and call.device == "cpu"):
+        return False
+    why = None
+    if shape.heads_kv % world_size:
+        why = f"needs a number of key-value heads that {world_size} ranks divide, got {shape.heads_kv}"
+    elif plan.variant.size > 1:
+        why = "needs the same pattern for all heads and batch entries"
+    elif scored:
+        why = "does not support score, sinks and dropout_p"
+    if exchange == HEADS and why is not None:
+        raise ValueError(f"exchange: 'heads' {why}; pass exchange='auto'")
+    return why is None and (exchange == HEADS or heads_are_fewer_bytes(plan, shape, call.dtype))
 
 
 def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:
@@ -391,6 +428,27 @@ class _OfGpu(torch.autograd.Function):  # type: ignore[misc]
         return *on_gpu.backward(readable(dout), q, k, v, readable(out), lse, received, ctx.job.call.scale), None
 
 
+class _ByHeads(torch.autograd.Function):  # type: ignore[misc]
+    """``apply(q, k, v, job)``: the local rows of the output, if heads travel."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, job: _Job) -> torch.Tensor:
+        assert job.by_heads is not None
+        out, *saved = job.by_heads.forward(q, k, v)
+        ctx.save_for_backward(*saved)
+        ctx.job = job
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        job: _Job = ctx.job
+        assert job.by_heads is not None
+        if job.sm_count is None:
+            _check_gradients(gathered(job.group, job.digest))
+        return *job.by_heads.backward(dout, ctx.saved_tensors), None
+
+
 def _of_one(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that :func:`spattn.attention` has, too."""
     return {name: x for name, x in options.items() if name != "exchange"}
@@ -415,8 +473,7 @@ def _checked(job: _Job, lse: torch.Tensor, traffic: bytes) -> list[bytes]:
     limit = FAR_LSE[lse.element_size()]
     far = ((lse.abs() > limit) & (lse != -math.inf)).any()
     found = gathered(job.group, bytes([bool(far)]) + job.digest + traffic)
-    if len({x[1 : 1 + DIGEST] for x in found}) > 1:
-        raise ValueError("attention: ranks compute the gradients of different calls")
+    _check_gradients([x[1 : 1 + DIGEST] for x in found])
     ranks = [rank for rank, x in enumerate(found) if x[0]]
     if ranks:
         raise ValueError(
@@ -424,6 +481,12 @@ def _checked(job: _Job, lse: torch.Tensor, traffic: bytes) -> list[bytes]:
             "use a smaller scale, float64, or spattn.attention in one process"
         )
     return [x[1 + DIGEST :] for x in found]
+
+
+def _check_gradients(digests: Sequence[bytes]) -> None:
+    """Raise ValueError on every rank if they differentiate different calls."""
+    if len(set(digests)) > 1:
+        raise ValueError("attention: ranks compute the gradients of different calls")
 
 
 def _of_heads(q: DTensor, pattern: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

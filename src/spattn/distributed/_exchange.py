@@ -15,7 +15,7 @@ from ..schedule.shard import Sharding
 from ._plans import Block, Transfer
 from ._traffic import block_bytes
 
-__all__ = ["exchange", "scatter", "whole"]
+__all__ = ["exchange", "no_exchange", "scatter", "whole"]
 
 
 def whole(x: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -68,14 +68,14 @@ def exchange(
             sends = {x.peer: _packed(x.send, local, number) for x in transfers if x.send}
             works, receives = (_all_to_all if kind == "all_to_all" else _point_to_point)(group, sends, sizes)
     except RuntimeError as error:
-        raise _no_exchange(peers) from error
+        raise no_exchange(peers) from error
 
     def finish() -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise _no_exchange(peers) from error
+            raise no_exchange(peers) from error
         for transfer in transfers:
             if transfer.receive:
                 _unpack(transfer.receive, receives[transfer.peer], to)
@@ -133,11 +133,12 @@ def scatter(group: Any, x: np.ndarray) -> tuple[slice, np.ndarray]:
             received.flatten(0, 1), torch.from_numpy(x), [counts[rank]] * world_size, counts, group=group
         )
     except RuntimeError as error:
-        raise _no_exchange(set(range(world_size)) - {rank}) from error
+        raise no_exchange(set(range(world_size)) - {rank}) from error
     return slice(*bounds[rank : rank + 2]), received.numpy()
 
 
-def _no_exchange(ranks: Iterable[int]) -> RuntimeError:
+def no_exchange(ranks: Iterable[int]) -> RuntimeError:
+    """Return the error of an exchange that does not end."""
     peers = sorted(ranks)
     return RuntimeError(
         f"attention: no exchange with ranks {peers} within the timeout of the process group: a rank has died "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..cuda.driver.device import Device
     from ..cuda.host.family import Family
 
-__all__ = ["OnGpu", "Received", "exchange", "readable"]
+__all__ = ["OnGpu", "Received", "exchange", "needs_hopper", "readable"]
 
 Received = list[tuple[Block, tuple[torch.Tensor, ...]]]
 _CYCLES = 20_000  # about 10 µs
@@ -145,10 +145,7 @@ class OnGpu:
         self._plan, self._plan_backward, self._exchange = plan, plan_backward, exchange
         launcher = self._family.launcher
         if launcher is None or not self._family.accepts(plan):
-            raise ValueError(
-                "q: distributed attention on GPUs needs float16 or bfloat16, a head_dim of at most 256 that 8 divides, "
-                f"and compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
-            )
+            raise ValueError(needs_hopper(call, gpu))
         self._rows = sharding.rows(rank)
         self.length = shape.length
         self.first = int(self._rows[0]) if len(self._rows) else 0
@@ -521,6 +518,14 @@ def hull(tiles: Sequence[TileRows]) -> Range:
 def _by_role(stages: Sequence[Any]) -> tuple[list[Any], ...]:
     """Return the rank's own stages, those for other ranks, and those with partials of other ranks."""
     return tuple([stage for stage in stages if stage.role == role] for role in (OWN, LENT, LATE))
+
+
+def needs_hopper(call: Call, gpu: Device) -> str:
+    """Return why these kernels do not compute a call."""
+    return (
+        "q: distributed attention on GPUs needs float16 or bfloat16, a head_dim of at most 256 that 8 divides, and "
+        f"compute capability 9.0; got {call.dtype}, {call.head_dim} on {gpu.name}"
+    )
 
 
 def _no_group() -> None:

@@ -13,13 +13,14 @@ from .. import cpu
 from ..arrays.namespace import numpy_dtype
 from ..patterns.base.check import integer
 from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
 from ..schedule.shard import Sharding
-from ..schedule.shard_totals import totals
+from ..schedule.shard_totals import Totals, totals
 from ._plans import Shape, call_of, whole_plan
 from ._shardings import NAMES, named, shape_of
 from ._traffic import BANDWIDTH, LATENCY, Traffic, fastest
 
-__all__ = ["Simulation", "shard", "simulate"]
+__all__ = ["Simulation", "heads_are_fewer_bytes", "shard", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Simulation:
     seconds : float
         Predicted time of the slowest rank: compute, then messages, without overlap.
     others : dict of str to float
-        The same for other exchanges of keys and values: "ring", "all_gather" and "ulysses" (all-to-all of heads, absent
-        if the ranks do not divide the key-value heads). They compute the same tiles.
+        The same for other exchanges of keys and values: "ring", "all_gather" and "heads" (absent if the ranks do not
+        divide the key-value heads). They compute the same tiles.
     """
 
     sharding: Sharding
@@ -174,19 +175,11 @@ def _simulated(
     backward: bool,
 ) -> Simulation:
     sharding, itemsize = named(name, shape, world_size, plan), numpy_dtype(dtype).itemsize
-    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
-    heads = np.bincount(variant.ravel(), minlength=plan.variants)
-    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
-    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
-    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
-    of_keys = width = (shape.head_dim + shape.head_dim_v) * itemsize
-    if backward:
-        width += shape.head_dim_v * itemsize + max(itemsize, 4)
-    found = totals(plan, sharding, of_group, heads, backward)
-    largest = max(len(sharding.rows(rank)) for rank in range(world_size))
-    exchanged = Traffic(found.sent * width, found.received * width, found.messages, largest * len(groups) * width)
+    of_keys = (shape.head_dim + shape.head_dim_v) * itemsize
+    found, exchanged = _of_rows(plan, shape, sharding, itemsize, backward)
     exchanges = exchanged.seconds(bandwidth, latency)
     exchange = fastest(exchanges)
+    heads = _heads_of_variants(plan, shape)
     of_item = np.repeat(heads, np.diff(plan.work_indptr))
     total = max(1, of_item @ (plan.work["end"] - plan.work["begin"]))
     work, once = found.tiles / total, found.own_tiles / total
@@ -199,8 +192,8 @@ def _simulated(
     others["ring"] = compute + of_pass * peers * latency + all_keys
     others["all_gather"] = compute + of_pass * peers.bit_length() * latency + all_keys
     if shape.heads_kv % world_size == 0:
-        moved = (shape.heads_q + shape.heads_kv) * of_keys * shape.batch * shape.length * peers / world_size**2
-        others["ulysses"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
+        moved = _bytes_of_heads(shape, itemsize, world_size)
+        others["heads"] = seconds / world_size + of_pass * (2 * peers * latency + moved / bandwidth)
     most = {kind: float(each.max()) for kind, each in exchanges.items()}
     return Simulation(
         sharding,
@@ -214,3 +207,38 @@ def _simulated(
         float(times.max()),
         others,
     )
+
+
+def _heads_of_variants(plan: Plan, shape: Shape) -> np.ndarray:
+    """Return the number of query heads of each variant, over the batch."""
+    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
+    return np.bincount(variant.ravel(), minlength=plan.variants)
+
+
+def _of_rows(plan: Plan, shape: Shape, sharding: Sharding, itemsize: int, backward: bool) -> tuple[Totals, Traffic]:
+    """Return what all ranks compute and exchange if rows travel."""
+    variant = np.broadcast_to(plan.variant, (shape.batch, shape.heads_q))
+    # Which variants each exchanged head takes part in, and the bytes of a row of such a head.
+    groups = variant.reshape(-1, 1) if backward else variant.reshape(shape.batch * shape.heads_kv, -1)
+    of_group = [(list(group), number) for group, number in Counter(map(tuple, groups.tolist())).items()]
+    width = (shape.head_dim + shape.head_dim_v) * itemsize
+    if backward:
+        width += shape.head_dim_v * itemsize + max(itemsize, 4)
+    found = totals(plan, sharding, of_group, _heads_of_variants(plan, shape), backward)
+    largest = max(len(sharding.rows(rank)) for rank in range(sharding.world_size))
+    return found, Traffic(found.sent * width, found.received * width, found.messages, largest * len(groups) * width)
+
+
+def _bytes_of_heads(shape: Shape, itemsize: int, world_size: int) -> float:
+    """Return the bytes that a rank receives in one pass if heads travel."""
+    of_row = (shape.heads_q + shape.heads_kv) * (shape.head_dim + shape.head_dim_v) * itemsize
+    return of_row * shape.batch * shape.length * (world_size - 1) / world_size**2
+
+
+@kept_with_plan
+def heads_are_fewer_bytes(plan: Plan, shape: Shape, dtype: str) -> bool:
+    """Return whether, of four ranks with contiguous rows, one would receive more bytes in a forward and a backward pass
+    than if heads travel."""
+    sharding, itemsize = named("contiguous", shape, 4, plan), numpy_dtype(dtype).itemsize
+    received = sum(_of_rows(plan, shape, sharding, itemsize, backward)[1].received for backward in (False, True))
+    return bool(np.max(received) > 2 * _bytes_of_heads(shape, itemsize, 4))

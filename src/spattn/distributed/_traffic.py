@@ -10,9 +10,10 @@ import numpy as np
 from ..schedule.shard import Sharding
 from ._plans import Block, Transfer
 
-__all__ = ["BANDWIDTH", "EXCHANGES", "LATENCY", "Traffic", "block_bytes", "fastest", "of_rank", "of_ranks"]
+__all__ = ["BANDWIDTH", "EXCHANGES", "HEADS", "LATENCY", "Traffic", "block_bytes", "fastest", "of_rank", "of_ranks"]
 
 EXCHANGES = "all_gather", "all_to_all", "point_to_point"  # of equals, the first: fewer calls of the library
+HEADS = "heads"  # not rows; see _by_heads.py
 BANDWIDTH, LATENCY = 25e9, 20e-6  # bytes per second into a rank, and seconds per message
 
 

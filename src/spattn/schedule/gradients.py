@@ -47,9 +47,12 @@ class Units:
 
 
 @kept_with_plan
-def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
-    """Return the units for these numbers of heads; they do not depend on the thread count."""
-    work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
+def units(plan: Plan, batch: int, heads_q: int, heads_kv: int, whole: int | None = None) -> Units:
+    """Return the units for these numbers of heads; they do not depend on the thread count.
+
+    `whole` is the number of key-value heads, over the batch, of a call of which these are some: its units are the same.
+    """
+    work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (whole or batch * heads_kv))
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     kinds, kind = np.unique(groups, axis=0, return_inverse=True)
     # With permuted keys each unit covers all keys.

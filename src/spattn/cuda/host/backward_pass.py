@@ -40,6 +40,9 @@ class BackwardPass:
         Accumulators of the gradients of captured arrays, which a fused backward may use.
     stage : GradientStage or None
         The part of the plan to compute, for arrays whose rows of other tiles are undefined; None for all.
+    whole : (int, int, int) or None
+        Batch entries, query heads and key-value heads of the call whose bits the results must have, if the arrays are
+        some heads or entries of it.
     """
 
     device: Device
@@ -63,6 +66,7 @@ class BackwardPass:
     dsinks: int = 0
     table_sums: TableSums = NO_SUMS
     stage: GradientStage | None = None
+    whole: tuple[int, int, int] | None = None
 
     @property
     def sinks(self) -> int:

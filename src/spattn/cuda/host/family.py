@@ -116,6 +116,10 @@ class Launcher(Protocol):
     ) -> GradientShare:
         """Return a rank's part of a backward."""
 
+    def fuses(self, plan: Plan, device: Device, sizes: tuple[int, int, int], whole: tuple[int, int, int], /) -> bool:
+        """Return whether the backward of some heads of a call computes dQ, dK and dV together: sums of dQ then have an
+        order, for which heads wait that run at the same time. Sizes are batch, heads_q and heads_kv."""
+
     def group_key(self, dtype: str, head_dim: int, head_dim_v: int) -> tuple[Any, ...]:
         """Return the key of calls that may share a launch."""
 

@@ -135,6 +135,7 @@ class Hopper:
     forward_masked = staticmethod(dynamic_masks.forward)
     placement = staticmethod(forwards.placement)
     stages = staticmethod(backwards.stages)
+    fuses = staticmethod(backwards.fuses)
 
     def plans(self, members: Mapping[int, Member], device: Device) -> dict[int, Plan]:
         return shared(members, device.sm_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ from .params import (
 from .specializations import Specialization, builds, variant
 from .tables import SUBTILE, QuerySubtiles, Views, lay_out, lay_out_masks, lay_out_views, query_subtiles
 
-__all__ = ["Ready", "prepare", "requests", "stages"]
+__all__ = ["Ready", "fuses", "prepare", "requests", "stages"]
 
 _COUNTERS = 1024  # at most this many launches of a plan run at once on different streams
 _READY_KEPT = 32
@@ -87,7 +88,7 @@ def _arrays(call: BackwardPass) -> tuple[Operand, ...]:
 
 def _plan_of(call: BackwardPass) -> BackwardPlan:
     (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
-    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv, call.stage)
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv, call.stage, call.whole)
 
 
 class DevicePlan(NamedTuple):
@@ -134,7 +135,8 @@ class OnePass(NamedTuple):
 class BackwardPlan:
     """The dK/dV and dQ work of a plan, or of one stage of it, on one device, for fixed batch size and heads.
 
-    The kernels of a stage are not fused, so that the dQ of a row depends on its keys alone.
+    The kernels of a stage are not fused, so that the dQ of a row depends on its keys alone. With `whole`, (batch,
+    heads_q, heads_kv) of a larger call, lists are split and sums of dQ are ordered as in it; its heads are alike.
     """
 
     def __init__(
@@ -145,12 +147,14 @@ class BackwardPlan:
         heads_q: int,
         heads_kv: int,
         stage: GradientStage | None = None,
+        whole: tuple[int, int, int] | None = None,
     ):
         self.views = lay_out_views(plan)
         self.regular = _regular(self.views)
         queries = by_queries(plan, self.views.cut)
         if stage is None:
-            keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
+            keys, self.one_pass = self._by_keys(plan, queries, device, *(whole or (batch, heads_q, heads_kv)))
+            keys = replace(keys, variant=keys.variant[:batch, :heads_kv])
         else:
             keys, self.one_pass = separate_keys(plan, device.sm_count, batch, heads_q, heads_kv), None
         self._stage = stage
@@ -526,7 +530,19 @@ def stages(
 
 @kept_with_plan
 def plan_on_device(
-    plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, stage: GradientStage | None
+    plan: Plan,
+    device: Device,
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    stage: GradientStage | None,
+    whole: tuple[int, int, int] | None = None,
 ) -> BackwardPlan:
     """Return the device copy of a plan's backward work, cached with the plan; the context must be current."""
-    return BackwardPlan(plan, device, batch, heads_q, heads_kv, stage)
+    return BackwardPlan(plan, device, batch, heads_q, heads_kv, stage, whole)
+
+
+def fuses(plan: Plan, device: Device, sizes: tuple[int, int, int], whole: tuple[int, int, int]) -> bool:
+    """Return whether the backward of some heads, (batch, heads_q, heads_kv), of a call computes dQ, dK and dV together;
+    the context must be current."""
+    return plan_on_device(plan, device, *sizes, None, whole).one_pass is not None
