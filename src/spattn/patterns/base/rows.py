@@ -120,7 +120,7 @@ class AskedRows(NamedTuple):
         one, other = (
             x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in (one, other)
         )
-        shape = np.broadcast_shapes(one.shape, other.shape)
+        shape = tuple(map(max, one.shape, other.shape))
         to = next((x for x in (one, other) if x.flags.writeable and x.shape == shape), None)
         found: np.ndarray = operator(one, other, out=to)
         return found
