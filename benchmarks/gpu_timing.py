@@ -14,6 +14,7 @@ WARM, ROUNDS, TARGET_MS = 3, 15, 4.0
 SLOW_MS, SLOW_ROUNDS = 1000.0, 3  # a call that takes longer than SLOW_MS is measured once in each of SLOW_ROUNDS rounds
 ROWS = 48  # checked against float64, in two heads
 TOLERANCE = 8e-3  # relative error of a bfloat16 result, twice what rounding gives
+SPIN_CYCLES, MOST_SPIN_CYCLES = 1 << 22, 1 << 30  # 2 ms and half a second
 
 
 def host_us(call: Callable[[], object], calls: int = 400) -> float:
@@ -88,6 +89,47 @@ def measure(calls: dict[str, Callable], rounds: int, target_ms: float = TARGET_M
         for name, call in calls.items():
             if name not in slow or number < SLOW_ROUNDS:
                 times[name].append(once(call, repeats[name]))
+    return times
+
+
+def queued_ms(calls: dict[str, Callable], rounds: int = ROUNDS, repeats: int = 16) -> dict[str, list[float]]:
+    """Milliseconds of a call on the GPU alone, once per round and contender.
+
+    A spin kernel occupies the stream until `repeats` calls are enqueued behind it, so no host time counts. Calls take
+    the number of an input set, 0 to ``SETS - 1``.
+    """
+    import torch
+
+    cycles = SPIN_CYCLES
+
+    def once(call):
+        nonlocal cycles
+        while cycles <= MOST_SPIN_CYCLES:
+            start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+            torch.cuda._sleep(cycles)
+            start.record()
+            for i in range(repeats):
+                call(i % SETS)
+            stop.record()
+            too_short = start.query()  # the GPU reached the first call before the last one was enqueued
+            stop.synchronize()
+            if not too_short:
+                return start.elapsed_time(stop) / repeats
+            cycles *= 2
+        raise RuntimeError(
+            f"enqueuing {repeats} calls takes longer than {MOST_SPIN_CYCLES} cycles: do they synchronize?"
+        )
+
+    for call in calls.values():
+        for i in range(2 * SETS):
+            call(i % SETS)  # plans, compiles, encodes tensor maps
+    torch.cuda.synchronize()
+    times = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            taken = once(call)
+            if number:  # the first round warms up
+                times[name].append(taken)
     return times
 
 

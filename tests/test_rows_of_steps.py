@@ -132,6 +132,20 @@ def test_a_cache_of_fixed_size(name, searched):
         assert not searched
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head", [None, 2])
+def test_random_blocks_of_entries_far_apart(head, causal):
+    """BigBird's blocks are drawn for several block rows at once; entries have rows of one such group, or of many."""
+    pattern, length = p.BigBird(4, 3, 1, 3, seed=5, head=head, causal=causal), 403
+    places = np.random.default_rng(1).integers(0, length - 2, (24, 1)) + np.arange(2)
+    for at in (places, places[:1], places % 8):
+        q, k, v = inputs(len(at), HEADS, HEADS_KV, q_len=2, kv_len=length, head_dim=8)
+        each = (pattern.at(0, h).bind(length, length) for h in range(HEADS))
+        mask = np.stack([one.allows(at[:, :, None], np.arange(length)) for one in each], axis=1)
+        found = spattn.attention(q, k, v, p.QueriesAt(pattern | p.Sinks(2), at), return_lse=True)
+        check(found, q, k, v, mask | (np.arange(length) < 2))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["strided", "union of 3", "by head"])
 def test_dtypes(name, dtype):

@@ -53,6 +53,15 @@ def test_lengths():
     assert np.array_equal(entries(p.KeyPadding.from_lengths([0, 2, 5], 5, left=True)), entries(right)[:, ::-1])
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("kv_len", [1, 63, 64, 65, 200])
+def test_bits_of_lengths(kv_len, left):
+    """Those of the same padding as an array."""
+    made = p.KeyPadding.from_lengths(range(kv_len + 1), kv_len, left=left)
+    same = p.KeyPadding(made.valid)
+    assert np.array_equal(made._words, same._words) and (made == same) and hash(made) == hash(same)
+
+
 def test_attention_over_what_is_there():
     """Padding of any values leaves the same bits as none at all, forward and backward."""
     q, k, v = inputs(2, 4, 2, 40, 60, 16)

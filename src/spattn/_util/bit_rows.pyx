@@ -23,6 +23,11 @@ cdef void set_run(uint64_t* row, int64_t start, int64_t step, int64_t count) noe
         for key in range(count):
             row[(start + step * key) >> 6] |= <uint64_t>1 << ((start + step * key) & 63)
         return
+    if step == 1 and low < high:
+        row[low] |= ALL << (start & 63)
+        memset(row + low + 1, 0xFF, (high - low - 1) * sizeof(uint64_t))
+        row[high] |= ALL >> (63 - (last & 63))
+        return
     while bit < 64:
         every |= <uint64_t>1 << bit
         bit += step

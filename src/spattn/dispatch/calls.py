@@ -252,21 +252,6 @@ class CachedCall(NamedTuple):
     least: int = 0
 
 
-class _RowsCall(NamedTuple):
-    """The cached dispatch of all patterns whose few queries are planned by their rows, for any number of keys.
-
-    `serves` returns whether it computes a pattern; `bind` returns the function that does.
-    """
-
-    serves: Callable[[Pattern, int], bool]
-    bind: Callable[[Pattern], Callable[..., Any]]
-    scale: float
-    dtype: str
-
-    def of(self, pattern: Pattern) -> CachedCall:
-        return CachedCall(self.bind(pattern), self.scale, self.dtype)
-
-
 def _find_step(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
     """Return the cached dispatch of a call that differs only in kv_len, or that of few queries of any pattern."""
     found = None if key[0] is None else of_any_length(key[0])
@@ -276,10 +261,8 @@ def _find_step(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
     prepared: CachedCall | None = find_call(pattern, cache_key)
     if prepared is not None:
         return prepared if prepared.least <= kv_len <= LONGEST else None
-    rows: _RowsCall | None = find_rows(cache_key)
-    if rows is None or not isinstance(pattern, Pattern) or not rows.serves(pattern, kv_len):
-        return None
-    return rows.of(pattern) if _selected(pattern) is None else None
+    rows: Callable[[Pattern, int], CachedCall | None] | None = find_rows(cache_key)
+    return None if rows is None or not isinstance(pattern, Pattern) else rows(pattern, kv_len)
 
 
 def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...]) -> CachedCall | None:
@@ -292,23 +275,25 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
     check_memory(module, call)
     bind = own.prepare_rows(call)
     bare = replace(call, q=None, k=None, v=None)
+    scale, dtype, known = default_scale(call.head_dim), call.dtype, BoundedCache(_MAX_PATTERNS)
+    unknown: Any = object()
 
-    known = BoundedCache(_MAX_PATTERNS)
+    def prepared(pattern: Pattern) -> CachedCall:
+        return CachedCall(_around(module, bare, bind(pattern)), scale, dtype)
 
-    def serves(pattern: Pattern, kv_len: int) -> bool:
+    def find(pattern: Pattern, kv_len: int) -> CachedCall | None:
+        """Return the cached dispatch of any pattern whose few queries are planned by their rows."""
         lengths = pattern, kv_len.bit_length()  # by_rows() depends on no other digit
-        found: bool | None = known.get(lengths)
-        if found is None:
-            found = known.keep(lengths, own.by_rows(pattern, bare, kv_len))
-        return 0 < kv_len <= LONGEST and found
+        found: CachedCall | None = known.get(lengths, unknown)
+        if found is unknown:
+            serves = _selected(pattern) is None and own.by_rows(pattern, bare, kv_len)
+            found = known.keep(lengths, prepared(pattern) if serves else None)
+        return found if 0 < kv_len <= LONGEST else None
 
-    around = functools.partial(_around, module, bare)
-    bound = bind if around(bind) is bind else lambda p: around(bind(p))  # most need no wrapper
-    made = _RowsCall(serves, bound, default_scale(call.head_dim), call.dtype)
     found = None if key[0] is None else of_any_length(key[0])
     if found is not None:
-        keep_rows((found[0], *key[1:]), made)
-    return made.of(pattern)
+        keep_rows((found[0], *key[1:]), find)
+    return prepared(pattern)
 
 
 def _prepare(

@@ -110,8 +110,12 @@ def _words(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int) ->
     """Return the bits of the rows of a call: (batch or 1, a divisor of heads, queries, words), C-contiguous."""
     q = np.arange(q_offset(q_len, kv_len), kv_len).reshape(1, 1, -1)
     words = np.ascontiguousarray(AskedRows(q, q_len, kv_len, batch, heads).of(pattern))
-    if kv_len % _BITS:
-        words = words if words.flags.writeable else words.copy()
+    rest = kv_len % _BITS
+    if rest and not words.flags.writeable:
+        if not (words[..., -1] >> np.uint64(rest)).any():
+            return words
+        words = words.copy()
+    if rest:
         clear_beyond(words, kv_len)
     return words
 

@@ -77,6 +77,7 @@ class Repeated:
         self._pass, self._launcher = run, launcher
         self.shape, self._strides, self._like_q, self.rows, self._row_strides, self.return_lse = results
         self.device, self.plan, self._kv_len = general.device, general.plan, run.k.shape[2]
+        self.general = general  # the dispatch of calls whose addresses are not aligned
         torch = cast("Torch", general.kind)
         self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
         self._empty_like, self._operand = self._types.empty_like, torch.operand
@@ -117,12 +118,12 @@ class Repeated:
             (k.stride(), v.stride()) if self._moves else None,
         )
         moved = k.size(2) - self._kv_len if self._moves else 0
-        launches = own.written.get(key) or self._write(own, key, k, v, moved)
-        if launches is None:
-            return own.general(q, k, v, scale, *(() if score is None else (score,)))
         with self.device.made_current():
-            start(launches, own.first.counter, moved)
-        return out, lse
+            launches = own.written.get(key) or self._write(own, key, k, v, moved)
+            if launches is not None:
+                start(launches, own.first.counter, moved)
+                return out, lse
+        return own.general(q, k, v, scale, *(() if score is None else (score,)))
 
     def of_launches(self, launches: ForwardLaunches, general: Any) -> PreparedForward:
         """Return the dispatch for other launches that do not move; `general` replaces this one's."""
@@ -133,24 +134,20 @@ class Repeated:
         """The launches for any addresses."""
         return self._own.first
 
-    @property
-    def general(self) -> Forward:
-        """The dispatch of calls whose addresses are not aligned."""
-        return cast("Forward", self._own.general)
-
     def _write(self, own: _Launched, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
-        """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned."""
+        """Return launches for these addresses and any `kv_len`, without task counters; None if they are not aligned.
+        The device's context must be current."""
         *problem, workspace, stream, score, sinks, _ = key
         if (problem[0] | problem[1] | problem[2] | problem[3]) % self._launcher.alignment:
             return None
-        with self.device.made_current():
-            launches = self._launches_for(k, v) if self._moves else own.first
-            if launches is None:
-                return None
-            keep_if_captured(self.device, stream, launches)
-            given = *problem, score, sinks
-            written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
-        return cast("list[Launch]", own.written.keep(key, written))
+        launches = self._launches_for(k, v) if self._moves else own.first
+        if launches is None:
+            return None
+        keep_if_captured(self.device, stream, launches)
+        given = *problem, score, sinks
+        written = launches.write([given], workspace, stream, early=launches.computes, moved=moved)
+        kept: list[Launch] = own.written.keep(key, written)
+        return kept
 
     def _launches_for(self, k: Any, v: Any) -> ForwardLaunches | None:
         """Return kernels and parameters for these strides of k and v; None if the kernels cannot address them."""

@@ -277,10 +277,14 @@ class And(Composite):
         each = (p._candidates(q, kv_len) for p in self.operands)
         return min((runs for runs in each if runs is not None), key=pair_count, default=None)
 
+    @cached_property
+    def _predicates_last(self) -> list[Pattern]:
+        return sorted(self.operands, key=_by_predicate)
+
     def _rows(self, asked: AskedRows) -> np.ndarray:
         """Evaluate the predicates of operands without hints last, and only where all others allow the keys."""
         found = None
-        for p in sorted(self.operands, key=_by_predicate):
+        for p in self._predicates_last:
             own = (asked if found is None else asked._replace(within=found)).of(p)
             found = own if found is None else asked.combined(self._operator, found, own)
         assert found is not None, "there are two operands or more"

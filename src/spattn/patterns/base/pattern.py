@@ -540,7 +540,10 @@ def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def defers(*arguments: Any) -> bool:
     """Whether a pattern of these arguments is a :class:`Deferred` one."""
-    return compiling() or any(map(_is_unknown, arguments))
+    for value in arguments:  # a loop: steps of generation make patterns
+        if type(value) is not int and _is_unknown(value):
+            return True
+    return compiling()
 
 
 def _is_unknown(value: Any) -> bool:

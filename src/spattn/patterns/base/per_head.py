@@ -46,6 +46,7 @@ class Chosen(Pattern):
     patterns: tuple[Pattern, ...]
 
     axis: ClassVar[int]
+    _different: ClassVar[set[tuple[int, int]]]  # sizes of the patterns, set per instance; not a dataclass field
 
     def __post_init__(self) -> None:
         patterns, one = pattern_tuple(self.patterns), _AXES[self.axis]
@@ -55,7 +56,7 @@ class Chosen(Pattern):
         for own in (size[self.axis] for size in sizes):
             if own not in (0, 1, len(patterns)):
                 raise ValueError(f"patterns: expected patterns for one {one} or {len(patterns)}, got one for {own}")
-        assign(self, patterns=patterns, **nesting(patterns))
+        assign(self, patterns=patterns, _different=sizes, **nesting(patterns))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
@@ -63,7 +64,7 @@ class Chosen(Pattern):
     @cached_property
     def _sizes(self) -> tuple[int, int]:  # cached: every step of generation needs them
         other = 1 - self.axis
-        found = joint_size({p.sizes()[other] for p in self.patterns}, other)
+        found = joint_size({size[other] for size in self._different}, other)
         several = len(self.patterns) > 1
         sizes = found, len(self.patterns) if several else self.patterns[0].sizes()[self.axis]
         return sizes if self.axis else sizes[::-1]

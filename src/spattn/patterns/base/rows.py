@@ -74,8 +74,8 @@ class AskedRows(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether these are the rows of all queries, in order, at the end of the keys."""
-        whole = np.arange(q_offset(self.q_len, self.kv_len), self.kv_len)
-        return self.q.shape == (1, 1, self.q_len) and bool((self.q[0, 0] == whole).all())
+        whole = range(q_offset(self.q_len, self.kv_len), self.kv_len)
+        return self.q.shape == (1, 1, self.q_len) and self.q[0, 0].tolist() == list(whole)
 
     def in_parts(self, pattern: _Pattern, general: Callable[..., np.ndarray]) -> np.ndarray:
         """Implement :meth:`of` for any pattern: batch entry by batch entry and head by head, from its hints.
@@ -120,21 +120,24 @@ class AskedRows(NamedTuple):
         one, other = (
             x if x.shape[1] in (1, heads) else np.repeat(x, heads // x.shape[1], axis=1) for x in (one, other)
         )
-        shape = np.broadcast_shapes(one.shape, other.shape)
+        shape = tuple(map(max, one.shape, other.shape))
         to = next((x for x in (one, other) if x.flags.writeable and x.shape == shape), None)
         found: np.ndarray = operator(one, other, out=to)
         return found
 
 
-_programs = BoundedCache(256)  # by pattern; none of those without a program, which may have large arrays
+_programs = BoundedCache(256)  # by pattern; those without a program, which may have large arrays, know it themselves
 
 
 def _compiled(pattern: _Pattern) -> tuple[np.ndarray, int] | None:
     """Return the row program of a pattern and its largest number of operands, for each step of generation, or None."""
+    if "_lacks_program" in vars(pattern):
+        return None
     found: tuple[np.ndarray, int] | None = _programs.get(pattern)
     if found is None:
         program = pattern._row_program()
         if program is None or len(program) > _MOST_INSTRUCTIONS:
+            vars(pattern)["_lacks_program"] = True
             return None
         found = _programs.keep(pattern, (frozen(np.array(program, np.int64)), operands_of(program)))
     return found

@@ -91,19 +91,16 @@ class BigBird(Pattern):
             return super()._rows(asked)
         block, (batch, _, queries) = reach(self.block), asked.q.shape
         heads = tuple(range(asked.heads)) if self.head is None else (self.head,)
-        blocks, row = -(-asked.kv_len // block), asked.q[:, 0] // block
-        inside = (row >= 0) & (row < blocks)
-        group, within = np.divmod(np.where(inside, row, 0), _DRAWN_AT_ONCE)
-        groups = sorted(set(group.reshape(-1).tolist()))  # faster than np.unique
-        each = np.array([_drawn(self, heads, _DRAWN_AT_ONCE * n, blocks) for n in groups])
-        drawn = each[np.searchsorted(groups, group), :, within]  # (batch, queries, heads, blocks)
-        drawn = np.where(inside[..., None, None], drawn, -1).swapaxes(1, 2).reshape(batch * len(heads) * queries, -1)
-        words = np.repeat(asked.of(self._regular), len(heads), axis=1)
-        start = np.maximum(drawn, 0) * block
-        stop = np.minimum(start + block, asked.kv_len)
-        if self.causal:
-            stop = np.minimum(stop, np.repeat(asked.q, len(heads), axis=1).reshape(-1, 1) + 1)
-        count = np.where(drawn < 0, 0, stop - start)
+        blocks, rows = -(-asked.kv_len // block), (asked.q // block).reshape(-1).tolist()
+        groups = {n: _drawn(self, heads, _DRAWN_AT_ONCE * n, blocks) for n in {row // _DRAWN_AT_ONCE for row in rows}}
+        each = [groups[row // _DRAWN_AT_ONCE][row % _DRAWN_AT_ONCE] for row in rows]
+        drawn = each[0] if len(rows) == 1 else np.concatenate(each)  # (batch * queries * heads, blocks)
+        if queries > 1:
+            drawn = drawn.reshape(batch, queries, len(heads), -1).swapaxes(1, 2).reshape(len(drawn), -1)
+        words = asked.of(self._regular).repeat(len(heads), axis=1)
+        start = drawn * block
+        count = np.minimum(block, asked.kv_len - start)  # a causal row draws blocks before its own alone
+        count[drawn < 0] = 0
         set_runs(words.reshape(len(drawn), -1), start, np.ones_like(start), count, asked.kv_len)
         return words
 
@@ -181,10 +178,11 @@ class BigBird(Pattern):
 
 @functools.lru_cache(maxsize=1024)  # steps of generation need the same block rows, and the next ones
 def _drawn(pattern: BigBird, heads: tuple[int, ...], first: int, blocks: int) -> np.ndarray:
-    """Return the random blocks of heads, (heads, _DRAWN_AT_ONCE block rows, n); -1 beyond the last block row."""
+    """Return the random blocks of heads, (_DRAWN_AT_ONCE block rows, heads, n); -1 outside of the block rows."""
     rows = np.arange(first, first + _DRAWN_AT_ONCE)
-    drawn = np.array([replace(pattern, head=head).draw(np.minimum(rows, blocks - 1), blocks) for head in heads])
-    drawn[:, rows >= blocks] = -1
+    each = [replace(pattern, head=head).draw(rows.clip(0, blocks - 1), blocks) for head in heads]
+    drawn = np.stack(each, axis=1)
+    drawn[(rows < 0) | (rows >= blocks)] = -1
     return frozen(drawn)
 
 

@@ -110,7 +110,9 @@ class KeyPadding(ArrayPattern):
         real, padding = memoryview(b"\1" * kv_len), memoryview(bytes(kv_len))
         rows = ((padding[n:], real[:n]) if left else (real[:n], padding[n:]) for n in tokens.tolist())
         whole = b"".join(itertools.chain.from_iterable(rows))  # of a frozen array, which is not copied
-        return cls(np.ndarray((len(tokens), kv_len), bool, whole))
+        made = cls(np.ndarray((len(tokens), kv_len), bool, whole))
+        vars(made)["_words"] = _words_of(tokens, kv_len, left)  # packing `valid` would take longer than making it
+        return made
 
     @classmethod
     @deferrable
@@ -203,3 +205,13 @@ class KeyPadding(ArrayPattern):
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         return cls(draw.flags(draw.choice([(sizes.kv_len,), (sizes.batch, sizes.kv_len)]))), sizes
+
+
+def _words_of(tokens: np.ndarray, kv_len: int, left: bool) -> np.ndarray:
+    """Return :attr:`KeyPadding._words` of lengths."""
+    with whole_imports:
+        from ..._util.bit_rows import set_runs  # imported late: other patterns do not need it
+
+    found, count = np.zeros((len(tokens), -(-kv_len // 64)), np.uint64), tokens[:, None]
+    set_runs(found, kv_len - count if left else np.zeros_like(count), np.ones_like(count), count, kv_len)
+    return frozen(found).reshape(len(tokens), 1, 1, -1)

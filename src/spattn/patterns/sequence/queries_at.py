@@ -83,7 +83,7 @@ class QueriesAt(ByContent, Pattern):
                 integer("positions", number, -LONGEST, LONGEST - 1)
             assign(self, positions=array)
         vars(self).update(nesting((self.inner,)))
-        if self._each_entry is not None:
+        if type(self.positions) is not int:
             self.sizes()  # check the number of batch entries
 
     @property
@@ -93,10 +93,12 @@ class QueriesAt(ByContent, Pattern):
         return None if isinstance(at, int) or at.ndim == 1 else at
 
     def sizes(self) -> tuple[int, int]:
-        batch, heads = self.inner.sizes()
-        each = self._each_entry
+        own = self.inner.sizes()
+        if type(self.positions) is int:
+            return own
+        (batch, heads), each = own, self._each_entry
         if each is None or len(each) == 1:
-            return batch, heads
+            return own
         if 1 < batch != len(each):
             raise ValueError(f"positions: expected {batch} rows, one for each batch entry, got {len(each)}")
         return len(each), heads
@@ -117,7 +119,7 @@ class QueriesAt(ByContent, Pattern):
         inner, places = entries[0].inner, [p.positions for p in entries]
         if inner.sizes() != (1, 1) or set(map(type, places)) != {int}:
             return None
-        if any(p.inner is not inner and p.inner != inner for p in entries):
+        if [p for p in entries if p.inner is not inner and p.inner != inner]:
             return None
         return cls(inner, np.add.outer(places, np.arange(q_len)))
 

@@ -182,12 +182,12 @@ def keep_call(pattern: Hashable, cache_key: Hashable, plan: Plan, prepared: Any)
 
 
 def find_rows(cache_key: Hashable) -> Any:
-    """Return the cached dispatch of calls that are planned by their rows, or None."""
+    """Return what finds the cached dispatch of a call that is planned by its rows, or None."""
     return _rows.get(cache_key)
 
 
 def keep_rows(cache_key: Hashable, prepared: Any) -> None:
-    """Cache the dispatch of calls that are planned by their rows."""
+    """Cache what finds the dispatch of calls that are planned by their rows."""
     _rows.keep(cache_key, prepared)
 
 
