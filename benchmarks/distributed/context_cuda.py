@@ -54,6 +54,7 @@ def cases(quick: bool) -> dict:
         "documents": (p.Causal() & p.Documents(lengths), 262144 // scale, "balanced"),
         "strided 128": (p.strided(128), 262144 // scale, "head_tail"),
         "longformer 256 + 64": (p.longformer(512, global_tokens=64), (1 << 20) // scale, "contiguous"),
+        "streaming 1023 + 4": (p.Causal() & (p.Sinks(4) | p.SlidingWindow(1023, 0)), (1 << 19) // scale, "contiguous"),
     }
 
 
