@@ -125,6 +125,8 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
     """True if the parameters restrict the lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
     """True if :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
+    _lacks_program: ClassVar[bool] = False
+    """True if :meth:`_row_program` returns None or too long a program; per instance once a step has asked."""
     _has_order: ClassVar[bool] = False
     """True if :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
