@@ -542,10 +542,12 @@ def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def defers(*arguments: Any) -> bool:
     """Whether a pattern of these arguments is a :class:`Deferred` one."""
+    if compiling():  # first: torch.compile cannot trace the rest
+        return True
     for value in arguments:  # a loop: steps of generation make patterns
         if type(value) is not int and _is_unknown(value):
             return True
-    return compiling()
+    return False
 
 
 def _is_unknown(value: Any) -> bool:
