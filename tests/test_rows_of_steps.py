@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from dataclasses import dataclass
 
@@ -136,8 +137,8 @@ def test_a_cache_of_fixed_size(name, searched):
 @pytest.mark.parametrize("head", [None, 2])
 def test_random_blocks_of_entries_far_apart(head, causal):
     """BigBird's blocks are drawn for several block rows at once; entries have rows of one such group, or of many."""
-    pattern, length = p.BigBird(4, 3, 1, 3, seed=5, head=head, causal=causal), 403
-    places = np.random.default_rng(1).integers(0, length - 2, (24, 1)) + np.arange(2)
+    pattern, length = p.BigBird(4, 3, 1, 3, seed=5, head=head, causal=causal), 211
+    places = np.random.default_rng(1).integers(0, length - 2, (12, 1)) + np.arange(2)
     for at in (places, places[:1], places % 8):
         q, k, v = inputs(len(at), HEADS, HEADS_KV, q_len=2, kv_len=length, head_dim=8)
         each = (pattern.at(0, h).bind(length, length) for h in range(HEADS))
@@ -187,6 +188,37 @@ def test_many_keys_are_split_among_threads():
     for one in results[1:]:
         assert all(map(np.array_equal, one, results[0]))
     check(results[0], q, k, v, ((8999 - keys) % 100 != 0)[None, None, None])
+
+
+def test_more_patterns_than_are_remembered():
+    """In turns and in threads: each call computes its own pattern, also an equal copy of it, at its own length."""
+    q, k, v = inputs(2, HEADS, HEADS_KV, q_len=1, kv_len=ROOM, head_dim=16)
+    cases, expected = [], []
+    for length in (64, 200, ROOM):
+        for name in ("strided", "BigBird", "difference", "union of 3", "by head, in a union", "by entry"):
+            for at in (length - 1, [[5], [length - 1]]):
+                pattern, own = p.QueriesAt(PATTERNS[name], at), (k[:, :, :length], v[:, :, :length])
+                places = np.broadcast_to(np.reshape(at, (-1, 1)), (2, 1))
+                mask = np.stack([allowed(PATTERNS[name], length, one, length)[b] for b, one in enumerate(places)])
+                check(spattn.attention(q, *own, pattern, return_lse=True), q, *own, mask)
+                cases.append((own, pattern))
+                expected.append(spattn.attention(q, *own, pattern))
+    wrong = []
+
+    def work(seed):
+        for number in np.random.default_rng(seed).permutation(len(cases)).tolist():
+            own, pattern = cases[number]
+            copied = p.QueriesAt(pattern.inner, pattern.positions)
+            for one in (pattern, copied):
+                if not np.array_equal(spattn.attention(q, *own, one), expected[number]):
+                    wrong.append((number, one))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_lengths_are_checked_in_every_step():

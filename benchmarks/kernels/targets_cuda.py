@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure neighborhoods, strided patterns, decoding and short sequences on a Hopper GPU.
 
-    python benchmarks/kernels/targets_cuda.py                           # 80 seconds on an H200; needs torch
+    python benchmarks/kernels/targets_cuda.py                           # a minute on an H200; needs torch
     python benchmarks/kernels/targets_cuda.py --only patterns decoding  # some of the groups
 
 bfloat16, head_dim 128. Times are GPU times of calls that wait in the stream until all of them are enqueued, so no host
@@ -126,7 +126,7 @@ def measure_patterns() -> Iterator[list[dict]]:
     sets = arrays(*[(1, HEADS, TOKENS, HEAD_DIM)] * 4)
     for name in PROBLEMS:
         pattern = peers_cuda.problems(TOKENS)[name][0]
-        made = spattn.plan_for(pattern, *sets[0][:3], backend="cuda")
+        made = spattn.plan_for(pattern, *sets[0][:3], backend="cuda")  # the backward may have another plan
         calls = {
             "forward": lambda i, pattern=pattern: spattn.attention(*sets[i][:3], pattern),
             "backward": own_backward(pattern, sets),
@@ -144,7 +144,7 @@ def measure_patterns() -> Iterator[list[dict]]:
                     "median_ms": round(median, 5),
                     "tflops": round(1e-9 * flops / median, 1),
                     "relative_error": errors[direction],
-                    "efficiency": round(made.efficiency, 4),
+                    "efficiency": round(made.efficiency, 4) if direction == "forward" else None,
                 }
             )
         yield rows

@@ -147,7 +147,7 @@ class Torch(ArrayNamespace):
         return x.resolve_neg()  # PyTorch may store a negation as a flag
 
     def operand(self, x: Any) -> Operand:
-        return Operand(x.data_ptr(), tuple(x.shape), x.stride())
+        return tuple.__new__(Operand, (x.data_ptr(), tuple(x.shape), x.stride()))  # NamedTuple's is in Python
 
     def seed(self, x: Any) -> tuple[int, Any] | None:
         if x.numel() != 1 or x.is_floating_point() or x.is_complex() or x.dtype == self.module.bool:

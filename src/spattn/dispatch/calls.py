@@ -277,9 +277,11 @@ def _prepare_rows(call: Call, pattern: Any, module: Backend, key: tuple[Any, ...
     bare = replace(call, q=None, k=None, v=None)
     scale, dtype, known = default_scale(call.head_dim), call.dtype, BoundedCache(_MAX_PATTERNS)
     unknown: Any = object()
+    plain = _around(module, bare, bind) is bind  # most need no wrapper
 
     def prepared(pattern: Pattern) -> CachedCall:
-        return CachedCall(_around(module, bare, bind(pattern)), scale, dtype)
+        run = bind(pattern)
+        return CachedCall(run if plain else _around(module, bare, run), scale, dtype)
 
     def find(pattern: Pattern, kv_len: int) -> CachedCall | None:
         """Return the cached dispatch of any pattern whose few queries are planned by their rows."""
@@ -346,8 +348,9 @@ def _with_wanted(call: Call, given: Given | None) -> Call:
 
 def _selected(pattern: Any) -> MaskedPattern | None:
     """Return `pattern` as a MaskedPattern, or None; no dynamic pattern can exist before its module is imported."""
-    found = sys.modules.get("spattn.patterns.dynamic")
-    return None if found is None else cast("MaskedPattern | None", found.selected(pattern))
+    module = sys.modules.get("spattn.patterns.dynamic")
+    found: MaskedPattern | None = None if module is None else module.selected(pattern)
+    return found
 
 
 def _attend_masked(

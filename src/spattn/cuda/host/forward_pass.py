@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ def partial_bytes(rows: int, head_dim_v: int, itemsize: int) -> tuple[int, int]:
     return of_rows, of_rows + rows * itemsize
 
 
+@functools.lru_cache(maxsize=64)
 def fold_scale(scale: float) -> tuple[float, int]:
     """Return the scale's magnitude in base 2, and its sign. Kernels apply the sign before the mask: a factor of 0 or −1
     would change the mask's −∞.

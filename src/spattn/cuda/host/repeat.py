@@ -59,7 +59,7 @@ def pass_of(call: Call, plan: Plan, device: Device, staging: Any = None) -> tupl
 
 
 class _Launched:
-    """Launches, those already written by address, and the dispatch of calls whose addresses are not aligned."""
+    """Launches, those already written by address, and the function for calls whose addresses are not aligned."""
 
     __slots__ = "first", "general", "workspace", "written"
 
@@ -96,14 +96,14 @@ class Repeated:
             return own.general(q, k, v, scale, *(() if score is None else (score,)))
         scored = self._scored or score is not None
         stream = self._stream(self._index)
-        bound = own.general.binder.bound(stream, score, q, k) if scored else IDENTITY
+        bound = self.general.binder.bound(stream, score, q, k) if scored else IDENTITY
         try:  # explicit strides save a quarter of PyTorch's time even if contiguous; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
             rest = q.new_empty_strided(own.workspace, (1,), dtype=self._bytes) if own.workspace else None
         except self._types.OutOfMemoryError as error:
             with self.device:
-                raise own.general.out_of_memory() from error
+                raise self.general.out_of_memory() from error
         key = (
             q.data_ptr(),
             k.data_ptr(),
@@ -126,7 +126,7 @@ class Repeated:
         return own.general(q, k, v, scale, *(() if score is None else (score,)))
 
     def of_launches(self, launches: ForwardLaunches, general: Any) -> PreparedForward:
-        """Return the dispatch for other launches that do not move; `general` replaces this one's."""
+        """Return the dispatch for other launches that do not move; `general` runs calls that are not aligned."""
         return functools.partial(self._run, _Launched(launches, general))
 
     @property

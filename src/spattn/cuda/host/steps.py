@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,6 @@ from ...request.score import ScoreOperands
 from ...schedule import few_queries
 from .. import families
 from ..driver.device import Device
-from .execute import Forward
 from .repeat import Repeated
 
 __all__ = ["for_all_patterns", "shape_of"]
@@ -84,13 +84,19 @@ class _Steps:
             with self._device.made_current():
                 found = self._launches.of_rows(*rows, call.kind.operand(k), call.kind.operand(v))
             if found is not None:
-                known = self._known[found[0]]
-                return known.of_launches(found[1], _Planned(self, pattern, known.general))
+                return self._known[found[0]].of_launches(found[1], functools.partial(self._general, pattern))
         made = self._planned(pattern, q, k, v)
         if isinstance(made, Repeated) and self._launches is not None and len(self._known) < _MAX_KNOWN:
             with self._device.made_current():
                 self._known += [made] if self._launches.add(made.launches) else []
         return made
+
+    def _general(
+        self, pattern: Pattern, q: Any, k: Any, v: Any, scale: float, *score: ScoreOperands
+    ) -> tuple[Any, Any]:
+        """Run a step whose arrays its launches cannot address."""
+        found: tuple[Any, Any] = self._planned(pattern, q, k, v)(q, k, v, scale, *score)
+        return found
 
     def _planned(self, pattern: Pattern, q: Any, k: Any, v: Any) -> PreparedForward:
         """Plan and prepare a call."""
@@ -98,16 +104,3 @@ class _Steps:
         sizes = own.q_len, own.kv_len, own.batch, own.heads_q
         fields = few_queries.fields_of_rows(pattern, *sizes, *self._shape)
         return self._prepare(own, made_validated(pattern, fields), self._torch)
-
-
-class _Planned:
-    """Plans and prepares a step for arrays that its launches cannot address; other members are those of `general`."""
-
-    def __init__(self, steps: _Steps, pattern: Pattern, general: Forward):
-        self._steps, self._pattern = steps, pattern
-        self.binder, self.out_of_memory = general.binder, general.out_of_memory
-
-    def __call__(self, q: Any, k: Any, v: Any, scale: float, *score: ScoreOperands) -> tuple[Any, Any]:
-        made = self._steps._planned(self._pattern, q, k, v)
-        found: tuple[Any, Any] = made(q, k, v, scale, *score)
-        return found

@@ -203,8 +203,11 @@ class ArrayPattern(ByContent, Pattern):
         return made
 
     def sizes(self) -> tuple[int, int]:
-        shape = next(iter(self._arrays().values())).shape
-        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
+        for name in self.__dataclass_fields__:  # a loop: steps of generation ask
+            first = getattr(self, name)
+            if isinstance(first, np.ndarray):
+                break
+        return (1, 1, *first.shape)[-self.own_axes - 2 : -self.own_axes]
 
     def at(self, batch: int, head: int) -> Pattern:
         sizes = self.sizes()
@@ -236,7 +239,8 @@ class ArrayPattern(ByContent, Pattern):
         each, rows = array.reshape(batch, heads, *array.shape[-2:]), array.shape[-2]
         if not rows:
             return np.full((batch, heads, row.shape[-1], array.shape[-1]), nothing, array.dtype)
-        found: np.ndarray = each[np.arange(batch)[:, None, None], np.arange(heads)[:, None], np.clip(row, 0, rows - 1)]
+        known = np.minimum(np.maximum(row, 0), rows - 1)  # faster than np.clip
+        found: np.ndarray = each[np.arange(batch)[:, None, None], np.arange(heads)[:, None], known]
         inside = (row >= 0) & (row < rows)
         return found if inside.all() else np.where(inside[..., None], found, nothing)
 

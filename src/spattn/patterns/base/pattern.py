@@ -125,6 +125,8 @@ class Pattern(Registered, Serializable, metaclass=_PatternClass):
     """True if the parameters restrict the lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
     """True if :meth:`_pairs` lists the allowed pairs; plans and index sets are then built from the list."""
+    _lacks_program: ClassVar[bool] = False
+    """True if :meth:`_row_program` returns None or too long a program; per instance once a step has asked."""
     _has_order: ClassVar[bool] = False
     """True if :meth:`_in_order` may find a permutation that clusters the pairs."""
     _depth: ClassVar[int] = 0
@@ -540,10 +542,12 @@ def deferrable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def defers(*arguments: Any) -> bool:
     """Whether a pattern of these arguments is a :class:`Deferred` one."""
+    if compiling():  # first: torch.compile cannot trace the rest
+        return True
     for value in arguments:  # a loop: steps of generation make patterns
         if type(value) is not int and _is_unknown(value):
             return True
-    return compiling()
+    return False
 
 
 def _is_unknown(value: Any) -> bool:

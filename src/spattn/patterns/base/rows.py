@@ -24,6 +24,7 @@ class _Pattern(Protocol):
     """What is asked of a :class:`.pattern.Pattern`, whose module names this one."""
 
     _lists_pairs: ClassVar[bool]
+    _lacks_program: ClassVar[bool]
 
     def sizes(self) -> tuple[int, int]: ...
     def bind(self, q_len: int, kv_len: int) -> Any: ...
@@ -131,7 +132,7 @@ _programs = BoundedCache(256)  # by pattern; those without a program, which may 
 
 def _compiled(pattern: _Pattern) -> tuple[np.ndarray, int] | None:
     """Return the row program of a pattern and its largest number of operands, for each step of generation, or None."""
-    if "_lacks_program" in vars(pattern):
+    if pattern._lacks_program:
         return None
     found: tuple[np.ndarray, int] | None = _programs.get(pattern)
     if found is None:

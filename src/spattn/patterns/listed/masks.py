@@ -252,11 +252,14 @@ class KeyBlocks(ArrayPattern):
             raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
+        self._check_lengths(kv_len)
+        return self._bound()
+
+    def _check_lengths(self, kv_len: int) -> None:
         check_blocks("blocks", "query blocks", self.blocks.shape[-2], kv_len, self.block_q)
         key_blocks = -(-kv_len // self.block_kv)
         if self.blocks.max(initial=-1) >= key_blocks:
             raise ValueError(f"blocks: expected numbers below {key_blocks} (key blocks), got {self.blocks.max()}")
-        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -280,7 +283,7 @@ class KeyBlocks(ArrayPattern):
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
-        self.bind(asked.q_len, asked.kv_len)  # check the lengths
+        self._check_lengths(asked.kv_len)
         block = reach(self.block_kv)
         listed = self._rows_of(self.blocks, asked.q // reach(self.block_q), -1).astype(np.int64)
         flat = listed.reshape(math.prod(listed.shape[:-1]), listed.shape[-1])

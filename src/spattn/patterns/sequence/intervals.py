@@ -159,7 +159,7 @@ class RowIntervals(ArrayPattern):
             row = row_or_last(asked.q[0, 0] - q_offset(asked.q_len, asked.kv_len), asked.q_len)
             start, stop = (np.insert(x, asked.q_len, 0, axis=2)[..., row] for x in (start, stop))
         shape, first = start.shape, np.maximum(start, 0).reshape(-1, 1)
-        count = np.clip(stop, 0, asked.kv_len).reshape(-1, 1) - first
+        count = np.maximum(np.minimum(stop, asked.kv_len), 0).reshape(-1, 1) - first  # faster than np.clip
         return asked.filled(Runs(first, np.ones_like(first), count)).reshape(*shape, -1)
 
     @classmethod

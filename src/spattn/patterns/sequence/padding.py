@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -167,10 +168,7 @@ class KeyPadding(ArrayPattern):
 
     @cached_property
     def _hash(self) -> int:
-        with whole_imports:
-            from ..._util.bit_rows import hash_words  # imported late: other patterns do not need it
-
-        return hash((type(self).__qualname__, self.valid.shape, hash_words(self._words.reshape(-1))))
+        return hash((type(self).__qualname__, self.valid.shape, _bit_rows().hash_words(self._words.reshape(-1))))
 
     @cached_property
     def _keys(self) -> np.ndarray:
@@ -178,7 +176,8 @@ class KeyPadding(ArrayPattern):
 
     def _rows(self, asked: AskedRows) -> np.ndarray:
         self._check_keys(asked.kv_len)
-        return np.broadcast_to(self._words, (*self.sizes(), asked.q.shape[2], self._words.shape[3]))
+        words, rows = self._words, asked.q.shape[2]
+        return words if rows == 1 else np.broadcast_to(words, (*words.shape[:2], rows, words.shape[3]))
 
     def allows(self, q: Any, k: Any) -> Any:
         return always(q) & member(self._keys, k)
@@ -209,9 +208,15 @@ class KeyPadding(ArrayPattern):
 
 def _words_of(tokens: np.ndarray, kv_len: int, left: bool) -> np.ndarray:
     """Return :attr:`KeyPadding._words` of lengths."""
-    with whole_imports:
-        from ..._util.bit_rows import set_runs  # imported late: other patterns do not need it
-
     found, count = np.zeros((len(tokens), -(-kv_len // 64)), np.uint64), tokens[:, None]
-    set_runs(found, kv_len - count if left else np.zeros_like(count), np.ones_like(count), count, kv_len)
+    first, step = count * 0, count * 0 + 1  # faster than functions of NumPy
+    _bit_rows().set_runs(found, kv_len - count if left else first, step, count, kv_len)
     return frozen(found).reshape(len(tokens), 1, 1, -1)
+
+
+@functools.cache
+def _bit_rows() -> Any:
+    """Import the native functions late: other patterns do not need them."""
+    with whole_imports:
+        from ..._util import bit_rows
+    return bit_rows

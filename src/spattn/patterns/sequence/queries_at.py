@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._util.cached import cached_property
+from ..._util.frozen import content
 from ..._util.index_checks import LONGEST, q_offset
 from ...arrays import namespace_of
 from ...index_set import Runs
@@ -69,6 +71,7 @@ class QueriesAt(ByContent, Pattern):
 
     inner: Pattern
     positions: int | np.ndarray
+    _lacks_program = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Pattern):
@@ -92,13 +95,20 @@ class QueriesAt(ByContent, Pattern):
         at = self.positions
         return None if isinstance(at, int) or at.ndim == 1 else at
 
+    @cached_property
+    def _hash(self) -> int:  # as of any pattern with arrays, in fewer calls: each step of generation has positions
+        at = self.positions if isinstance(self.positions, int) else (self.positions.shape, content(self.positions))
+        return hash((type(self).__qualname__, self.inner, at))
+
     def sizes(self) -> tuple[int, int]:
-        own = self.inner.sizes()
-        if type(self.positions) is int:
-            return own
-        (batch, heads), each = own, self._each_entry
+        return self.inner.sizes() if isinstance(self.positions, int) else self._sizes
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        batch, heads = self.inner.sizes()
+        each = self._each_entry
         if each is None or len(each) == 1:
-            return own
+            return batch, heads
         if 1 < batch != len(each):
             raise ValueError(f"positions: expected {batch} rows, one for each batch entry, got {len(each)}")
         return len(each), heads
@@ -138,7 +148,7 @@ class QueriesAt(ByContent, Pattern):
         last = at + asked.q_len - 1 if isinstance(at, int) else int(at.max(initial=-1))
         if last >= asked.kv_len:  # the keys are the first ones of a longer sequence, of each entry's own length
             return super()._rows(asked)
-        placed = asked._replace(q=q, q_len=asked.kv_len)
+        placed = type(asked)(q, asked.kv_len, asked.kv_len, asked.batch, asked.heads, asked.within)
         return placed.of(self.inner)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
