@@ -9,7 +9,7 @@ from spattn import Tiling, patterns, plan
 from spattn.cuda.sm90.forward.tables import make_layout
 from spattn.planning import positions, validate
 from spattn.planning.contract.types import tile_lists
-from spattn.schedule.pack_heads import pack_heads
+from spattn.schedule.pack_heads import heads_that_fit, pack_heads
 
 CASES = {
     "full": (patterns.Full(), 1, 1000),
@@ -61,6 +61,26 @@ def test_packed_plans_allow_the_same_pairs(case, group):
             for source in packed.merge_sources[packed.merge_indptr[m] : packed.merge_indptr[m + 1]]:
                 assert rows_of[int(source)] == packed.merge_rows[m]
     make_layout(packed)
+
+
+@pytest.mark.parametrize(
+    ("group", "q_len", "rows", "heads"),
+    [
+        (4, 16, 64, 4),
+        (4, 17, 128, 4),
+        (4, 64, 128, 2),
+        (4, 65, 128, 1),
+        (6, 40, 128, 2),
+        (12, 11, 128, 6),
+        (3, 33, 128, 1),
+    ],
+)
+def test_as_many_heads_as_fit_are_packed(group, q_len, rows, heads):
+    """The most heads of which the plan can be packed, among the divisors of the group."""
+    assert heads_that_fit(group, q_len, rows) == heads
+    made = plan(patterns.Causal(), q_len, 300, tiling=Tiling(tile=(rows, 64)))
+    packable = [n for n in range(2, group + 1) if group % n == 0 and pack_heads(made, n) is not None]
+    assert max(packable, default=1) == heads
 
 
 def test_what_cannot_be_packed():

@@ -22,6 +22,7 @@ from ..planning.tiles.tiling import choose_box
 from ..request.call import Call
 from ..schedule import compiler
 from ..schedule.group import pieces, workers
+from ..schedule.pack_heads import heads_that_fit
 from ..schedule.tensor_maps import MAPS, can_halve, joint_heads, maps_of
 from . import chooser
 from .boxes import Overlap, overlap_of_boxes
@@ -182,7 +183,10 @@ def chosen(
     lengths = call.q_len, call.kv_len
     if _is_known(call):
         return chooser.cheapest(pattern, *lengths, Sizes.of(call), How(tile, None, each), _gpu(call, sms), max_bytes)
-    count = pieces_of(call, tile[0], sms)
+    blocks = sms
+    if tile == TILE and call.q_len << (call.group - 1).bit_length() <= ROWS:
+        tile, blocks = _SMALL, BLOCKS * sms  # two CTAs per SM keep more copies in flight
+    count = pieces_of(call, tile[0], blocks)
     return compiler.plan_for(pattern, call, tile, each, max_bytes, tile_by_tile=True, pieces=count)
 
 
@@ -213,13 +217,14 @@ def workers_of(batch: int, heads: int, sms: int) -> int:
     return workers(BLOCKS * sms, batch * heads)
 
 
-def pieces_of(call: Call, rows: int, sms: int) -> int:
-    """Return how many items to split a list into if one tile holds all queries of a head group (decoding), else 0.
+def pieces_of(call: Call, rows: int, blocks: int) -> int:
+    """Return how many items to split a list into if one tile holds all queries of a head (decoding), else 0.
 
-    The number does not depend on kv_len, so that length-polymorphic plans agree; a shorter list gets fewer items.
+    `blocks` CTAs run concurrently. The number does not depend on kv_len, so that length-polymorphic plans agree; a
+    shorter list gets fewer items.
     """
-    few = 0 < call.q_len * call.group <= rows
-    return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
+    lists = call.batch * call.heads_q // heads_that_fit(call.group, call.q_len, rows)
+    return pieces(blocks, lists, _LONG) if 0 < call.q_len <= rows else 0
 
 
 def _is_known(call: Call) -> bool:

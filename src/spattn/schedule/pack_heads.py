@@ -1,8 +1,9 @@
 """Packed GQA: the query heads of a group share a query tile, with (query head, query) rows.
 
 With few queries, most rows of a tile are padding, and every query head reads the keys of its group again. Here the
-heads become an axis of the query view, so that one work item serves the group and reads each key once. The result is an
-ordinary plan, for a call with ``heads_kv`` heads and ``group * q_len`` queries in the same memory.
+heads become an axis of the query view, so that one work item serves the group and reads each key once. Of a group that
+does not fit, as many heads as do share a tile. The result is an ordinary plan, for a call with fewer heads and more
+queries in the same memory.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from ..planning.contract.cache import kept_with_plan
 from ..planning.contract.types import Plan
 from .roles import roles
 
-__all__ = ["pack_heads", "variant_of_groups"]
+__all__ = ["heads_that_fit", "pack_heads", "variant_of_groups"]
+
+
+def heads_that_fit(group: int, q_len: int, rows: int) -> int:
+    """Return how many heads of a group of `group` heads :func:`pack_heads` can pack into a tile of `rows` queries."""
+    return next((n for n in range(group, 1, -1) if group % n == 0 and q_len << (n - 1).bit_length() <= rows), 1)
 
 
 @kept_with_plan
 def pack_heads(plan: Plan, group: int) -> Plan | None:
-    """Return the plan with the heads of each group in one query tile; None if they do not fit or differ in variant."""
+    """Return the plan with each `group` heads in one query tile; None if they do not fit or differ in variant."""
     heads = 1 << (group - 1).bit_length()
     rows = plan.block_q // heads
     queries, keys, _ = roles(plan)

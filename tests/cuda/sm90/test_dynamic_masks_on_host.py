@@ -27,6 +27,7 @@ SHIM = """
 #define __constant__
 #define __grid_constant__
 struct int4 { int x, y, z, w; };
+struct float2 { float x, y; };
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx, gridDim;
 template <typename T> T max(T a, T b) { return a > b ? a : b; }

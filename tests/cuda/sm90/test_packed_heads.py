@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtur
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])
-@pytest.mark.parametrize("q_len", [1, 3, 16])
+@pytest.mark.parametrize("q_len", [1, 3, 5, 16, 31, 64])
 @pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.SlidingWindow(300), patterns.strided(16)], ids=repr)
 def test_packed_heads(check, pattern, q_len, heads_kv):
-    """Heads of a group in one query tile: groups of 12, 6 and 3."""
+    """Heads of a group in one query tile, all or as many as fit: groups of 12, 6 and 3."""
     check(pattern, *inputs(2, 12, heads_kv, q_len, 2000, 128, dtype="bfloat16"), kinds=("torch",))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..._util.cached import BoundedCache
 from ...backends import PreparedForward
-from ...choose.machine_gpu import BLOCKS, pieces_of, workers_of
+from ...choose.machine_gpu import BLOCKS, pieces_of
 from ...choose.specializations import ROWS
 from ...patterns import Pattern
 from ...planning import Plan
@@ -37,8 +37,8 @@ def shape_of(call: Call, device: Device) -> tuple[int, int]:
     """Return how many workers share a list of tiles, and the rows of a tile, which has all heads of a group."""
     packed = (1 << (call.group - 1).bit_length()) * call.q_len
     rows = -(-packed // _FEWEST_ROWS) * _FEWEST_ROWS if packed <= ROWS else _FEWEST_ROWS
-    pieces = pieces_of(call, ROWS, BLOCKS * device.sm_count)  # tiles of so few rows leave room for several CTAs per SM
-    return pieces or workers_of(call.batch, call.heads_q, device.sm_count), rows
+    # tiles of so few rows leave room for several CTAs per SM
+    return pieces_of(call, rows, BLOCKS * device.sm_count), rows
 
 
 def for_all_patterns(call: Call, device: Device, prepare: _Prepare) -> Callable[[Pattern], PreparedForward]:

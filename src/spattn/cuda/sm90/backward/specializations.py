@@ -69,5 +69,6 @@ def variant(row: Specialization, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
         "SPATTN_TURNS": int(row.turns),
         "SPATTN_MAPS": room,
+        "SPATTN_FLOAT8": 0,
         "SPATTN_PROBLEMS": 1,  # a size in the forward's params.cuh, whose structs the backward uses
     }

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....arrays.operand import Operand
-from ....schedule.pack_heads import pack_heads
+from ....schedule.pack_heads import heads_that_fit, pack_heads
 from ...host.forward_pass import ForwardPass
 
 
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
-    """Pack the heads of each group of a call into one query tile; return the call unchanged if that is impossible.
+    """Pack the heads of each group of a call into one query tile, or as many as fit; return the call unchanged if that
+    is impossible.
 
-    It is impossible for packed calls, groups of one head, groups that exceed a tile, ordered and gathered plans,
-    patterns that differ between heads of a group, score functions and scales of float8 (they depend on the head), and
-    arrays in which (head, query) is not one axis of constant stride.
+    It is impossible for packed calls, groups of one head, groups of which no two heads fit, ordered and gathered plans,
+    patterns that differ between these heads, score functions and scales of float8 (they depend on the head), and arrays
+    in which (head, query) is not one axis of constant stride.
     """
     group = packing(call)
     found = None if group == call.packed else pack_heads(call.plan, group)
@@ -25,11 +26,11 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
 
 
 def packing(call: ForwardPass) -> int:
-    """Return how many heads a query tile of a call gets if its pattern is the same for all heads of a group."""
-    group = call.q.shape[1] // call.k.shape[1]
-    if call.packed > 1 or group == 1:
+    """Return how many heads a query tile of a call gets if its pattern is the same for all of them."""
+    if call.packed > 1:
         return call.packed
-    if group * call.q.shape[2] > call.plan.block_q or call.plan.ordered or call.score.text or call.score.scales:
+    group = heads_that_fit(call.q.shape[1] // call.k.shape[1], call.q.shape[2], call.plan.block_q)
+    if group == 1 or call.plan.ordered or call.score.text or call.score.scales:
         return 1
     return group if all(x.shape[2] == 1 or x.strides[1] == x.shape[2] * x.strides[2] for x in (call.q, call.out)) else 1
 
