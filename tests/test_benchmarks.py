@@ -15,6 +15,7 @@ QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "cost
 SCRIPTS = sorted(path for name in QUESTIONS for path in (FOLDER / name).glob("*.py"))
 SCRIPTS = [path for path in SCRIPTS if path.read_text(encoding="utf-8").startswith("#!")]
 RESULTS = sorted((FOLDER / "results").glob("*.json"))
+REMAKE = {"grouped_cuda-h200", "price_cuda-h200", "price_cuda_choices-h200"}  # of dirty trees, until an H200 is at hand
 
 XEON = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t: sse avx2 avx512f"
 EPYC = "vendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel name\t: AMD EPYC\nflags\t: avx2 {}"
@@ -89,6 +90,34 @@ def test_result_is_named_after_its_machine(path):
         assert machine == record.slug(gpu)
     elif "_cuda" not in path.stem:
         assert ("Xeon" in facts["cpu"]) == machine.startswith("xeon")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_result_is_of_a_command_and_a_clean_commit(path):
+    text = path.read_text(encoding="utf-8")
+    written = json.loads(text)
+    assert written["command"] and re.match("[0-9a-f]{7,40}", written["commit"])
+    assert bool(re.search('"commit": "[^"]*dirty', text)) == (path.stem in REMAKE)
+
+
+def results_named(text):
+    """Names of results files in a text, of which ``*`` may stand for a part, and those that a page's tables read."""
+    files = re.findall(r"[\w*]+-(?:xeon|zen|epyc|h[12]00)[\w*-]*\.json|(?<=benchmarks/results/)[\w*-]+\.json", text)
+    tables = re.findall(r"^\.\. results-(?:table|by-side):: (.+)$", text, re.MULTILINE)
+    return {*files, *(f"{name}.json" for line in tables for name in line.split())}
+
+
+def test_results_that_pages_name_exist():
+    """A table may leave out the machine if one file has the name."""
+    pages = [*ROOT.glob("*.md"), FOLDER / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.rst")]
+    named = {(page.name, name) for page in pages for name in results_named(page.read_text(encoding="utf-8"))}
+    assert len(named) > 40
+
+    def exists(name):
+        machines = list((FOLDER / "results").glob(f"{Path(name).stem}-*.json"))
+        return any((FOLDER / "results").glob(name)) or len(machines) == 1
+
+    assert {(page, name) for page, name in named if not exists(name)} == set()
 
 
 def test_scripts_are_found():

@@ -15,8 +15,9 @@ With ``--patterns``: 20 000 keys, 4 query heads over 1 KV head, head_dim 16, 1, 
 cache grows (*growing*), has a fixed size and one position that moves (*fixed*), or a position for each entry
 (*ragged*), or entries differ by ``PerBatch``, ``RowIntervals``, ``KeyPadding`` or ``KeyBlocks`` (*by entry*). host_us
 is the process's CPU time of a step less that of the same call with its plan at hand, as medians; making the pattern
-object counts. Writes ``decode_patterns_cpu``. On a GPU, head_dim is 64, arrays are bfloat16, and times are wall times
-of the host while the GPU is idle: until the call returns. Writes ``decode_patterns_cuda``.
+object counts. Calls with plans are prepared before: preparing one in between would empty the processor's caches.
+Writes ``decode_patterns_cpu``. On a GPU, head_dim is 64, arrays are bfloat16, and times are wall times of the host
+while the GPU is idle: until the call returns. Writes ``decode_patterns_cuda``.
 """
 
 from __future__ import annotations

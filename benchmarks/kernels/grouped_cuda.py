@@ -271,6 +271,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds, write nothing")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timings per contender (default: %(default)s)")
     args = parser.parse_args()
     import torch
 
@@ -278,7 +279,7 @@ def main() -> None:
     with torch.no_grad():
         for group, (head_dims, problems) in groups().items():
             for head_dim in head_dims:
-                own, shown = run(group, problems, head_dim, 3 if args.quick else ROUNDS)
+                own, shown = run(group, problems, head_dim, 3 if args.quick else args.rounds)
                 rows += own
                 shows.append(shown)
     for shown in shows:

@@ -25,7 +25,6 @@ class ResultsTable(SphinxDirective):
     ``:of: field`` shows another field than ``results``, a list of rows or one row.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     Tables of several files are headed by the processor that they were measured on.
-    A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
     """
 
     required_arguments = 1
@@ -47,13 +46,12 @@ class ResultsTable(SphinxDirective):
         """``NAME.json``, or the only ``NAME-MACHINE.json``."""
         path = RESULTS / f"{name}.json"
         found = [path] if path.exists() else sorted(RESULTS.glob(f"{name}-*.json"))
-        if len(found) > 1:
-            raise self.error(f"{name}: expected a machine, one of {', '.join(each.stem for each in found)}")
-        return found[0] if found else path
+        if len(found) != 1:
+            names = ", ".join(each.stem for each in found) or "those in benchmarks/results/"
+            raise self.error(f"{name}: expected a file, one of {names}")
+        return found[0]
 
     def _file(self, path: Path, headed: bool) -> list[nodes.Node]:
-        if not path.exists():
-            return [nodes.paragraph(text=f"Not measured yet: {path.name} is not in benchmarks/results/.")]
         self.env.note_dependency(str(path))
         record = json.loads(path.read_text())
         lines, found = [], record[self.options.get("of", "results")]

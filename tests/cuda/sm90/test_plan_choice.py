@@ -1,6 +1,6 @@
 """Which plans the Hopper kernels are given: what was measured to be fast, found again without planning, and fitting.
 
-Times are medians of one H200 (``benchmarks/results/price_cuda-h200.json`` has all of them).
+Times are medians of one H200, by ``benchmarks/costs/price_cuda.py``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Plans of calls that have a GPU together: whose tiles are smaller, whose lists are split. The figures behind these
-choices are in ``benchmarks/results/grouped_cuda-h100.json``."""
+choices are in ``benchmarks/results/grouped_cuda-h200.json``."""
 
 from __future__ import annotations
 
