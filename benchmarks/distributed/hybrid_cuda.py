@@ -5,8 +5,8 @@
 
 A training step of the block of ``examples/hybrid_block.py`` in bfloat16: width 4096, 32 heads, batch 4 of 8192 tokens,
 with windows of 1024, 512 and 256 tokens and with all tokens before (*dense*). Each number of GPUs and each layout,
-beside one GPU, and beside one rank's share without communication. Then the attention of 128 tokens alone. Writes
-``hybrid_cuda``.
+beside one GPU, and beside one rank's share without communication. Before, the attention of 128 tokens alone. Writes
+``hybrid_cuda_two`` or ``hybrid_cuda_four`` after each number of GPUs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ranks_timing import milliseconds
 
 SIZES = "--width 4096 --heads 32 --length 8192 --batch 4"
 WINDOWS = {"windows": 1024, "dense": 0}
+COUNTS = {2: "two", 4: "four"}
 SMALL = 4, 8, 128, 64  # batch, heads, tokens, head_dim
 NOTES = (
     "Median of rounds of one to eight steps, forward and backward, of the slowest rank, between CUDA events. "
@@ -128,21 +129,20 @@ def small() -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, default=2, help="largest number of GPUs, a power of two")
+    parser.add_argument("--gpus", type=int, default=2, choices=COUNTS, help="largest number of GPUs")
     parser.add_argument("--limit", type=float, default=100, help="seconds until a number of GPUs is given up")
     options = parser.parse_args()
-    rows: list[dict] = []
+    rows, name = small(), torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "rows"
-        store.touch()
-        for world_size in (size for size in (2, 4, 8) if size <= options.gpus):
+        for world_size in (size for size in COUNTS if size <= options.gpus):
+            store = Path(folder) / f"rows{world_size}"
+            store.touch()
             try:
                 mp.spawn(blocks, (world_size, str(store), time.time() + options.limit), nprocs=world_size)
             except mp.ProcessExitedException as error:
                 print(f"{world_size} GPUs: {error}"[:300], flush=True)
-        rows = [json.loads(line) for line in store.read_text().splitlines()]
-    name = torch.cuda.get_device_name()
-    record.write("hybrid_cuda", rows + small(), notes=NOTES, gpu=name, gpus=options.gpus)
+            rows += map(json.loads, store.read_text().splitlines())
+            record.write(f"hybrid_cuda_{COUNTS[options.gpus]}", rows, notes=NOTES, gpu=name, gpus=options.gpus)
 
 
 if __name__ == "__main__":

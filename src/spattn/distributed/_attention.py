@@ -41,7 +41,7 @@ from ._on_gpu import OnGpu, readable
 from ._plans import Shape, Transfer, call_of, key_transfers, row_transfers, whole_plan
 from ._shardings import named
 from ._simulation import heads_are_fewer_bytes, shard
-from ._traffic import EXCHANGES, HEADS, fastest, of_rank, of_ranks
+from ._traffic import EXCHANGES, HEADS, NETWORKS, fastest, of_rank, of_ranks
 
 __all__ = ["attention"]
 
@@ -87,8 +87,8 @@ def attention(
         What travels, and how. "heads": all rows of some heads go to each rank, which computes these heads; the results
         go back. The number of ranks must divide that of key-value heads, and the pattern must be the same for all
         heads. The others: the rows that a rank needs; GPUs have "point_to_point" alone. "auto": on GPUs "heads" where
-        it is possible and rows would be more bytes on four ranks, else "point_to_point"; on CPUs the exchange of rows
-        for which :func:`simulate` predicts the least time.
+        it is possible and rows would be more bytes on four ranks, else "point_to_point", also if partial sums travel
+        instead of rows; on CPUs the exchange of rows for which :func:`simulate` predicts the least time.
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
@@ -201,7 +201,7 @@ class _Job(NamedTuple):
     def chosen(self, ranks: Sequence[bytes], local: Sequence[torch.Tensor]) -> str:
         """Return how rows of `local` travel, from :func:`of_rank` of all ranks."""
         given = str(self.options["exchange"])
-        return fastest(of_ranks(ranks, self.sharding, local).seconds()) if given == "auto" else given
+        return fastest(of_ranks(ranks, self.sharding, local).seconds(*NETWORKS["cpu"])) if given == "auto" else given
 
     def transfers(self) -> tuple[Transfer, ...]:
         """Return the transfers of the forward pass."""
@@ -280,24 +280,32 @@ def _make(
     gpu = None if local.device == "cpu" else device.get(call.kind.ordinal(call.q))
     sm_count = None if gpu is None else gpu.sm_count
     on_gpu, by_heads = None, None
-    if _heads_travel(options["exchange"], plan, shape, world_size, call, scored):
+    family = None if gpu is None else families.of_call(call, gpu)
+    if _heads_travel(options["exchange"], plan, shape, world_size, call, family, scored):
         kernels: OnCpu | OnHopper
-        if gpu is None:
+        if gpu is None or family is None:
             kernels = OnCpu(plan, plan_backward, call)
         else:
-            kernels = OnHopper(plan, plan_backward, call, world_size, gpu, families.of_call(call, gpu))
+            kernels = OnHopper(plan, plan_backward, call, world_size, gpu, family)
         by_heads = ByHeads(group, sharding, shape, q.device, kernels)
-    elif gpu is not None:
-        own = plan_backward, gpu, families.of_call(call, gpu)
-        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, *own)
+    elif gpu is not None and family is not None:
+        on_gpu = OnGpu(group, rank, sharding, shape, call, plan, plan_backward, gpu, family)
     kind = "" if by_heads is None else HEADS
     made = _Job(group, rank, sharding, shape, call, pattern, plan, {}, None, (), sm_count, on_gpu, by_heads, {}, kind)
     return made.of(q, k, v, options)
 
 
-def _heads_travel(exchange: str, plan: Plan, shape: Shape, world_size: int, call: Call, scored: bool) -> bool:
+def _heads_travel(
+    exchange: str,
+    plan: Plan,
+    shape: Shape,
+    world_size: int,
+    call: Call,
+    family: families.Family | None,
+    scored: bool,
+) -> bool:
     """Return whether heads travel, which does not depend on the number of ranks if it divides that of heads."""
-    if exchange not in ("auto", HEADS) or (exchange == "auto" and call.device == "cpu"):
+    if exchange not in ("auto", HEADS) or (exchange == "auto" and family is None):
         return False
     why = None
     if shape.heads_kv % world_size:
@@ -308,7 +316,15 @@ def _heads_travel(exchange: str, plan: Plan, shape: Shape, world_size: int, call
         why = "does not support score, sinks and dropout_p"
     if exchange == HEADS and why is not None:
         raise ValueError(f"exchange: 'heads' {why}; pass exchange='auto'")
-    return why is None and (exchange == HEADS or heads_are_fewer_bytes(plan, shape, call.dtype))
+    if exchange == HEADS or why is not None:
+        return exchange == HEADS
+    if family is None or family.launcher is None:
+        return False
+    # Where items are computed with the keys that they read, fewer rows travel than their pairs need.
+    batch, heads_q, heads_kv, _, *dims = shape
+    four = named("contiguous", shape, 4, plan)
+    lent = family.launcher.placement(plan, (batch, heads_q, heads_kv, dims[0], dims[1]), four)
+    return not lent and heads_are_fewer_bytes(plan, shape, call.dtype)
 
 
 def _given(call: Call, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Given | None:

@@ -10,11 +10,20 @@ import numpy as np
 from ..schedule.shard import Sharding
 from ._plans import Block, Transfer
 
-__all__ = ["BANDWIDTH", "EXCHANGES", "HEADS", "LATENCY", "Traffic", "block_bytes", "fastest", "of_rank", "of_ranks"]
+__all__ = ["EXCHANGES", "HEADS", "NETWORKS", "Network", "Traffic", "block_bytes", "fastest", "of_rank", "of_ranks"]
 
 EXCHANGES = "all_gather", "all_to_all", "point_to_point"  # of equals, the first: fewer calls of the library
 HEADS = "heads"  # not rows; see _by_heads.py
-BANDWIDTH, LATENCY = 25e9, 20e-6  # bytes per second into a rank, and seconds per message
+
+
+class Network(NamedTuple):
+    """Bytes per second into a rank, and seconds per message."""
+
+    bandwidth: float
+    latency: float
+
+
+NETWORKS = {"cpu": Network(25e9, 20e-6), "cuda": Network(280e9, 100e-6)}
 
 
 class Traffic(NamedTuple):
@@ -33,7 +42,7 @@ class Traffic(NamedTuple):
     messages: np.ndarray
     shard: int
 
-    def seconds(self, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> dict[str, np.ndarray]:
+    def seconds(self, bandwidth: float, latency: float) -> dict[str, np.ndarray]:
         """Return the time of each exchange on each rank.
 
         Point-to-point, a rank waits for each message; in an all-to-all for one from each peer; an all-gather sends all
