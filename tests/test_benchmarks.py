@@ -15,7 +15,7 @@ QUESTIONS = ("distributed", "peers", "planning", "kernels", "regressions", "cost
 SCRIPTS = sorted(path for name in QUESTIONS for path in (FOLDER / name).glob("*.py"))
 SCRIPTS = [path for path in SCRIPTS if path.read_text(encoding="utf-8").startswith("#!")]
 RESULTS = sorted((FOLDER / "results").glob("*.json"))
-REMAKE = {"grouped_cuda-h200", "price_cuda-h200", "price_cuda_choices-h200"}  # of dirty trees, until an H200 is at hand
+REMAKE = {"grouped_cuda-h200"}  # of dirty trees, until an H200 is at hand
 
 XEON = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t: sse avx2 avx512f"
 EPYC = "vendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel name\t: AMD EPYC\nflags\t: avx2 {}"
