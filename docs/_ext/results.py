@@ -126,7 +126,7 @@ def source_line(name: str | None, record: dict) -> str:
     facts = [f"``{record['command']}``" if "command" in record else "", str(machine), record.get("gpu", "")]
     facts += [f"{key} {record[key]}" for key in ("date", "commit") if key in record]
     head = f"*From* ``{name}``: " if name else ""
-    notes = f" {record['notes']}" if "notes" in record else ""
+    notes = re.sub(r"(?<=\w)_(?!\w)", r"\\_", f" {record['notes']}") if "notes" in record else ""  # no reference
     return head + ("; ".join(fact for fact in facts if fact) or "no header") + f".{notes}"
 
 
