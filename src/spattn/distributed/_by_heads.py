@@ -228,8 +228,7 @@ class ByHeads:
     def _to_rows(self, part: Part, whole: torch.Tensor, to: torch.Tensor) -> Callable[[], None]:
         """Begin to exchange all rows of a part for local rows of all heads; the result waits for them."""
         there, targets = part.of(whole), [part.of(x) for x in to.chunk(self._world_size, 1)]
-        receive = [x if x.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
-                   for x in targets]  # fmt: skip
+        receive = [x if x.is_contiguous() else x.new_empty(x.shape) for x in targets]
         send = []
         for rank, runs in enumerate(self._runs):
             x, in_place = self._rows_of(there, rank)
