@@ -31,13 +31,15 @@ class Block(nn.Module):
         self.windows, self.head_dim = windows, head_dim
         inner = head_dim * len(windows)
         self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value = (nn.Linear(width, inner, bias=False) for _ in range(3))
+        # One projection, head by head: a head's query, key and value are on one rank, and one all-reduce sums the
+        # gradient of their input.
+        self.query_key_value = nn.Linear(width, 3 * inner, bias=False)
         self.out = nn.Linear(inner, width, bias=False)
         self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
 
     def forward(self, x):
-        at = self.before_attention(x)
-        heads = (f(at).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        each = self.query_key_value(self.before_attention(x)).unflatten(-1, (-1, 3, self.head_dim))
+        heads = each.transpose(1, 2).unbind(3)  # views, (batch, heads, n, head_dim)
         pattern = PerHead([SlidingWindow(window, 0) if window else Causal() for window in self.windows])
         x = x + self.out(spattn.attention(*heads, pattern).transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.before_mlp(x))))
@@ -57,7 +59,7 @@ def parallel(args, mesh):
     if size == 1:  # whole parameters on each rank: gradients are summed while others are computed
         return DistributedDataParallel(block, process_group=mesh["data"].get_group(), gradient_as_bucket_view=True)
     columns, rows = ColwiseParallel, RowwiseParallel
-    layout = {"query": columns(), "key": columns(), "value": columns(), "out": rows(), "up": columns(), "down": rows()}
+    layout = {"query_key_value": columns(), "out": rows(), "up": columns(), "down": rows()}
     parallelize_module(block, mesh["tensor"], layout)
     block.windows = made(args, size, rank).windows  # those of this rank's heads
     return fully_shard(block, mesh=mesh["data"])
