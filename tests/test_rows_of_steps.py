@@ -251,3 +251,26 @@ def test_large_masks_of_steps_are_forgotten():
     del pattern
     gc.collect()
     assert sum(mask() is not None for mask in masks) <= cpu._MAX_LENGTHS
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
+def test_positions_of_one_entry_beyond_the_keys(count):
+    """Positions (1, queries) mean what (queries,) do, also below 0 and beyond the keys."""
+    rng = np.random.default_rng(count)
+    k, v = rng.standard_normal((1, 2, 13, 8), np.float32), np.eye(13, dtype=np.float32)[None, None].repeat(2, 1)
+    inner = [
+        (lambda q, k: k <= q, p.Causal()),
+        (lambda q, k: (q - k <= 4) & (k <= q) | (k <= q) & (k < 2), p.Causal() & (p.SlidingWindow(4, 0) | p.Sinks(2))),
+        (
+            lambda q, k: (q - k >= 0) & (q - k <= 6) & ((q - k) % 3 == 0) | (k == q - 1),
+            p.DilatedWindow(2, 0, 3) | (p.SlidingWindow(1, 0) & p.Causal()),
+        ),
+    ]
+    for allowed, pattern in inner:
+        for _ in range(20):
+            at = rng.integers(-3, 20, count)
+            q = rng.standard_normal((1, 2, count, 8), np.float32)
+            out = spattn.attention(q, k, v, p.QueriesAt(pattern, at[None]), backend="cpu")
+            # A row of v for each key: weights are positive at the allowed keys alone.
+            assert ((out > 0) == allowed(at[:, None], np.arange(13))).all(), (pattern, at)
+            assert np.array_equal(out, spattn.attention(q, k, v, p.QueriesAt(pattern, at), backend="cpu"))

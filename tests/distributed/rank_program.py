@@ -1,6 +1,7 @@
 """What the processes of tests/distributed/test_ranks.py run: ``rank_program.py RANK FOLDER``."""
 
 import datetime
+import functools
 import math
 import os
 import signal
@@ -317,6 +318,29 @@ def heads(rank):
     raises(ValueError, ["gradients of different calls"], (other if rank == 2 else one).backward)
 
 
+def given(rank):
+    """Masks that change after the forward pass, and shardings that leave rows to nobody."""
+    q, k, v, dout = tensors((1, 4, 4, 40, 16, 16), "float32")
+    rows = slice(10 * rank, 10 * rank + 10)
+    own, mask = [x[:, :, rows] for x in (q, k, v, dout)], np.tri(40, dtype=bool)
+    want = gradients(lambda *x: spattn.attention(*x, np.tri(40, dtype=bool)), (q, k, v), dout)
+    for exchange in ("auto", *EXCHANGES, "heads"):
+        mine, leaves = mask.copy(), [x.clone().requires_grad_() for x in own[:3]]
+        out = sd.attention(*leaves, mine, exchange=exchange)
+        mine[:] = True
+        got = out.detach(), *torch.autograd.grad(out, leaves, own[3])
+        assert same_bits(got, [x[:, :, rows] for x in want]), exchange
+    wrong = [((0, 20, 40), (0, 4), "ranks"), ((0, 20, 40), (0, -1), "ranks"), ((5, 20, 40), (0, 1), "from 0")]
+    wrong += [((0, 30, 20, 40), (0, 1, 2), "ascending"), ((0, 20, 40), (0, 1, 2), "one more than ranks")]
+    for exchange in ("auto", "heads"):
+        for bounds, ranks, word in wrong:
+            sharding = sd.Sharding(bounds, ranks, 4)
+            call = functools.partial(sd.attention, *own[:3], "full", length=40, sharding=sharding, exchange=exchange)
+            raises(ValueError, ["sharding", word], call)
+    raises(TypeError, ["q: expected a torch tensor"], lambda: sd.attention(*(x.numpy() for x in own[:3])))
+    sd.attention(*own[:3], "full", sharding=sd.Sharding([0, 10, 20, 30, 40], [0, 1, 2, 3], 4))
+
+
 def raises(kind, words, call):
     try:
         call()
@@ -540,7 +564,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
-    for part in (bits, heads, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
+    for part in (bits, heads, given, learned, mismatches, memberships, dtensors, modules, graphs, example, faults):
         part(rank)
         print(part.__name__, flush=True)
     os._exit(0)  # the default group has lost ranks

@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "part", ["bits", "heads", "learned", "memberships", "dtensors", "modules", "graphs", "example"]
+    "part", ["bits", "heads", "given", "learned", "memberships", "dtensors", "modules", "graphs", "example"]
 )
 def test_parts_of_the_program(finished, part):
     """The functions of this name in rank_program.py."""

@@ -1,6 +1,7 @@
 """The parts of a plan on several ranks give the bits of the whole plan, from the rows that the ranks need alone."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -223,3 +224,24 @@ def test_the_least_predicted_time_chooses_the_sharding():
         spattn.distributed.shard("causal", shape, 8, "ring")
     with pytest.raises(ValueError, match="shape: expected"):
         simulate("causal", (1, 2, 3), 8)
+
+
+def test_predictions_for_gpus():
+    """No tile is computed on the rank of its keys, too; rows travel point-to-point."""
+    shape = 1, 4, 4, 4096, 64
+    for backward in (False, True):
+        found = simulate("causal", shape, 4, sharding="head_tail", seconds=0.1, device="cuda", backward=backward)
+        assert list(found.exchanges) == ["point_to_point"] and found.work.sum() < 1.1
+        assert np.isclose(found.others["heads"], 0.1 * (2.5 if backward else 1) / 4, rtol=0.05)
+    with pytest.raises(ValueError, match="seconds: for device='cuda'"):
+        simulate("causal", shape, 4, device="cuda")
+    for name, values in {
+        "seconds": (-1, math.nan, math.inf, True, "1"),
+        "bandwidth": (0, -1.0, math.nan, "fast"),
+        "latency": (-1, math.inf),
+        "dtype": ("float8", None, "int8"),
+        "device": ("tpu", ["cuda"]),
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"{name}: expected"):
+                simulate("causal", shape, 4, **({"seconds": 0.1} | {name: value}))

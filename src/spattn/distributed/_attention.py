@@ -39,7 +39,7 @@ from ._by_heads import ByHeads, OnCpu, OnHopper
 from ._exchange import exchange, scatter, whole
 from ._on_gpu import OnGpu, readable
 from ._plans import Shape, Transfer, call_of, key_transfers, row_transfers, whole_plan
-from ._shardings import named
+from ._shardings import checked, named
 from ._simulation import heads_are_fewer_bytes, shard
 from ._traffic import EXCHANGES, HEADS, NETWORKS, fastest, of_rank, of_ranks
 
@@ -86,9 +86,10 @@ def attention(
     exchange : {"auto", "point_to_point", "all_to_all", "all_gather", "heads"}, optional
         What travels, and how. "heads": all rows of some heads go to each rank, which computes these heads; the results
         go back. The number of ranks must divide that of key-value heads, and the pattern must be the same for all
-        heads. The others: the rows that a rank needs; GPUs have "point_to_point" alone. "auto": on GPUs "heads" where
-        it is possible and rows would be more bytes on four ranks, else "point_to_point", also if partial sums travel
-        instead of rows; on CPUs the exchange of rows for which :func:`simulate` predicts the least time.
+        heads and batch entries. The others: the rows that a rank needs; GPUs have "point_to_point" alone. "auto": on
+        GPUs "heads" where it is possible and rows would be more bytes on four ranks, else "point_to_point", also if
+        partial sums travel instead of rows; on CPUs the exchange of rows for which :func:`simulate` predicts the least
+        time.
     scale : float, optional
         As in :func:`spattn.attention`.
     score, sinks, dropout_p, seed : optional
@@ -106,6 +107,10 @@ def attention(
         On every rank, if arguments differ between ranks; the next call works. A rank that refuses its own arguments
         raises the error of :func:`spattn.attention`, and the others ValueError. On GPUs, arguments are compared once
         for each group, pattern, shape and dtype; always with the environment variable ``SPATTN_CHECK_RANKS=1``.
+        In the backward pass on CPUs, where rows travel, if the lse of a row exceeds 16384 (float32): its gradients need
+        all of its keys on one rank.
+    TypeError
+        If q, k or v is not a tensor.
     RuntimeError
         If a rank does not answer within the timeout of the process group.
 
@@ -245,6 +250,9 @@ def _make(
 ) -> _Job:
     """Check the arguments of a rank and plan its call."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch tensor or a DTensor, got {type(x).__name__}")
     local = Call.of(q, k, v, scale=options["scale"])
     scored = options["score"] is not None or options["sinks"] is not None or options["dropout_p"] != 0.0
     if options["exchange"] not in ("auto", *EXCHANGES, HEADS):
@@ -261,8 +269,11 @@ def _make(
     length = local.q_len * world_size if length is None else integer("length", length, 1)
     shape = Shape(local.batch, local.heads_q, local.heads_kv, length, local.head_dim, local.head_dim_v)
     call = call_of(shape, local.dtype, local.scale, local.device)
+    pattern = resolve(pattern, call.sizes)  # a mask is copied: the backward pass plans it again
     plan = whole_plan(pattern, call)
-    if not isinstance(sharding, Sharding):
+    if isinstance(sharding, Sharding):
+        sharding = checked(sharding)
+    else:
         if sharding == "auto":
             sharding = shard(pattern, shape[:5], world_size, dtype=local.dtype)
         else:
@@ -494,7 +505,7 @@ def _checked(job: _Job, lse: torch.Tensor, traffic: bytes) -> list[bytes]:
     if ranks:
         raise ValueError(
             f"attention: scores on ranks {ranks} exceed {limit:.4g}; gradients need all keys of a row on one rank: "
-            "use a smaller scale, float64, or spattn.attention in one process"
+            "use exchange='heads', a smaller scale, float64, or spattn.attention in one process"
         )
     return [x[1 + DIGEST :] for x in found]
 

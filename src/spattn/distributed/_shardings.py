@@ -11,7 +11,7 @@ from ..planning import Plan
 from ..schedule.shard import Sharding, pairs_of_rows
 from ._plans import Shape
 
-__all__ = ["NAMES", "named", "shape_of"]
+__all__ = ["NAMES", "checked", "named", "shape_of"]
 
 NAMES = "contiguous", "balanced", "head_tail", "striped"
 _STRIPES = 16  # chunks of a rank
@@ -24,6 +24,16 @@ def shape_of(shape: Sequence[int]) -> Shape:
         raise ValueError(f"shape: expected (batch, heads_q, heads_kv, length, head_dim), got {sizes}")
     batch, heads_q, heads_kv, length, head_dim = (integer("shape", size, 1) for size in sizes)
     return Shape(batch, heads_q, heads_kv, length, head_dim, head_dim)
+
+
+def checked(sharding: Sharding) -> Sharding:
+    """Return a user's sharding with ints, each row of which has a rank; raise ValueError otherwise."""
+    world_size = integer("sharding.world_size", sharding.world_size, 1)
+    bounds = tuple(integer("sharding.bounds", x, 0) for x in sharding.bounds)
+    ranks = tuple(integer("sharding.ranks", x, 0, world_size - 1) for x in sharding.ranks)
+    if len(bounds) != len(ranks) + 1 or bounds[0] != 0 or list(bounds) != sorted(bounds):
+        raise ValueError(f"sharding: expected ascending bounds from 0, one more than ranks; got {bounds} and {ranks}")
+    return Sharding(bounds, ranks, world_size)
 
 
 def named(sharding: str, shape: Shape, world_size: int, plan: Plan | None) -> Sharding:

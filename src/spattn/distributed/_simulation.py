@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from ._shardings import NAMES, named, shape_of
 from ._traffic import NETWORKS, Network, Traffic, fastest
 
 __all__ = ["Simulation", "heads_are_fewer_bytes", "shard", "simulate"]
+
+_DTYPES = "float32", "float64", "float16", "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def simulate(
     backward : bool, optional
         Predict the backward pass instead of the forward; its time is then 2.5 times `seconds`.
     device : {"cpu", "cuda"}, optional
-        On GPUs, rows travel point-to-point, no tile is computed twice, and partial sums are not counted.
+        On GPUs, rows travel point-to-point, and a tile is computed by the ranks of its queries alone. That partial sums
+        travel is not counted.
 
     Returns
     -------
@@ -122,13 +126,17 @@ def simulate(
     2097152
     """
     sizes, world_size = shape_of(shape), integer("world_size", world_size, 1)
-    if device not in NETWORKS:
+    _check_dtype(dtype)
+    if not isinstance(device, str) or device not in NETWORKS:
         raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
     if device == "cuda" and seconds is None:
         raise ValueError("seconds: for device='cuda', pass the measured time of a forward pass on one GPU")
     network = NETWORKS[device]
     bandwidth = network.bandwidth if bandwidth is None else bandwidth
     latency = network.latency if latency is None else latency
+    for name, value in (("bandwidth", bandwidth), ("latency", latency), ("seconds", seconds)):
+        if value is not None and not (_is_real(value) and value >= 0 and (value > 0 or name != "bandwidth")):
+            raise ValueError(f"{name}: expected a positive finite number, got {value!r}")
     plan = whole_plan(pattern, call_of(sizes, dtype), backward=backward)
     if seconds is None:
         heads = sizes.batch, sizes.heads_q, sizes.head_dim, sizes.head_dim_v
@@ -173,11 +181,21 @@ def shard(
     array([ 0, 15, 48, 63])
     """
     world_size = integer("world_size", world_size, 1)
+    _check_dtype(dtype)
     if sharding == "auto":
         return simulate(pattern, shape, world_size, dtype=dtype).sharding
     sizes = shape_of(shape)
     plan = whole_plan(pattern, call_of(sizes, dtype)) if sharding == "balanced" else None
     return named(sharding, sizes, world_size, plan)
+
+
+def _check_dtype(dtype: Any) -> None:
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(map(repr, _DTYPES))}; got {dtype!r}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and type(value) is not bool and isfinite(value)
 
 
 def _simulated(

@@ -157,8 +157,10 @@ class QueriesAt(ByContent, Pattern):
             raise ValueError(f"positions: expected {q_len} (q_len), got {self.positions.shape[-1]}")
         if last >= LONGEST:
             raise ValueError(f"positions: expected the last one below {LONGEST}, got {last}")
-        tokens = max(kv_len, last + 1)
-        return _Bound(self, self.inner.bind(tokens, tokens), q_len, kv_len, tokens)
+        tokens, given = max(kv_len, last + 1), self
+        if self._each_entry is not None and len(self._each_entry) == 1:
+            given = QueriesAt(self.inner, self._each_entry[0])
+        return _Bound(given, self.inner.bind(tokens, tokens), q_len, kv_len, tokens)
 
     def allows(self, q: Any, k: Any) -> Any:
         raise ValueError("QueriesAt: its rows depend on the lengths; use .bind(q_len, kv_len)")
@@ -187,6 +189,8 @@ class _Bound(Pattern):
         first, positions = q_offset(self.q_len, self.kv_len), self.given.positions
         if isinstance(positions, int):
             return q + (positions - first)
+        if positions.ndim > 1:
+            raise ValueError("QueriesAt: entries have positions of their own; use .at(batch, head)")
         known = np.append(positions, -1)  # -1 for rows out of range, which an enclosing QueriesAt may request
         return apply(lambda q: known[row_or_last(q - first, len(positions))], q)
 
