@@ -287,7 +287,7 @@ def _make(
             f"q: expected {len(sharding.rows(rank))} of {length} rows on rank {rank}, got {local.q_len}; "
             "pass length= for shards of different lengths"
         )
-    plan_backward = functools.partial(whole_plan, pattern, call, backward=True)
+    plan_backward = functools.cache(functools.partial(whole_plan, pattern, call, backward=True))
     gpu = None if local.device == "cpu" else device.get(call.kind.ordinal(call.q))
     sm_count = None if gpu is None else gpu.sm_count
     on_gpu, by_heads = None, None
@@ -316,7 +316,8 @@ def _heads_travel(
     scored: bool,
 ) -> bool:
     """Return whether heads travel, which does not depend on the number of ranks if it divides that of heads."""
-    if exchange not in ("auto", HEADS) or (exchange == "auto" and family is None):
+    launcher = None if family is None else family.launcher
+    if exchange != HEADS and (exchange != "auto" or launcher is None):
         return False
     why = None
     if shape.heads_kv % world_size:
@@ -325,16 +326,15 @@ def _heads_travel(
         why = "needs the same pattern for all heads and batch entries"
     elif scored:
         why = "does not support score, sinks and dropout_p"
-    if exchange == HEADS and why is not None:
-        raise ValueError(f"exchange: 'heads' {why}; pass exchange='auto'")
-    if exchange == HEADS or why is not None:
-        return exchange == HEADS
-    if family is None or family.launcher is None:
+    if exchange == HEADS:
+        if why is not None:
+            raise ValueError(f"exchange: 'heads' {why}; pass exchange='auto'")
+        return True
+    if why is not None or launcher is None:
         return False
     # Where items are computed with the keys that they read, fewer rows travel than their pairs need.
-    batch, heads_q, heads_kv, _, *dims = shape
-    four = named("contiguous", shape, 4, plan)
-    lent = family.launcher.placement(plan, (batch, heads_q, heads_kv, dims[0], dims[1]), four)
+    sizes = shape.batch, shape.heads_q, shape.heads_kv, shape.head_dim, shape.head_dim_v
+    lent = launcher.placement(plan, sizes, named("contiguous", shape, 4, plan))
     return not lent and heads_are_fewer_bytes(plan, shape, call.dtype)
 
 

@@ -37,8 +37,7 @@ def shape_of(call: Call, device: Device) -> tuple[int, int]:
     """Return how many workers share a list of tiles, and the rows of a tile, which has all heads of a group."""
     packed = (1 << (call.group - 1).bit_length()) * call.q_len
     rows = -(-packed // _FEWEST_ROWS) * _FEWEST_ROWS if packed <= ROWS else _FEWEST_ROWS
-    # tiles of so few rows leave room for several CTAs per SM
-    return pieces_of(call, rows, BLOCKS * device.sm_count), rows
+    return pieces_of(call, rows, BLOCKS * device.sm_count), rows  # so few rows leave room for several CTAs per SM
 
 
 def for_all_patterns(call: Call, device: Device, prepare: _Prepare) -> Callable[[Pattern], PreparedForward]:

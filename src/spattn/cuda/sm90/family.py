@@ -38,8 +38,6 @@ from .maps import ADDRESS_ALIGNMENT, readable
 
 __all__ = ["Hopper", "HopperFloat8", "HopperFloat32"]
 
-LARGEST_HEAD_DIM = 256
-LARGEST_HEAD_DIM_OF_TERMS = LARGEST_HEAD_DIM_OF_FLOAT8 = 128
 # float8 in tiles of WIDEST is 1.15 times as fast as in those of TILE for long items, 4 % slower in windows of ±256.
 _LONG_ITEM = 1024  # keys of an item from which on tiles of WIDEST are taken
 _MORE_PAIRS = 1.1  # unless they cover more than this multiple of the pairs
@@ -54,6 +52,9 @@ class Hopper:
 
     name = "hopper"
     fewest_queries = 0
+    dtypes: tuple[str, ...] = DTYPES
+    largest_head_dim = 256
+    divisor = 8  # of head dimensions: rows are multiples of 16 bytes
 
     def __init__(self, fallback: Family):
         self._fallback = fallback
@@ -62,8 +63,8 @@ class Hopper:
     def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
         return (
             device.capability == (9, 0)
-            and dtype in DTYPES
-            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))
+            and dtype in self.dtypes
+            and all(dim % self.divisor == 0 and 0 < dim <= self.largest_head_dim for dim in (head_dim, head_dim_v))
         )
 
     def tile(self, device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
@@ -147,19 +148,13 @@ class HopperFloat32(Hopper):
     The family `fallback` computes gradients, and calls with plans without a specialization.
     """
 
+    dtypes = ("float32",)
+    largest_head_dim = 128
     fewest_queries = 256  # fewer queries read K and V hardly more often than the split into terms does
 
     def __init__(self, fallback: Family):
         super().__init__(fallback)
         self.launcher = None
-
-    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
-        dims = head_dim, head_dim_v
-        return (
-            device.capability == (9, 0)
-            and dtype == "float32"
-            and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM_OF_TERMS for dim in dims)
-        )
 
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
         return self._fallback.accepts(plan, True) if backward else super().accepts(plan)
@@ -191,17 +186,13 @@ class HopperFloat32(Hopper):
 class HopperFloat8(Hopper):
     """The forward for float8_e4m3fn, whose kernels transpose values in shared memory; nothing replaces it."""
 
+    dtypes = (FLOAT8,)
+    largest_head_dim = 128
+    divisor = 16
+
     def __init__(self, fallback: Family):
         super().__init__(fallback)
         self.launcher = None
-
-    def supports(self, device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
-        dims = head_dim, head_dim_v
-        return (
-            device.capability == (9, 0)
-            and dtype == FLOAT8
-            and all(dim % 16 == 0 and 0 < dim <= LARGEST_HEAD_DIM_OF_FLOAT8 for dim in dims)
-        )
 
     def accepts(self, plan: Plan, backward: bool = False) -> bool:
         tiles = (TILE,) if plan.ordered else (TILE, WIDEST)  # copies of rows leave three warpgroups too few registers

@@ -154,7 +154,8 @@ class BackwardPlan:
         queries = by_queries(plan, self.views.cut)
         if stage is None:
             keys, self.one_pass = self._by_keys(plan, queries, device, *(whole or (batch, heads_q, heads_kv)))
-            keys = replace(keys, variant=keys.variant[:batch, :heads_kv])
+            if whole is not None:
+                keys = replace(keys, variant=keys.variant[:batch, :heads_kv])
         else:
             keys, self.one_pass = separate_keys(plan, device.sm_count, batch, heads_q, heads_kv), None
         self._stage = stage
